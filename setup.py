@@ -1,6 +1,7 @@
 """What `pip install` and a Vertex AI training container need to know of this package."""
 
 import shutil
+import subprocess
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -12,7 +13,7 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 # Copied into deploy/checkout/ of a wheel: an installed copy has the tiers, and can build the wheel of a job.
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
-DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel"]
+DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 TUNE = ["optuna>=5", "matplotlib"]
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
 
@@ -25,11 +26,18 @@ class BuildWithCheckout(build_py):
         super().run()
         if self.editable_mode:
             return
+        self._name_commit()
         folder = Path(self.build_lib) / "deploy" / "checkout"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         for source in (HERE / name for name in CHECKOUT):
             (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / source.name)
+
+    def _name_commit(self) -> None:
+        """Writes the commit of the checkout into the package: a job that is installed from a wheel then knows it."""
+        git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+        if git.returncode == 0 and (HERE / ".git").exists():
+            (Path(self.build_lib) / "trainer" / "commit.txt").write_text(git.stdout, encoding="utf-8")
 
 
 setup(
@@ -61,7 +69,7 @@ setup(
     # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
     install_requires=[
         "tensorflow>=2.17",
-        "keras>=3.12",
+        "keras>=3.12.4,!=3.13.*,!=3.14.0",
         "pyyaml>=6",
         "h5py",
         "pillow>=10.1",
@@ -73,7 +81,9 @@ setup(
         "deploy": DEPLOY,
         "report": ["matplotlib"],
         "tune": TUNE,  # studies of settings
+        "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
+        "wandb": ["wandb"],  # --track=wandb:…, with TensorFlow 2.18 or newer
         "test": TEST,
-        "dev": [*TEST, "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
+        "dev": [*TEST, "mlflow-skinny", "wandb", "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
     },
 )

@@ -86,7 +86,7 @@ def _check_gpus(config: TrainConfig, seconds: float) -> int:
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
-        from trainer.gpu_check.on_gpus import check_on_gpus
+        from trainer.proofs.on_gpus import check_on_gpus
 
     def write(content: Mapping[str, Any]) -> str:
         if job_dir is None:

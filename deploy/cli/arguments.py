@@ -167,7 +167,6 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
 _NOT_OF_SCRIPTS = {
     "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
     "plan": "--plan is for recipes: the memory of a script is not known: drop it",
-    "force": "--force is for recipes: the memory of a script is not known: drop it",
 }
 
 

@@ -25,6 +25,8 @@ def add_job_flags(cli: Parser) -> None:
     add_submission_flags(cli)
     add_script_flags(cli)
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
     cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
@@ -87,7 +89,8 @@ def read_changes(asked: argparse.Namespace) -> SpecChanges:
 def add_plan_flags(cli: Parser) -> None:
     """Declares the flags by which a job is held against its plan before it is sent."""
     cli.add_boolean("plan", "first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
-    cli.add_boolean("force", "send a job that does not fit the memory by its plan")
+    cli.add_boolean("force", "send a job that does not fit the memory by its plan, or a script that imports "
+                    "what its image has not")  # fmt: skip
 
 
 def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
@@ -108,7 +111,9 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
+        tensorboard=getattr(asked, "tensorboard_instance", ""),
         disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
+        force=getattr(asked, "force", False),
     )  # fmt: skip
 
 

@@ -46,11 +46,20 @@ def _table(options: Sequence[MachineOption], table: Machines) -> str:
         "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
         for cells in (list(zip(row, widths, strict=True)) for row in rows)
     ]
-    lines += ["", f"~ an estimate: Compute Engine's price of {table.date} in {table.region} x Vertex AI's surcharge"]
+    lines += [
+        "",
+        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
+        "list price (for spot inferred), without the boot disk; > without that fee: a lower bound",
+    ]
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
         metric = accelerator.quota_metric or "unknown quota metric"
         quota = f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
         lines += [f"{accelerator.name}: {accelerator.note}", quota, f"  {' '.join(accelerator.regions)}"]
+        lines += [
+            f"  only on Google's page of {page}: {' '.join(names)}"
+            for page, names in accelerator.one_page.items()
+            if names
+        ]
     return "\n".join(lines)
 
 
@@ -59,6 +68,6 @@ def _row(option: MachineOption) -> tuple[str, ...]:
     memory = accelerator.memory_gb if accelerator else None
     facts = (option.count or None, memory, machine.vcpus, machine.memory_gb)
     cells = ["" if value is None else f"{value:g}" for value in facts]
-    sign = "~" if option.price.inferred else ""
+    sign = ">" if option.price.lower_bound else "~" if option.price.inferred else ""
     prices = ["" if usd is None else f"{sign}{usd:.2f}" for usd in (option.price.list, option.price.spot)]
     return (machine.name, accelerator.name if accelerator else "", *cells, *prices)

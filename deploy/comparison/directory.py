@@ -2,17 +2,33 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.comparison.sent_job import SENT_JOB
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.records import read_json, read_result
 from trainer.base.run_files.run_layout import CHECKPOINTS, RUN_INFO, STATS
 from trainer.base.storage import make_writable, write_whole
 
-SENT_JOB = "vertex.json"  # in a job directory: the job that was or may have been submitted for this run
+
+def check_no_run(out: Path) -> None:
+    """Raises UserError if `out` is not writable or holds a training run; creates no folder."""
+    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
+    if (out / RUN_INFO).exists():
+        raise UserError(f"out={out} holds a training run (run.json): use another --out")
+
+
+def refuse_other(
+    out: Path, kind: str, stored: Mapping[str, Any], given: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    """Raises UserError if one of the values `names` differs between the request that `out` stores and the given one."""
+    differing = [name for name in names if stored.get(name) != given.get(name)][:5]
+    if differing:
+        shown = (f"{name}: {stored.get(name, 'unset')} stored, {given.get(name, 'unset')} given" for name in differing)
+        raise UserError(f"{out} holds another {kind} ({'; '.join(shown)}): use another --out")
 
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
@@ -20,9 +36,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
 
     More repeats and other prices are allowed, and so is any change while no run has produced anything.
     """
-    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
-    if (out / RUN_INFO).exists():
-        raise UserError(f"out={out} holds a training run (run.json): use another --out")
+    check_no_run(out)
     if not any_begun(out):
         return
     stored, given = _identity(read_json(out / COMPARISON)[0]), _identity(request)
@@ -33,10 +47,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
             f"see `python -m deploy report {out}`"
         )
     added_tiers = {key for key in stored.keys() ^ given.keys() if key.startswith("tier ")}  # "tiers" shows them
-    differing = [key for key in {**stored, **given} if stored.get(key) != given.get(key) and key not in added_tiers]
-    if differing:
-        shown = (f"{key}: {stored.get(key, 'unset')} stored, {given.get(key, 'unset')} given" for key in differing[:5])
-        raise UserError(f"{out} holds another comparison ({'; '.join(shown)}): use another --out")
+    refuse_other(out, "comparison", stored, given, [key for key in {**stored, **given} if key not in added_tiers])
 
 
 def write_comparison(out: Path, request: Mapping[str, Any]) -> None:

@@ -1,16 +1,15 @@
 """Runs a comparison: the plan, the protocol of what runs it, and its runs until all are done."""
 
 import dataclasses
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
-from deploy.localrun.processes import on_signals
+from deploy.localrun.local_jobs import in_threads
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program
@@ -115,16 +114,8 @@ def compare(
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, plan.asked(runner.name, parallel))
-    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
-        try:
-            futures = [pool.submit(_run, runs[t.name], repeat, out, runner, refused) for t, repeat in plan.runs()]
-            while wait(futures, timeout=1.0).not_done:
-                pass  # a signal that arrives just before a wait is handled after it
-            codes = {future.result() for future in futures}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            runner.stop()
-            raise
+    calls = [partial(_run, runs[tier.name], repeat, out, runner, refused) for tier, repeat in plan.runs()]
+    codes = in_threads(calls, parallel, runner.stop)
     if refused:
         raise UserError(refused[0])
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)

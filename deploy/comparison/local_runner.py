@@ -1,18 +1,15 @@
 """Runs a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
 import os
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
+from deploy.localrun.local_jobs import LocalJobs
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.tier import Tier, TierFacts
-from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.errors import UserError
 from trainer.base.run_files.run_layout import RESULT
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
 from trainer.base.storage import expanded
@@ -25,9 +22,7 @@ class LocalRunner:
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self._tiers = {tier.name: tier for tier in tiers}
-        self._jobs: list[LocalJob] = []
-        self._stopped = False
-        self._lock = threading.Lock()
+        self._jobs = LocalJobs()
 
     def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
         return request_on(self._tiers[tier.name], program)
@@ -48,28 +43,11 @@ class LocalRunner:
     def run(self, run: JobRequest, job_dir: Path) -> int:
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
-        folder = job_dir.absolute()
-        arguments, program = run.in_job_dir(str(folder)).arguments(), run.local_program(folder)
-        attempt = f"compare-{run.tier.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        workers = local_workers(run.tier, arguments, folder, attempt, program=program)
-        with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-            job = LocalJob(workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log))
-            with self._lock:
-                if self._stopped:
-                    return INTERRUPTED
-                self._jobs.append(job)
-            outcome = job.run()
-            print(outcome.error or outcome.state, file=log)
-        with self._lock:
-            self._jobs.remove(job)
-        return outcome.code
+        return self._jobs.run(run, job_dir).code
 
     def stop(self) -> None:
         """Makes every run save its state and end; starts no other."""
-        with self._lock:
-            self._stopped = True
-            for job in self._jobs:
-                job.stop()
+        self._jobs.stop()
 
 
 def check_local_data(data: str) -> None:

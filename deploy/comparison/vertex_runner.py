@@ -7,7 +7,6 @@ it is still running, fetches it if it has succeeded, and otherwise submits it ag
 import argparse
 import dataclasses
 import itertools
-import json
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from deploy.comparison.directory import SENT_JOB
+from deploy.comparison.sent_job import SentJob
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
@@ -23,7 +22,6 @@ from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, JobStatus
-from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.logs import PrintLine, follow_job
@@ -31,9 +29,9 @@ from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import attempt_label, check_resources, submit_job, upload_packages
+from deploy.vertex.submission import check_resources, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.base.run_files.records import read_json, record_failure
+from trainer.base.run_files.records import record_failure
 from trainer.base.run_files.run_layout import RESULT
 from trainer.base.storage import Address, write_whole
 from trainer.base.storage.gcs import connect
@@ -43,16 +41,6 @@ STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
 class Stopped(Exception):
     """Ends a run that `stop` interrupted."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _SentJob:
-    """Describes a job that was or may have been submitted; `output` is its job directory, gs://…"""
-
-    project: str
-    region: str
-    submission: str
-    output: str
 
 
 class VertexRunner:
@@ -139,8 +127,8 @@ class VertexRunner:
         self._stopped.set()
 
     def _run(self, run: JobRequest, job_dir: Path, print_line: PrintLine) -> int:
-        sent = _read(job_dir)
-        status = self._find(sent) if sent else None
+        sent = SentJob.read(job_dir)
+        status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
         if sent and status and (not status.over or status.state == "SUCCEEDED"):
             name = status.name
         else:
@@ -153,11 +141,7 @@ class VertexRunner:
         options = with_prediction(run, dataclasses.replace(self._options, submission=submission))
         return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
-    def _find(self, sent: _SentJob) -> JobStatus | None:
-        """Returns the job's status, and cancels its doubles; None if it was never created."""
-        return find_job(attempt_label(sent.submission), self._open(sent.project, sent.region), self._clock)
-
-    def _send(self, run: JobRequest, job_dir: Path, previous: _SentJob | None) -> tuple[_SentJob, str]:
+    def _send(self, run: JobRequest, job_dir: Path, previous: SentJob | None) -> tuple[SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
         self._check_stop()
         (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
@@ -168,8 +152,8 @@ class VertexRunner:
             backend = self._open(job.gcp.project, job.gcp.region)
             upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
         self._check_stop()
-        sent = _SentJob(job.gcp.project, job.gcp.region, submission, job.output)
-        write_whole(job_dir / SENT_JOB, json.dumps(dataclasses.asdict(sent), indent=2) + "\n")
+        sent = SentJob(job.gcp.project, job.gcp.region, submission, job.output)
+        sent.write(job_dir)
         try:
             return sent, submit_job(job, Submission(submission), self._open, self._clock)
         except StateUnknownError:
@@ -178,7 +162,7 @@ class VertexRunner:
             record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
 
-    def _follow(self, sent: _SentJob, name: str, print_line: PrintLine) -> JobStatus:
+    def _follow(self, sent: SentJob, name: str, print_line: PrintLine) -> JobStatus:
         backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
             status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
@@ -205,20 +189,7 @@ class VertexRunner:
             self._check_stop()
 
 
-def _read(job_dir: Path) -> _SentJob | None:
-    """Returns the recorded job, or None; UserError if the record is damaged."""
-    file = job_dir / SENT_JOB
-    if not file.exists():
-        return None
-    try:
-        return _SentJob(**read_json(file)[0])
-    except TypeError:
-        raise UserError(
-            f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
-        ) from None
-
-
-def _fetch(sent: _SentJob, status: JobStatus, job_dir: Path, print_line: PrintLine) -> None:
+def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: PrintLine) -> None:
     """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
 
     result.json is written last, because it marks the copy as complete.

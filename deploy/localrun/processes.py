@@ -20,7 +20,7 @@ from trainer.base.run_files.records import last_reported_step
 from trainer.base.run_files.run_layout import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
-_POLL_S = 0.05
+_POLL_S, ASK_S = 0.05, 0.5
 
 PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
 
@@ -64,6 +64,7 @@ class LocalJob:
     print_line: PrintWorkerLine
     restarts: int = 0  # allowed per worker, after a non-zero exit status
     kill: WorkerKill | None = None
+    to_stop: Callable[[], bool] = lambda: False  # asked every ASK_S
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> JobEnd:
@@ -108,8 +109,13 @@ class LocalJob:
             self.print_line(name, line)
 
     def _watch(self, running: list[_RunningWorker]) -> JobEnd:
+        ask_at = time.monotonic()
         while True:
             time.sleep(_POLL_S)
+            if time.monotonic() >= ask_at:
+                ask_at = time.monotonic() + ASK_S
+                if self.to_stop():
+                    self.stop()
             if self._stopping.is_set():
                 return self._stopped(running)
             self._kill_if_due(running)

@@ -1,7 +1,8 @@
 """Builds the environment of local workers as Vertex AI builds it: variables, devices and cores.
 
-https://cloud.google.com/vertex-ai/docs/training/distributed-training describes TF_CONFIG and CLUSTER_SPEC,
-https://cloud.google.com/vertex-ai/docs/training/code-requirements the AIP_ variables.
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
+has TF_CONFIG and CLUSTER_SPEC,
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/code-requirements (AIP_ …).
 """
 
 import contextlib

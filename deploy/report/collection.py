@@ -9,7 +9,7 @@ from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, number, positive, read_json, whole
-from trainer.base.run_files.run_layout import RUN_FILES, SAMPLE_FILES
+from trainer.base.run_files.run_layout import BILLED, RUN_FILES, SAMPLE_FILES
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -76,8 +76,8 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    wanted = (*RUN_FILES, COMPARISON, ESTIMATE)
-    if not any(PurePosixPath(below).name in wanted for below in staged.objects):
+    wanted = (*RUN_FILES, BILLED, COMPARISON, ESTIMATE)
+    if not any(PurePosixPath(below).name in {*wanted} - {BILLED} for below in staged.objects):
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
     return staged.fetch(lambda below: PurePosixPath(below).name in wanted or below in newest, quiet=True)
 

@@ -13,6 +13,7 @@ from deploy.report.table import figures, milliseconds, money, percent, with_spre
 from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
 from deploy.tiers.machine_table import accelerator_of
 from trainer.base.run_files.breakdown import WORDS
+from trainer.base.run_files.goodput import STEP
 from trainer.base.run_files.records import items, mapping, number, positive, whole
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
 from trainer.base.settings.metric_names import FALLING
@@ -28,6 +29,7 @@ _NO_EPOCH = "no full epoch after the first, which is warm-up"
 _NO_PROFILE = "the run was not profiled: use --profile_steps=100..110"
 _NO_ACCURACY = "the model reports no accuracy"
 _NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
+_NO_BILL = "no job of Vertex AI is recorded"
 LOWER, HIGHER = "lower", "higher"
 
 
@@ -161,7 +163,17 @@ def _efficiency(row: TierSummary) -> float | None:
 
 
 def _cost(row: TierSummary) -> float | None:
-    return None if row.no_cost else _product(row.price_per_hour, row.total_seconds, 1 / 3600)
+    """Returns what the run cost: on Vertex AI what was billed, elsewhere all its seconds at the given price."""
+    if row.no_cost or (row.on_vertex and row.paid_seconds is None):
+        return None
+    seconds = row.total_seconds if row.paid_seconds is None else row.paid_seconds
+    return row.billed_usd if row.price_per_hour is None else _product(row.price_per_hour, seconds, 1 / 3600)
+
+
+def _goodput(run: RunRecord) -> float | None:
+    """Returns the share of the seconds of a run, of all that were paid for, in which steps ran."""
+    seconds = sum(run.goodput.values())
+    return run.goodput[STEP] / seconds if seconds else None
 
 
 def _rate(row: TierSummary) -> float | None:
@@ -207,7 +219,8 @@ def _no_price(row: TierSummary) -> str:
 
 
 def _no_cost(row: TierSummary) -> str:
-    return row.no_cost or "its price or its total time is missing"
+    unbilled = "what Vertex AI billed is not recorded" if row.on_vertex and row.paid_seconds is None else ""
+    return row.no_cost or unbilled or "its price or its total time is missing"
 
 
 def _no_rate(row: TierSummary) -> str:
@@ -245,9 +258,13 @@ MEASURES = (
     Measure("input_wait", "waits for input", _input_wait, median, percent, _no_wait, LOWER),
     *map(_of_profile, WORDS),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
+    Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("total_seconds", "total s", _total, median, figures, _no_total, LOWER),
+    Measure("goodput", "goodput", _goodput, median, percent, _NO_RESULT, HIGHER),
+    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, _NO_BILL, LOWER),
+    Measure("billed_usd", "", lambda run: run.billed_usd, median),
     Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),
-    Measure("cost", "cost of the run", _cost, None, money, _no_cost, LOWER),
+    Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),
     Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
     Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
     Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format, _NO_ACCURACY, HIGHER),

@@ -7,18 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from trainer.base.run_files.goodput import CLASSES, OTHER
 from trainer.base.run_files.records import (
     StatsEntry,
     items,
     mapping,
     number,
     positive,
+    read_json,
     read_result,
     read_run_info,
     read_stats,
     whole,
 )
-from trainer.base.run_files.run_layout import RESULT, SAMPLE_FILES, STATS
+from trainer.base.run_files.run_layout import BILLED, RESULT, SAMPLE_FILES, STATS
 
 
 class StatsLine:
@@ -62,6 +64,9 @@ class RunRecord:
         # result.json was removed while the run had begun, so that it counts its later processes only
         self.uncounted = _uncounted(self.result, entries)
         self.wall_seconds = None if self.uncounted else number(self.result.get("wall_seconds"))  # of all processes
+        jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
+        self.billed_seconds = sum(number(job.get("seconds")) or 0.0 for job in jobs) or None  # of all its jobs
+        self.billed_usd = sum(number(job.get("usd")) or 0.0 for job in jobs) or None
         self.restarts = whole(self.result.get("restarts")) or 0
         final = mapping(self.result, "final")
         self.final = _scalars(final) if final else _newest(entries)  # the newest value of each loss and metric
@@ -93,6 +98,13 @@ class RunRecord:
             return f"{RESULT} is {'missing' if self.state == 'missing' else 'damaged'}"
         error = self.result.get("error")
         return f"the run ended as '{self.state}'{f': {error}' if error else ''}"
+
+    @property
+    def goodput(self) -> dict[str, float]:
+        """Returns the seconds of each class, of those that were paid for; {} if they are not known."""
+        known = {name: number(mapping(self.result, "goodput").get(name)) or 0.0 for name in CLASSES}
+        known[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(known.values()))
+        return known if mapping(self.result, "goodput") else {}
 
     @property
     def sample(self) -> Path | None:

@@ -95,6 +95,11 @@ class TierSummary:
         return bool(self.done) and self.images_per_second is not None
 
     @property
+    def on_vertex(self) -> bool:
+        """Returns whether a comparison ran it on Vertex AI."""
+        return self.facts is not None and not self.local
+
+    @property
     def no_cost(self) -> str:
         """Returns why the tier's price does not apply to the measured seconds; "" if it does."""
         if self.simulated:

@@ -1,6 +1,7 @@
 """Writes the verdict of a comparison: the fastest, cheapest and best tier, and what makes the results unreliable."""
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
@@ -11,6 +12,8 @@ from deploy.report.repeats import Spread, largest
 from deploy.report.table import counted_devices, figures, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
+from trainer.base.run_files.goodput import CLASSES, COMPILATION, REPEATED, RESTART, SAVE, shares_in_words
+from trainer.base.run_files.goodput import INPUT as INPUT_WAIT
 from trainer.base.run_files.records import items, mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
@@ -32,6 +35,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *(_ranking(real, baseline or rows[0].tier) if real or not done else ()),
         *_scaling(real),
         *_causes(real),
+        *_goodput(rows),
         *_different_work(collection, rows),
         *(() if collection.scaling == "weak" else _losses(done)),  # another global batch has other losses
         *_ends(rows),
@@ -76,6 +80,12 @@ def _costs(done: Sequence[TierSummary]) -> Iterator[str]:
         yield "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
         return
     among = f" of {_and([row.tier for row in priced])}" if len(priced) < len(done) else ""
+    if all(row.paid_seconds and row.cost for row in priced):
+        cheapest = best(priced, "cost")
+        buy = min(priced, key=lambda row: row.cost * row.paid_seconds)
+        yield f"Cheapest{among}: {cheapest.tier}, {money(cheapest.cost)} paid for {figures(cheapest.paid_seconds)} s."
+        yield f"Best buy{among}: {buy.tier}, the lowest product of time and money, both as paid."
+        return
     cheapest = best(priced, "cost_per_million_images")
     yield f"Cheapest{among}: {cheapest.tier}, {money(cheapest.cost_per_million_images)} per million images."
     buy = min(priced, key=lambda row: row.cost_per_million_images / _speed(row))
@@ -129,6 +139,33 @@ def _causes(done: Sequence[TierSummary]) -> Iterator[str]:
         if row.profile_matrix is None:
             shares = {INPUT: row.input_wait} if (row.input_wait or 0.0) >= MUCH else {}
         yield from (f"{row.tier}: {line}." for line in advice(shares, tried))
+
+
+_LOSSES = (INPUT_WAIT, SAVE, REPEATED, RESTART, COMPILATION)  # of time; the start has a sentence of its own
+
+
+def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
+    """Says what the seconds of a tier's runs went to, those that were paid for if that is known, and who is slow."""
+    for row in rows:
+        runs = [run for run in row.runs if run.goodput]
+        seconds = Counter[str]()
+        for run in runs:
+            seconds.update(run.goodput)
+        total = sum(seconds.values())
+        most = max(_LOSSES, key=lambda name: seconds[name])
+        lost = f", and lost {percent(seconds[most] / total)} to {CLASSES[most]}" if seconds[most] > MUCH * total else ""
+        paid = "paid" if row.paid_seconds else "took"
+        unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
+        apart = f"; {_hours(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
+        if total:
+            yield f"{row.tier} {paid} {_hours(total)}{lost}: {shares_in_words(seconds)}{apart}."
+        slow = next((found for run in runs if (found := mapping(run.result, "slow_worker"))), None)
+        if slow:
+            yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{figures(seconds)} s"
 
 
 def _different_work(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:

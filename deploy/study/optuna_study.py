@@ -78,11 +78,9 @@ def frozen_trial(
 
 
 def in_memory(goal: str, trials: Sequence["FrozenTrial"], **options: Any) -> "Study":
-    """Returns a study of `trials` whose numbers are those of their folders, from 1; a failed one is in each gap."""
+    """Returns a study of `trials`, with a failed one before them, so that figures count them from 1."""
     study = load().create_study(direction=goal, **options)
-    by_number = {trial.number + 1: trial for trial in trials}
-    gap = frozen_trial(0, "FAIL", (), {})
-    study.add_trials([by_number.get(number, gap) for number in range(max(by_number, default=0) + 1)])
+    study.add_trials([frozen_trial(0, "FAIL", (), {}), *sorted(trials, key=lambda trial: trial.number)])
     return study
 
 

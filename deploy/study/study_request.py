@@ -2,23 +2,22 @@
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.comparison.directory import check_no_run, refuse_other
+from deploy.comparison.sent_job import SENT_JOB
 from deploy.study.space import StudyParameter, TrialSettings, configurations
 from deploy.tiers.job_spec import TrainingRequest, training_on
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json
-from trainer.base.run_files.run_layout import RUN_INFO
 from trainer.base.settings.metric_names import FALLING, OF_IMAGES
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import make_writable, write_whole
 
 STUDY_FILE = "study.json"
-SENT_STUDY = "vertex.json"  # the job of Vertex AI that runs the study
 JOURNAL = "journal.log"  # of Optuna: the trials here
 OLD_TRIALS = "trial-*/trial.json"  # of the older form, without a journal: its table.md and table.json are there
 GOALS = ("minimize", "maximize")
@@ -83,10 +82,8 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
 
     More trials, others at a time and another pruning are allowed, but not for a job of Vertex AI.
     """
-    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
-    if (out / RUN_INFO).exists():
-        raise UserError(f"out={out} holds a training run (run.json): use another --out")
-    sent = (out / SENT_STUDY).exists()
+    check_no_run(out)
+    sent = (out / SENT_JOB).exists()
     if not (sent or (out / JOURNAL).exists()):
         if any(out.glob(OLD_TRIALS)):
             raise UserError(f"{out} holds a study of the older form, which is not continued: use another --out")
@@ -95,10 +92,7 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     if problem:
         raise UserError(f"{problem}, but the folder holds trials of unknown settings: use another --out")
     may_change = ("command",) if sent else _MAY_CHANGE
-    names = [name for name in asked if name not in may_change and stored.get(name) != asked[name]]
-    if names:
-        shown = "; ".join(f"{name}: {stored.get(name, 'unset')} stored, {asked[name]} given" for name in names)
-        raise UserError(f"{out} holds another study ({shown}): use another --out")
+    refuse_other(out, "study", stored, asked, [name for name in asked if name not in may_change])
 
 
 def write_study(out: Path, asked: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ The job is recorded in OUT/vertex.json before it is submitted: the same command 
 
 import argparse
 import dataclasses
-import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,16 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
 from deploy.study.optuna_study import frozen_trial, load
 from deploy.study.space import StudyParameter
-from deploy.study.study_request import SENT_STUDY, StudyRequest, write_study
+from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, TrainingRequest, render
 from deploy.vertex.api import STUDY_LABEL, parse_time
-from deploy.vertex.cancellation import find_job
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, find_attempt, record_status
@@ -35,9 +34,9 @@ from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.records import mapping, number, read_json
+from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.fields import as_text
-from trainer.base.storage import keep_others_out, write_whole
+from trainer.base.storage import keep_others_out
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -132,19 +131,12 @@ class VertexStudy:
 
     def _find(self) -> str:
         """Returns the name of the job that this study's folder records, and cancels its doubles; empty if none."""
-        if not (self._out / SENT_STUDY).exists():
-            return ""
-        sent, _ = read_json(self._out / SENT_STUDY)
-        if not {"project", "region", "submission"} <= {*sent}:
-            raise UserError(
-                f"{self._out / SENT_STUDY} is damaged: see `python -m deploy jobs` for running studies, then remove it"
-            )
-        project, region, submission = (str(sent[name]) for name in ("project", "region", "submission"))
-        status = find_job(attempt_label(submission), self._open(project, region), self._session.clock)
-        if status is None:
+        sent = SentJob.read(self._out)
+        status = sent.find(self._open(sent.project, sent.region), self._session.clock) if sent else None
+        if sent is None or status is None:
             return ""
         print(f"goes on with {status.name}", flush=True)
-        self._gcp = GcpConfig(project, region, self._gcp.bucket)
+        self._gcp = GcpConfig(sent.project, sent.region, self._gcp.bucket)
         return status.name
 
     def _send(self) -> str:
@@ -152,8 +144,7 @@ class VertexStudy:
         backend = self._open(gcp.project, gcp.region)
         check_resources(self._trial_job, backend, clock)
         upload_packages(self._job.packages, gcp.bucket, backend, clock)
-        sent = {"project": gcp.project, "region": gcp.region, "submission": self._submission}
-        write_whole(self._out / SENT_STUDY, json.dumps(sent, indent=2) + "\n")
+        SentJob(gcp.project, gcp.region, self._submission).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)
 
 

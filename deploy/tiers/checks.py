@@ -4,6 +4,7 @@ spec_rules.py checks the machine spec of a tier by itself.
 """
 
 import dataclasses
+import itertools
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig, checked_address
+from deploy.tiers.images import Image, ImageContents
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
 from deploy.tiers.spec_rules import check_same_region
@@ -48,15 +50,38 @@ class NoMachines(UserError):
     """Reports that a region does not have the tier's accelerator; another one may."""
 
 
-def check_region(tier: Tier, gcp: GcpConfig) -> None:
-    """Raises NoMachines if the region does not have the tier's accelerator."""
+def check_region(tier: Tier, gcp: GcpConfig) -> Iterator[str]:
+    """Yields a warning if one of Google's two pages alone has the tier's accelerator in the region.
+
+    Raises NoMachines if neither has it.
+    """
     if not tier.accelerator_type:
         return
     accelerator = load_machines().accelerators[tier.accelerator_type]
-    if gcp.region not in accelerator.regions:
+    page = next((page for page, regions in accelerator.one_page.items() if gcp.region in regions), "")
+    if page:
+        yield (
+            f"region={gcp.region}: only Google's page of {page} has {accelerator.name} there for training, its other "
+            f"one has it in {', '.join(accelerator.regions)}"
+        )
+    elif gcp.region not in accelerator.regions:
+        regions = itertools.chain(accelerator.regions, *accelerator.one_page.values())
         raise NoMachines(
             f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
-            f"{', '.join(accelerator.regions)}"
+            f"{', '.join(regions)}"
+        )
+
+
+def check_wheels(tier: Tier, image: Image) -> None:
+    """Raises UserError if the image has, or installs, a TensorFlow that does not run on the tier's accelerators.
+
+    https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
+    """
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
+    if accelerator and not accelerator.tensorflow and image.contents is not ImageContents.ALL:
+        raise UserError(
+            f"{tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI with an "
+            "image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
         )
 
 
@@ -70,6 +95,15 @@ def check_continent(bucket: str, region: str, location: str) -> None:
         raise UserError(
             f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
             "price: use a bucket or a region of the same continent"
+        )
+
+
+def multi_regional(bucket: str, location: str) -> Iterator[str]:
+    """Yields a warning for a bucket of several regions that Vertex AI's TensorBoard would read."""
+    if location and not re.fullmatch(r"[a-z]+-[a-z]+\d+", location.lower()):
+        yield (
+            f"warning: {bucket} is in {location}, which is no single region, and the tier has a tensorboard: Google "
+            "asks for a regional bucket, in the job's region"
         )
 
 
@@ -165,7 +199,7 @@ def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
 
 
 # Google's own images. Its list says that the last, of TensorFlow 2.17, were available until 2026-07-11:
-# https://cloud.google.com/vertex-ai/docs/supported-frameworks-list
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/framework-support-policy
 _PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
 
 
@@ -184,7 +218,7 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
-    yield from _small_machine(tier)
+    yield from _of_machines(tier)
 
 
 def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
@@ -195,7 +229,7 @@ def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
             "AIP_CHECKPOINT_DIR, is left"
         )
-    yield from _small_machine(tier)
+    yield from _of_machines(tier)
 
 
 def _prebuilt(images: Collection[str]) -> Iterator[str]:
@@ -206,9 +240,20 @@ def _prebuilt(images: Collection[str]) -> Iterator[str]:
         )
 
 
-def _small_machine(tier: Tier) -> Iterator[str]:
+def _of_machines(tier: Tier) -> Iterator[str]:
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if any(pool.machine_type == "n1-standard-4" for pool in tier.pools):
         yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
+    if accelerator and accelerator.support_ended:
+        yield (
+            f"{accelerator.name}: Google's support of it ended on {accelerator.support_ended}: it may be refused or "
+            "missing: use a T4 or L4"
+        )
+    if tier.workers > 1 and tier.spec.keys() & {"experiment", "experimentRun"}:
+        yield (
+            "experiment: Google's autologging is not for jobs of several workers: leave out experiment and "
+            "experimentRun"
+        )
 
 
 def _local_paths(config: TrainConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from trainer.base.errors import UserError
 from trainer.base.storage import write_whole
 
 INSTALL = "install"  # the value of --image= that is no address
-# On Docker Hub; https://docs.cloud.google.com/vertex-ai/docs/training/containers-overview
+# On Docker Hub; https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
 PLAIN_IMAGE = "python:3.12-slim"
 IMAGE_RECORD = Path("runs/image.json")  # of the image that was built in this folder
 

@@ -1,9 +1,10 @@
 """Defines what every job is asked for, whatever runs in it: the trainer with its flags, or a script of the user's."""
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import BuiltImage, Image
@@ -32,6 +33,8 @@ class JobOptions:
     disable_retries: bool = False
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
     kms_key: str = ""
+    tensorboard: str = ""  # --tensorboard_instance=
+    force: bool = False  # send what looks as if it would fail
     check: bool = False  # check the GPUs of the tier instead of training
     predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
@@ -69,50 +72,64 @@ class Training(Protocol):
         """Returns the settings."""
 
 
-class JobRequest(Protocol):
+_Request = TypeVar("_Request", bound="JobRequest")
+
+
+@dataclasses.dataclass(frozen=True)
+class JobRequest(ABC):
     """Represents what is to run on a tier."""
 
-    @property
-    def tier(self) -> Tier:
-        """Returns the tier."""
-
-    @property
-    def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
+    tier: Tier
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Returns the addresses of what is read, by the names of their flags."""
+        """Returns the addresses of what is read, by the names of their flags; nothing if they are not known."""
+        return {}
 
     @property
-    def about(self) -> str:
-        """Returns one line that states what runs."""
-
-    @property
-    def training(self) -> "Training | None":
+    def training(self) -> Training | None:
         """Returns the request if the trainer runs, of which plans and checks know more; None for a script."""
+        return None
 
     @property
     def rows_per_replica(self) -> int:
         """Returns the rows of a batch on each device; 0 if they are not known."""
+        return 0
 
+    @property
+    @abstractmethod
+    def job_dir(self) -> str:
+        """Returns the job directory that the user named; empty if none."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """Returns one line that states what runs."""
+
+    @abstractmethod
     def arguments(self) -> list[str]:
         """Returns the arguments of the program, beside those of the tier's file."""
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
         """Returns the module that runs on this machine, empty for the one of the tier's file, and its variables."""
+        return "", {}
 
+    @abstractmethod
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
 
-    def on(self, tier: Tier) -> "JobRequest":
+    def on(self: _Request, tier: Tier) -> _Request:
         """Returns the same on another tier of as many devices."""
+        return dataclasses.replace(self, tier=tier)
 
+    @abstractmethod
     def in_job_dir(self, job_dir: str) -> "JobRequest":
         """Returns the same with another job directory."""
 
+    @abstractmethod
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the job. Raises UserError if it cannot run there."""
 
+    @abstractmethod
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec`, which has the tier's content, run it."""

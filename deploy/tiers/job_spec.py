@@ -16,11 +16,14 @@ from deploy.tiers.checks import (
     check_module,
     check_region,
     check_tensorboard,
+    check_wheels,
     warnings,
 )
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image, ImageContents, choose_image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.job_tracking import check_trackers, requirements, tensorboard_name, variables, warnings_of_trackers
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, run_in_plain_image, starter
 from deploy.tiers.script import Script, ScriptRequest
@@ -43,13 +46,9 @@ Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRequest:
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there.
+class TrainingRequest(JobRequest):
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
-    Meets `JobRequest`.
-    """
-
-    tier: Tier
     overrides: Overrides
     config: TrainConfig
 
@@ -87,17 +86,9 @@ class TrainingRequest:
         """Returns the trainer's flags."""
         return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
 
-    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns nothing but what the tier's file names."""
-        return "", {}
-
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if the job directory cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
-
-    def on(self, tier: Tier) -> "TrainingRequest":
-        """Returns the same training on another tier of as many devices."""
-        return dataclasses.replace(self, tier=tier)
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
         """Returns the same training with another job directory."""
@@ -107,6 +98,7 @@ class TrainingRequest:
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        check_wheels(self.tier, image)
         if image.contents is not ImageContents.ALL or image.built:
             check_inputs(self.config, options.packages)
         return image
@@ -117,7 +109,8 @@ class TrainingRequest:
         if image.contents is not ImageContents.ALL:
             _check_modules(tier, options.packages, image)
         packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
-        arguments = self._arguments_there()
+        arguments, track = self._arguments_there(), self.config.track
+        check_trackers(track, image, options.packages)
         images = set()
         for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
             task, module = _task(spec["workerPoolSpecs"][index], image)
@@ -126,15 +119,19 @@ class TrainingRequest:
             if options.check:
                 module = CHECK
                 _run_check(task)
+            added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
             if options.predicted:
-                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
+                added.append({"name": PREDICTED, "value": options.predicted})
+            if added:
+                task["env"] = [*task.get("env", []), *added]
             if plain:
-                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
+                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket, requirements(track))
             elif packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
         about = (about_installing(tier, image.uri, "network" in spec),) if plain else ()
         with_start = (*packages, starter()) if plain else packages
-        return Written(with_start, about, tuple(warnings(tier, self.config, images)))
+        warned = (*warnings(tier, self.config, images), *warnings_of_trackers(track, spec))
+        return Written(with_start, about, warned)
 
     def _arguments_there(self) -> list[str]:
         """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
@@ -188,19 +185,51 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     request = request.on(_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
-    check_region(tier, gcp)
+    of_region = tuple(check_region(tier, gcp))
     check_kms_key(options.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
     output = _output(spec, request, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    if options.tensorboard:
+        spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
     check_tensorboard(spec, gcp)
     written = request.write(spec, gcp, options, image)
+    use_rdma(spec, tier)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
+    warned = (*of_region, *written.warnings)
     return Job(
-        name, tier, gcp, request, output, spec, written.packages, image, about, written.warnings, options.check,
+        name, tier, gcp, request, output, spec, written.packages, image, about, warned, options.check,
         options.labels, options.kms_key,
     )  # fmt: skip
+
+
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
+NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
+_SOURCED = (
+    'if [ -f {0} ]; then . {0}; echo "NCCL: with the settings of {0}"; '
+    'else echo "NCCL: {0} is not in this image: RDMA stays off"; fi; exec "$@"'
+)
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
+
+
+def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) -> None:
+    """Makes several workers on machines with RDMA source Google's settings first, if the image has that file.
+
+    An image without a command is taken to run the trainer.
+    """
+    machine = load_machines().machines.get(tier.machine_type)
+    if tier.workers == 1 or machine is None or not machine.rdma:
+        return
+    for index in (pool.index for pool in tier.pools if pool.index < 2):
+        task = spec["workerPoolSpecs"][index].get("containerSpec")
+        if task:
+            command = task.get("command") or ["python", "-m", TASK]
+            task["command"] = ["bash", "-c", _SOURCED.format(settings), "start", *command]
+            named = {variable["name"] for variable in task.get("env", [])}
+            logged = [{"name": name, "value": value} for name, value in _NCCL_LOG.items() if name not in named]
+            task["env"] = [*task.get("env", []), *logged]
 
 
 def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:

@@ -1,6 +1,8 @@
 """Reads the table of machines: the accelerators that each machine takes, their regions, and prices per hour.
 
-machines.yaml holds the facts with sources and dates. A user's price file overrides its prices.
+machines.yaml holds the facts with sources and dates. A price is Compute Engine's of its kind (with the local SSD that a
+machine has) plus Vertex AI's fee, a share of the on-demand list price of machine and accelerators whatever the kind; a
+tier's boot disk is added (tier.py). A user's price file overrides machines and accelerators.
 """
 
 from __future__ import annotations
@@ -18,20 +20,30 @@ from trainer.base.settings.yaml_file import read_yaml
 from trainer.base.storage import expanded
 
 TABLE = Path(__file__).with_name("machines.yaml")
+HOURS_A_MONTH = 730  # as Compute Engine counts them
 
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Holds USD an hour, None if unknown. `inferred`: Compute Engine's price times a factor, not from Vertex AI."""
+    """Holds USD an hour, None if unknown. `inferred`: from Compute Engine's prices and the fee, not a user's own.
+
+    lower_bound: without Vertex AI's fee, as the list price that it is a share of is not known.
+    """
 
     list: float | None = None
     spot: float | None = None
     flex_start: float | None = None
     inferred: bool = False
+    lower_bound: bool = False
 
     def under(self, strategy: str) -> float | None:
         """Returns USD an hour under a scheduling strategy of Vertex AI."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
+
+    def plus(self, usd: float) -> Price:
+        """Returns the price with a part that costs the same under every strategy."""
+        more = {kind: getattr(self, kind) and getattr(self, kind) + usd for kind in ("list", "spot", "flex_start")}
+        return dataclasses.replace(self, **more)
 
     def with_attached(self, other: Price, count: int) -> Price:
         """Returns the price of this machine and `count` accelerators with the price `other`."""
@@ -40,7 +52,8 @@ class Price:
             machine, unit = getattr(self, kind), getattr(other, kind)
             return None if machine is None or unit is None else machine + count * unit
 
-        return Price(total("list"), total("spot"), total("flex_start"), self.inferred or other.inferred)
+        bound = self.lower_bound or other.lower_bound
+        return Price(total("list"), total("spot"), total("flex_start"), self.inferred or other.inferred, bound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,21 +67,37 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred."""
+    """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred.
+
+    regions: on both of Google's pages; `only_locations` and `only_quotas`: on one of them. `tensorflow`: whether
+    TensorFlow's wheels run on it. `support_ended`: the date, if there is one.
+    """
 
     name: str
     memory_gb: int | None
     quota_metric: str | None
     regions: tuple[str, ...]
     note: str
+    only_locations: tuple[str, ...] = ()
+    only_quotas: tuple[str, ...] = ()
+    tensorflow: bool = True
+    support_ended: str = ""
     price: Price = Price()
     quota_metric_seen: bool = True
     rates: Rates | None = None
 
+    @property
+    def one_page(self) -> Mapping[str, tuple[str, ...]]:
+        """Returns the regions that one of Google's two pages has, by the page."""
+        return {"locations": self.only_locations, "quotas": self.only_quotas}
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price."""
+    """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price.
+
+    local_ssd_gib: comes with it. `rdma`: its GPUs reach those of other machines without the host, if NCCL is told so.
+    """
 
     name: str
     vcpus: int | None
@@ -78,6 +107,10 @@ class Machine:
     price: Price = Price()
     inferred_counts: bool = False
     strategies: tuple[str, ...] = ()  # the only ones, if any are named
+    local_ssd_gib: int = 0
+    rdma: bool = False
+    reservation: bool = False  # needs one
+    disk: str = "pd-ssd"  # of a tier that names none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +131,7 @@ class Machines:
     date: str
     cpu_machines: tuple[str, ...]  # without accelerators; those not in `machines` have no price
     regions: tuple[str, ...]
+    disk_gib_month: Mapping[str, float]  # USD for a GiB of a boot disk, by its type
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
@@ -110,6 +144,12 @@ class Machines:
                 accelerator = self.accelerators[name]
                 for count in counts:
                     yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
+
+    def disk_usd(self, machine_type: str, disk: Mapping[str, Any]) -> float:
+        """Returns USD an hour of a machine's boot disk, a DiskSpec; an empty one is of 100 GB."""
+        machine = self.machines.get(machine_type)
+        kind = disk.get("bootDiskType") or (machine.disk if machine else "pd-ssd")
+        return float(disk.get("bootDiskSizeGb", 100)) * self.disk_gib_month[kind] / HOURS_A_MONTH
 
     def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
         """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
@@ -132,21 +172,16 @@ def _read_table() -> Machines:
     """Returns the table of this package."""
     table = read_yaml(TABLE, "machines.yaml")
     prices = table["prices"]
-    factor = prices["vertex_factor"]
-    accelerators = {name: _accelerator(name, facts, factor) for name, facts in table["accelerators"].items()}
+    accelerators = {name: _accelerator(name, facts, prices) for name, facts in table["accelerators"].items()}
     machines = {
-        name: _machine(name, facts, kind == "host_machines", factor)
+        name: _machine(name, facts, kind == "host_machines", prices)
         for kind in ("host_machines", "accelerator_machines")
         for name, facts in table[kind].items()
     }
     return Machines(
-        prices["region"],
-        prices["date"],
-        _cpu_machines(table["cpu_machines"]),
-        tuple(table["regions"]),
-        accelerators,
-        machines,
-    )
+        prices["region"], prices["date"], _cpu_machines(table["cpu_machines"]), tuple(table["regions"]),
+        prices["disk_gib_month"], accelerators, machines,
+    )  # fmt: skip
 
 
 def accelerator_of(gpu: str) -> str:
@@ -161,21 +196,26 @@ def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
     return tuple(f"{kind}-{size}" for kind, counts in sizes.items() for size in counts)
 
 
-def _accelerator(name: str, facts: Mapping[str, Any], factor: float) -> Accelerator:
-    rates = Rates(**facts["rates"]) if "rates" in facts else None
-    return Accelerator(name, **{**facts, "regions": tuple(facts["regions"]), "price": _price(facts, factor),
-                                 "rates": rates})  # fmt: skip
+def _accelerator(name: str, facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Accelerator:
+    read: dict[str, Any] = {"price": _price(facts, prices)}
+    read |= {"rates": Rates(**facts["rates"])} if "rates" in facts else {}
+    read |= {key: tuple(facts.get(key, ())) for key in ("regions", "only_locations", "only_quotas")}
+    return Accelerator(name, **{**facts, **read})
 
 
-def _machine(name: str, facts: Mapping[str, Any], attached: bool, factor: float) -> Machine:
+def _machine(name: str, facts: Mapping[str, Any], attached: bool, prices: Mapping[str, Any]) -> Machine:
     counts = {accelerator: tuple(allowed) for accelerator, allowed in facts["counts"].items()}
-    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, factor),
+    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, prices),
                              "strategies": tuple(facts.get("strategies", ()))})  # fmt: skip
 
 
-def _price(facts: Mapping[str, Any], factor: float) -> Price:
-    times_factor: dict[str, Any] = {kind: usd * factor for kind, usd in facts.get("price", {}).items()}
-    return Price(**times_factor, inferred=True)
+def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
+    """Returns Compute Engine's prices plus the fee. A list price has the local SSD in it, which bears no fee."""
+    of_kinds = facts.get("price", {})
+    local_ssd = facts.get("local_ssd_gib", 0) * prices["local_ssd_gib_month"] / HOURS_A_MONTH
+    fee = prices["fee"] * (of_kinds["list"] - local_ssd) if "list" in of_kinds else 0.0
+    with_fee: dict[str, Any] = {kind: usd + fee for kind, usd in of_kinds.items()}
+    return Price(**with_fee, inferred=True, lower_bound=bool(of_kinds) and "list" not in of_kinds)
 
 
 def _with_prices(table: Machines, file: str) -> Machines:

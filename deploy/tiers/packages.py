@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +27,8 @@ from trainer.base.storage import expanded
 DIST = Path("dist")
 TRAINER = "vertex_trainer"
 _BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-_TIME = {"SOURCE_DATE_EPOCH": "315532800"}  # 1980, the earliest ZIP date, for every file in a wheel
+# The earliest ZIP date, for every file in a wheel or archive, which then depend on their files alone.
+_TIME, _EARLIEST = {"SOURCE_DATE_EPOCH": "315532800"}, (1980, 1, 1, 0, 0, 0)
 
 # Of a folder all goes along: data files, and subfolders without an __init__.py, which Python can import too.
 _USER_SETUP = """\
@@ -89,6 +91,38 @@ class Package:
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
 
+@dataclasses.dataclass(frozen=True)
+class CodeArchive(Package):
+    """Holds files that a job unpacks, where a Package's are installed."""
+
+    @property
+    def wheel(self) -> str:
+        """Returns the archive's file name."""
+        return f"{self._stem}.zip"
+
+    def build(self) -> Path:
+        """Returns the archive, which is written if needed."""
+        path = DIST / self.folder / self.wheel
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+                partial = Path(scratch, self.wheel)
+                self._write(partial)
+                partial.replace(path)
+        return path
+
+    def _write(self, path: Path) -> None:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in sorted(self.files.items()):
+                about = zipfile.ZipInfo(name, _EARLIEST)
+                about.compress_type, about.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+                if isinstance(content, bytes):
+                    archive.writestr(about, content)
+                    continue
+                with content.open("rb") as source, archive.open(about, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target)
+
+
 def _pieces(content: bytes | Path) -> Iterator[bytes]:
     """Yields the content in pieces of a megabyte."""
     if isinstance(content, bytes):
@@ -146,7 +180,7 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-OLDEST = {"tensorflow": "2.17", "keras": "3.12"}  # of the trainer's install_requires in setup.py
+OLDEST = {"tensorflow": "2.17", "keras": "3.12.4"}  # of the trainer's install_requires in setup.py
 
 
 def check_requirement(line: str) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.checks import warnings_of_script
-from deploy.tiers.code_archive import CodeArchive
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image, ImageContents, choose_image
-from deploy.tiers.job_request import JobOptions, Written
-from deploy.tiers.packages import DIST, built
-from deploy.tiers.plain_image import IN_JOB, starter, write_start
+from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.packages import DIST, CodeArchive, built
+from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
+from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -98,10 +98,9 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptRequest:
-    """Holds a script that is to run on a tier; meets `JobRequest`."""
+class ScriptRequest(JobRequest):
+    """Holds a script that is to run on a tier."""
 
-    tier: Tier
     script: Script
 
     @property
@@ -110,23 +109,9 @@ class ScriptRequest:
         return self.script.job_dir
 
     @property
-    def inputs(self) -> Mapping[str, str]:
-        """Returns nothing: what a script reads is not known."""
-        return {}
-
-    @property
     def about(self) -> str:
         """Returns one line that states what runs."""
         return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
-
-    @property
-    def training(self) -> None:
-        """Returns None: the trainer does not run."""
-
-    @property
-    def rows_per_replica(self) -> int:
-        """Returns 0: the batch is the script's own."""
-        return 0
 
     def arguments(self) -> list[str]:
         """Returns the script's arguments."""
@@ -145,10 +130,6 @@ class ScriptRequest:
         if held != self.script.name:
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
-    def on(self, tier: Tier) -> "ScriptRequest":
-        """Returns the same on another tier."""
-        return ScriptRequest(tier, self.script)
-
     def in_job_dir(self, job_dir: str) -> "ScriptRequest":
         """Returns the same with another job directory."""
         return ScriptRequest(self.tier, self.script.replace(job_dir=job_dir))
@@ -159,8 +140,9 @@ class ScriptRequest:
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec` run the script."""
-        package = built(options.packages[0])
         plain = image.contents is ImageContents.PYTHON
+        doubts = self._check_imports(options, str(image.uri)) if plain else []
+        package = built(options.packages[0])
         # Of another image than a plain one it is not known how it finds the driver.
         gpus = self.tier.accelerators if plain else 0
         plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
@@ -177,7 +159,31 @@ class ScriptRequest:
         listed = "code/requirements.txt" in package.files
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if plain else ()
-        return Written((package, starter()), about, tuple(warnings_of_script(self.tier, images)))
+        return Written((package, starter()), about, (*warnings_of_script(self.tier, images), *doubts))
+
+    def _check_imports(self, options: JobOptions, image: str) -> list[str]:
+        """Returns a warning of imports that a plain image may lack. Raises UserError for those that it does lack."""
+        files = {name.partition("/")[2]: path for name, path in options.packages[0].files.items()
+                 if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
+        path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
+        program = next(
+            (name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1]
+        )
+        missing = missing_imports(files, program)
+        listed = files.get("requirements.txt")
+        if listed:
+            missing = unnamed(missing, listed.read_text(encoding="utf-8", errors="replace"))
+        certain = [found for found in missing if found.certain and not (listed or options.force)]
+        about = ", ".join(f"{found.top} ({found.file}, line {found.line})" for found in (certain or missing)[:5])
+        tensorflow = requirements(self.tier.accelerators)[0]  # brings keras
+        lines = {tensorflow if found.top in ("keras", "tensorflow") else found.distribution for found in certain}
+        if certain:
+            raise UserError(
+                f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "
+                f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
+            )
+        where = "requirements.txt does not name" if listed else f"{image} does not have"
+        return [f"the script may import what {where}: {about}: right if another package brings it"] if missing else []
 
     def _plan(self, job_dir: str) -> dict[str, Any]:
         """Returns what `script_worker` needs to know, but for the folder."""
@@ -203,20 +209,22 @@ def read_script(script: str, module: str, package: str, words: Sequence[str], jo
 
 
 def _of_file(name: str, words: Sequence[str], job_dir: str) -> Script:
-    path = expanded(name).resolve()
+    path = expanded(name)
+    folder = path.parent.resolve()
     if path.is_dir():
-        inside = sorted(file.name for file in path.glob("*.py"))[:5]
-        raise UserError(
-            f"script={name}: it is a folder: name the file in it" + (f": {', '.join(inside)}" * bool(inside))
-        )
+        inside = ", ".join(sorted(file.name for file in path.glob("*.py"))[:5])
+        raise UserError(f"script={name}: it is a folder: name the file in it{f': {inside}' * bool(inside)}")
     if not path.is_file():
-        known = [file.name for file in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise UserError(
-            f"script={name}: there is no such file{nearest(path.name, known)} give the path of a Python file"
-        )
+        hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
+        raise UserError(f"script={name}: there is no such file{hint} give the path of a Python file")
     if path.suffix != ".py":
         raise UserError(f"script={name}: it must be a Python file, with the ending .py")
-    return Script(name, path.parent, (path.name,), tuple(words), job_dir)
+    if not path.resolve().is_relative_to(folder):
+        raise UserError(
+            f"script={name}: it is a link to {path.resolve()}, outside of {folder}, which goes along: name that file, "
+            "or copy it into the folder"
+        )
+    return Script(name, folder, (path.name,), tuple(words), job_dir)
 
 
 def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> Script:
@@ -238,10 +246,9 @@ def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> S
 
 def refuse_rendered_script(tier: Tier) -> None:
     """Raises UserError if the spec is that of a script's job: here the trainer would run in its place."""
-    task = tier.spec["workerPoolSpecs"][0].get("containerSpec", {})
-    start = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}.get("TRAINER_START", "{}")
-    if '"script"' in start:
-        raise UserError(
-            f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
-            " python -m deploy local TIER --script=FILE -- ARGUMENTS"
-        )
+    for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
+        if variable["name"] == "TRAINER_START" and '"script"' in variable.get("value", ""):
+            raise UserError(
+                f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
+                " python -m deploy local TIER --script=FILE -- ARGUMENTS"
+            )

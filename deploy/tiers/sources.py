@@ -2,32 +2,18 @@
 
 import ast
 import dataclasses
-import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from deploy.tiers.ignore_file import is_ignored, rules_above, rules_in
+from deploy.tiers.credentials import Finding, find_credential, scan_text, scanner_is_installed
+from deploy.tiers.ignore_file import ALLOW, allowed_in, is_ignored, rules_above, rules_in
+from deploy.tiers.script_imports import imports_of
 from trainer.base.errors import UserError, reason
 
 MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
 MB = 1e6
-_SCANNED_BYTES = 2**20  # of the beginning of each file
-
-_SECRET_NAMES = re.compile(
-    r".*\.(pem|key|p12|pfx|jks|keystore|ppk|kdbx|p8|env)|id_(rsa|dsa|ecdsa|ed25519).*|env|kaggle\.json"
-    r"|.*(credential|client_?secret|service[_-]?account|secret).*\.(json|ya?ml|txt|ini|toml|cfg|csv)|htpasswd|netrc",
-    re.IGNORECASE,
-)
-_PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|PUBLIC KEY)-----")
-_SECRETS = {
-    "a private key": re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY( BLOCK)?-----"),
-    "a service account's key": re.compile(rb'"type"\s*:\s*"(service_account|authorized_user|external_account)"'),
-    "a key of a cloud or a service": re.compile(
-        rb"\b(AKIA[0-9A-Z]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}|gh[pousr]_\w{36}|github_pat_\w{40,}|hf_[A-Za-z]{30,}"
-        rb"|xox[abprs]-[\w-]{10,}|sk-[\w-]{32,}|glpat-[\w-]{20})"
-    ),
-}
+_SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +23,13 @@ class Sources:
     files: Mapping[str, Path]
     left_out: tuple[str, ...]
     size: int  # bytes
+    doubtful: tuple[str, ...] = ()  # files that may hold a credential
 
     def __str__(self) -> str:
         count = f"{len(self.files)} file{'s' if len(self.files) > 1 else ''}, {self.size / MB:.1f} MB"
-        more = ", …" if len(self.left_out) > 3 else ""
-        return count + (f"; left out: {', '.join(self.left_out[:3])}{more}" if self.left_out else "")
+        left_out, doubtful = (", ".join(names[:3]) + ", …" * (len(names) > 3)
+                              for names in (self.left_out, self.doubtful))  # fmt: skip
+        return f"{count}{'; left out: ' * bool(left_out)}{left_out}{'; look at: ' * bool(doubtful)}{doubtful}"
 
 
 def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = ()) -> Sources:
@@ -62,13 +50,13 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
             f"{sizes[largest] / MB:,.1f}: a package holds code, at most {most_mb:g} MB: name data in .gcloudignore and "
             f"read them from a bucket, or allow it with --max_package_mb={size / MB + 1:.0f}"
         )
+    doubtful = list(_refuse_secrets(folder, files))
     for name, path in files.items():
-        _refuse_secret(name, path)
         if path.suffix == ".py":
             tree = _parsed(name, path)
             if path == folder:
                 _check_alone(folder, tree)
-    return Sources(files, tuple(left_out), size)
+    return Sources(files, tuple(left_out), size, tuple(doubtful))
 
 
 def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Iterator[Path]:
@@ -95,18 +83,28 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
                 yield path
 
 
-def _refuse_secret(name: str, path: Path) -> None:
-    """Raises UserError if the file's name or the first megabyte of its content looks like a credential."""
-    with path.open("rb") as file:
-        content = file.read(_SCANNED_BYTES)
-    kind = next((what for what, pattern in _SECRETS.items() if pattern.search(content)), "")
-    if not kind and _SECRET_NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
-        kind = "a credential by its name"
-    if kind:
-        raise UserError(
-            f"package: {name} looks like {kind}: it would be stored in the bucket and in the job: move it out of the "
-            "folder, or name it in .gcloudignore; a job's own account needs no key"
-        )
+def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
+    """Yields what may be a credential, for people. Raises UserError for what is one by its kind."""
+    top = folder if folder.is_dir() else folder.parent
+    allowed, read = allowed_in(top), 0.0
+    for name, path in files.items():
+        if path in allowed:
+            continue
+        finding: Finding | None = find_credential(path)
+        size = path.stat().st_size
+        if not finding and read + size <= _SCANNER_BYTES:
+            finding, read = scan_text(path), read + size
+        if finding and finding.certain:
+            inner = path.relative_to(top).as_posix()
+            raise UserError(
+                f"package: {name}{', ' * bool(finding.where)}{finding.where} looks like {finding.kind}: it would be "
+                "stored in the bucket and in the job: move it out of the folder, or name it in .gcloudignore; a job's "
+                f"own account needs no key. If it is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore"
+            )
+        if finding:
+            yield f"{name}{', ' * bool(finding.where)}{finding.where} ({finding.kind})"
+    if files and not scanner_is_installed():
+        yield "the files yourself, as detect-secrets is not installed (pip install '.[deploy]')"
 
 
 def _parsed(name: str, path: Path) -> ast.Module:
@@ -123,17 +121,10 @@ def _parsed(name: str, path: Path) -> ast.Module:
 
 def _check_alone(module: Path, tree: ast.Module) -> None:
     """Raises UserError if a module that goes along alone imports one from its folder."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            names, relative = [node.module or ""], node.level > 0
-        elif isinstance(node, ast.Import):
-            names, relative = [alias.name for alias in node.names], False
-        else:
-            continue
-        tops = {name.partition(".")[0] for name in names} - {"trainer", "deploy"}
-        beside = [module.parent / file for top in tops for file in (f"{top}.py", f"{top}/__init__.py")]
-        if relative or any(file.is_file() for file in beside):
+    for found in imports_of(module.name, tree):
+        beside = [module.parent / file for file in (f"{found.top}.py", f"{found.top}/__init__.py")]
+        if not found.top or (found.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)):
             raise UserError(
-                f"package: {module.name}, line {node.lineno}, imports from its folder, which does not go along: use "
+                f"package: {module.name}, line {found.line}, imports from its folder, which does not go along: use "
                 "--package=FOLDER with both and an __init__.py"
             )

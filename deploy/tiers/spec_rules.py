@@ -33,7 +33,7 @@ NO_TPU = (
 )
 LEAST_TIMEOUT_S = 60
 FLEX_START_LONGEST_S = 604_800
-# https://docs.cloud.google.com/vertex-ai/docs/training/schedule-jobs-dws
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/schedule-jobs-dws
 _FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
 
 
@@ -136,6 +136,9 @@ def _problems(spec: Spec) -> Iterator[str]:
     if not _alike(["executorImageUri" in task for task in tasks]):
         yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
     yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools if pool])
+    reserved = any("reservationAffinity" in pool.get("machineSpec", {}) for pool in pools)
+    if reserved and spec.get("scheduling", {}).get("strategy") == "FLEX_START":
+        yield "scheduling.strategy=FLEX_START does not combine with reservationAffinity: drop one of them"
     if "tensorboard" in spec and "serviceAccount" not in spec:
         yield (
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
@@ -175,6 +178,9 @@ def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
         yield f"{where}.pythonPackageSpec: packageUris without executorImageUri: name the image that installs them"
     if len(set(names)) < len(names):
         yield f"{where}: env name={max(names, key=names.count)!r} is there twice: keep one of them"
+    kind, disk = _machine(pool)[0], pool.get("diskSpec", {}).get("bootDiskType", "pd-ssd")
+    if re.match("n4-|c3-", kind) and disk == "pd-ssd":  # the default too
+        yield f"{where}.diskSpec: {kind} takes no pd-ssd: write bootDiskType: hyperdisk-balanced"
     if _machine(pool)[1] and re.search(r"vertex-ai/training/[\w.-]*-cpu\.", image):
         yield f"{where}: {image}: this image is for CPUs, the GPUs would be idle: use the one with gpu in its name"
 
@@ -199,6 +205,11 @@ def _of_machine(machine: Spec, where: str) -> Iterator[str]:
         )
     if bool(accelerator) != bool(count):
         yield f"{where}: acceleratorType={accelerator or None} and acceleratorCount={count}: give both, or neither"
+    if host and host.reservation and "reservationAffinity" not in machine:
+        yield (
+            f"{where}: {kind} needs a reservation of yours: add reservationAffinity: {{reservationAffinityType: "
+            "SPECIFIC_RESERVATION, key: compute.googleapis.com/reservation-name, values: [its name]}}"
+        )
     if host and (accelerator or not host.attached) and count not in host.counts.get(accelerator, ()):
         yield f"{where}: {_other_machines(host, accelerator, count)}"
 
@@ -224,6 +235,8 @@ def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -
         )
     if waits and not flexible:
         yield "scheduling.maxWaitDuration needs strategy: FLEX_START: drop it, or set the strategy"
+    if waits and not float(scheduling["maxWaitDuration"][:-1]):
+        yield 'scheduling.maxWaitDuration=0s waits for machines without end: write "14400s"'
     if float(timeout[:-1]) < LEAST_TIMEOUT_S:
         yield f'scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
     if flexible and not _alike(machines):

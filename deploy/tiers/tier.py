@@ -17,12 +17,11 @@ from trainer.base.settings.yaml_file import read_yaml
 
 JOB_CONFIGS = beside("job_configs")
 DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
-DISK = {"bootDiskType": "pd-ssd", "bootDiskSizeGb": 100}  # of a machine whose tier states none
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs."""
+    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs; `price`: with boot disk."""
 
     index: int
     replicas: int
@@ -70,6 +69,7 @@ class Tier(TierFacts):
     spec: Mapping[str, Any]
     pools: tuple[Pool, ...]
     price_inferred: bool = False  # the price is an estimate
+    price_lower_bound: bool = False  # it lacks Vertex AI's fee, which is not known
 
     @property
     def facts(self) -> TierFacts:
@@ -124,6 +124,7 @@ def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES
         spec=spec,
         pools=pools,
         price_inferred=any(pool.price.inferred for pool in pools),
+        price_lower_bound=any(pool.price.lower_bound for pool in pools),
     )
 
 
@@ -161,7 +162,7 @@ def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
             machine = pool["machineSpec"]
             kind, accelerator = machine["machineType"], machine.get("acceleratorType")
             count = int(machine.get("acceleratorCount", 0))
-            price = machines.price(kind, accelerator, count)
+            price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
             yield Pool(index, int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 

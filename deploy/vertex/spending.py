@@ -19,7 +19,10 @@ def price_and_limit(tier: Tier) -> str:
         return f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price_inferred else ""
-    return f"{tier.price_per_hour:.2f} USD an hour{estimate}, {tier.most_usd:.2f} USD at most, {limit}"
+    hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"
+    if tier.price_lower_bound:
+        return f"at least {hourly}: Vertex AI's fee is not known; at most {most} and that fee, {limit}"
+    return f"{hourly}, {most} at most, {limit}"
 
 
 def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:

@@ -1,12 +1,14 @@
 """Submits a job to Vertex AI exactly once, however often the service fails; checks what it needs, uploads packages."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
 
-from deploy.tiers.checks import check_continent
+from deploy.tiers.checks import check_continent, multi_regional
 from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
+from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, CustomJob, JobStatus
@@ -30,7 +32,11 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
     """
     inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        check_continent(bucket, job.gcp.region, retried(functools.partial(backend.location, bucket), clock))
+        location = retried(functools.partial(backend.location, bucket), clock)
+        check_continent(bucket, job.gcp.region, location)
+        if "tensorboard" in job.spec and job.output.startswith(f"{bucket}/"):
+            for warning in multi_regional(bucket, location):
+                print(f"# {warning}", flush=True)
     for name, address in inputs.items():
         if not retried(functools.partial(backend.exists, address), clock):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
@@ -49,6 +55,7 @@ def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
     """Reserves the job directory, creates the job, returns its name; records the attempt before and after."""
     project, region = job.gcp.project, job.gcp.region
+    job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
     backend = open_backend(project, region)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)

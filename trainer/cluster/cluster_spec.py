@@ -1,6 +1,6 @@
 """Reads TF_CONFIG and CLUSTER_SPEC, as Vertex AI sets them, into a Cluster, without importing TensorFlow.
 
-https://cloud.google.com/vertex-ai/docs/training/distributed-training describes both variables.
+Both variables: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
 
 import json

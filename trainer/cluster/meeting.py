@@ -9,6 +9,7 @@ behind the others. A message is a JSON object on a line:
     worker  {"hello": index, "runs": {…}}
     chief   {"start": true}, or {"refused": "…"}, when all are there
     both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…", "index": worker}
+            {"idle": seconds of its GPUs}, {"stop": "…"}, from --stop_if_idle and --stop_if_over
 
 Anyone who reaches the port may connect (docs/security.md), so a connection that sends nothing, too much or nonsense
 must hold up no worker: lines, waits and the number of connections have limits.
@@ -56,6 +57,7 @@ class _Link:
     last_message: float = 0.0
     calls: int = 0  # to the devices, according to its newest heartbeat
     in_step: float = 0.0  # when its count last rose, or was as high as ours
+    idle_s: float = 0.0  # of its GPUs
     done: bool = False  # it has no more work; of the chief: it has finished last
     closed: bool = False
 
@@ -287,6 +289,7 @@ class Peers:
         self._calls, self._stage = 0, ""  # a stage of the start that all workers take together completes "it did not …"
         self._connects_since = float("inf")  # while TensorFlow's servers wait for each other
         self._lock, self._over = threading.Lock(), threading.Event()
+        self.stop_reason = ""  # of the chief's guard
         for peer in links:
             peer.last_message = peer.in_step = time.monotonic()
             peer.connection.settimeout(timeout_seconds)
@@ -303,6 +306,25 @@ class Peers:
     def begin_call(self) -> None:
         """Counts a call to the devices, which all workers make together."""
         self._calls, self._stage = self._calls + 1, ""
+
+    @property
+    def is_chief(self) -> bool:
+        """Returns whether this worker is the chief."""
+        return self._cluster.is_chief
+
+    def share_idle(self, seconds: float) -> list[float]:
+        """Sends for how long our GPUs have been idle; returns, on the chief, that of each worker by index."""
+        self._send({"idle": seconds})
+        return [seconds, *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index))]
+
+    def stop(self, reason: str) -> None:
+        """Makes all workers end by themselves, for `reason`."""
+        self.stop_reason = reason
+        self._send({"stop": reason})
+
+    def abandon(self) -> None:
+        """Tells the others that this process is about to end and is not lost."""
+        self._send({"done": True})
 
     def finish(self) -> None:
         """Waits as the last barrier: a worker until the chief has written everything, so that the chief ends last.
@@ -374,6 +396,10 @@ class Peers:
                 peer.calls, peer.in_step = calls, time.monotonic()
             case {"done": True}:
                 peer.done = True
+            case {"idle": int() | float() as seconds}:
+                peer.idle_s = seconds
+            case {"stop": str(reason)}:
+                self.stop_reason = reason
             case {"failed": int(code), "error": str(error), "index": int(index)} if 0 <= index < self._cluster.workers:
                 self._send({"failed": code, "error": error, "index": index}, skip=peer.index)
                 self._leave(f"{self._cluster.name(index)} stopped: {error}", code, LEAVE_SECONDS)

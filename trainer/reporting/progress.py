@@ -25,12 +25,17 @@ class StepLogs:
     metrics: Mapping[str, float] = field(default_factory=dict)
     counts: MetricCounts = ()
     results: Callable[[MetricCounts], Mapping[str, float]] = lambda counts: {}  # computes `metrics` from counts
-    input_wait_seconds: float = 0.0  # that the call lost because a batch was not there, on the worker that lost most
+    waits: tuple[float, ...] = ()  # the seconds that each worker lost in the call because a batch was not there
 
     @property
     def count(self) -> int:
         """Returns the number of steps."""
         return len(self.values)
+
+    @property
+    def input_wait_seconds(self) -> float:
+        """Returns the seconds that the worker lost which lost most, and with it all others."""
+        return max(self.waits, default=0.0)
 
     def means(self) -> Scalars:
         """Returns the mean of every scalar over the steps; a Keras metric replaces a scalar of the same name."""

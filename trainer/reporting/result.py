@@ -5,10 +5,10 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import cast
 
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
+from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.plan_file import predicted
 from trainer.base.run_files.records import Result, last_reported_step
@@ -26,11 +26,14 @@ class RunResult:
     before: Result  # result.json as the last process left it; {} for the first process
     settings: str  # a digest of the resolved settings
     began: float  # time.monotonic() when this process began
+    goodput: Goodput
     restarts: int = 0
     steps_repeated: int = 0  # counted up to the last reported step of each earlier process
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
+    job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
+    slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
     progress: Progress | None = None  # set once the data and the model are loaded
 
     @classmethod
@@ -38,12 +41,17 @@ class RunResult:
         """Continues the counts of the job directory. A run that ended as planned is not counted as a restart."""
         before = job_dir.read_result() if job_dir else {}
         restarted = before.get("state") in ("running", "interrupted", "failed")
+        goodput = Goodput(began, before)
+        if job_dir:
+            goodput.recover(before, job_dir.root, paid=same_job(before))
         return cls(
-            job_dir, before, settings_digest(config), began,
+            job_dir, before, settings_digest(config), began, goodput,
             restarts=before.get("restarts", 0) + restarted,
             steps_repeated=before.get("steps_repeated", 0),
             rollbacks=before.get("rollbacks", 0),
             depends_on_replicas=before.get("depends_on_replicas", []),
+            job_began_at=before.get("job_began_at", time.time()) if same_job(before) else time.time(),
+            slow_worker=before.get("slow_worker", {}),
         )  # fmt: skip
 
     @property
@@ -54,7 +62,7 @@ class RunResult:
     @property
     def wall_seconds(self) -> float:
         """Returns the seconds of all processes up to now."""
-        return self.wall_seconds_before + time.monotonic() - self.began
+        return sum(self.goodput.seconds().values())
 
     def resume(self, progress: Progress) -> None:
         """Counts the steps to repeat: those between the step to resume from and the last known one.
@@ -64,34 +72,55 @@ class RunResult:
         reported = last_reported_step(self.job_dir.root) if self.job_dir else 0
         reached = self.progress.step if self.progress else max(self.before.get("steps", 0), reported)
         self.steps_repeated += max(0, reached - progress.step)
+        counted = self.progress.step if self.progress else self.before.get("steps", 0)  # as training so far
+        pace = self.progress.whole.step_seconds if self.progress else self.before.get("step_seconds")
+        self.goodput.move(max(0, counted - progress.step) * (pace or 0.0), STEP, REPEATED)
         self.progress = progress
 
-    def write(self, state: str, measured: Result) -> None:
+    def name_slow(self, name: str, why: str) -> None:
+        """Names, once, a worker that slows the others down."""
+        if not self.slow_worker:
+            self.slow_worker = {"name": name, "why": why}
+            log.warning(f"{name} is slow: {why}")
+
+    def write(self, state: str, measured: Result, error: str | None = None) -> None:
         """Replaces result.json; `measured`: what `Reporter.summary` returns."""
         if self.job_dir:
-            self.job_dir.write_result({**self._counts(state), **measured})
+            self.job_dir.write_result({**self._counts(state, error), **measured})
 
     def write_failure(self, error: str, exit_code: int) -> None:
         """Records a failure in result.json, which keeps its other values; that of a finished run is left alone."""
-        if not self.job_dir:
-            return
-        about = {"exit_code": exit_code, "settings": self.settings, "vertex_job": os.environ.get("CLOUD_ML_JOB_ID")}
-        with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
-            if (known := self.job_dir.read_result()).get("state") != "done":
-                self.job_dir.write_result({**known, **self._counts("failed", error), **cast(Result, about)})
+        self._write_end("failed", error, {"exit_code": exit_code, "settings": self.settings})
+
+    def write_stopped(self, reason: str) -> None:
+        """Records that a guard ended this job, whose loop hangs: the last checkpoint is what is left."""
+        self._write_end("stopped", reason, {})
+
+    def _write_end(self, state: str, error: str, about: Result) -> None:
+        if self.job_dir:
+            with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
+                if (known := self.job_dir.read_result()).get("state") != "done":
+                    self.job_dir.write_result({**known, **self._counts(state, error), **about})
 
     def _counts(self, state: str, error: str | None = None) -> Result:
+        seconds = self.goodput.seconds()
         return {
             "state": state,
             "error": error,
             **(self._reached(self.progress) if self.progress else {}),
-            "wall_seconds": round(self.wall_seconds, 3),
+            "vertex_job": os.environ.get("CLOUD_ML_JOB_ID"),
+            "written_at": round(time.time(), 3),
+            "job_began_at": round(self.job_began_at, 3),
+            "wall_seconds": round(sum(seconds.values()), 3),
+            "goodput": {name: round(value, 3) for name, value in seconds.items()},
+            "between_jobs_seconds": round(self.goodput.unpaid_seconds, 3),
             "peak_memory_gib": round(peak_memory_gib(), 3),
             **({"predicted": known} if (known := predicted()) else {}),
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,
             **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
+            **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
 
@@ -114,10 +143,19 @@ def refuse_hopeless_restart(config: TrainConfig, before: Result) -> None:
 
     Vertex AI restarts every job that exits non-zero. Elsewhere the user runs the command again, so it is tried again.
     """
-    same_job = before.get("vertex_job") and before["vertex_job"] == os.environ.get("CLOUD_ML_JOB_ID")
-    if same_job and before.get("exit_code") == USER_MUST_CHANGE and before.get("settings") == settings_digest(config):
+    if (
+        same_job(before)
+        and before.get("exit_code") == USER_MUST_CHANGE
+        and before.get("settings") == settings_digest(config)
+    ):
         log.warning("this job has failed before, and a restart with the same settings cannot fix it:")
         raise UserError(before.get("error") or "its error is not known: submit the job again")
+
+
+def same_job(before: Result) -> bool:
+    """Returns whether the process that wrote `before` belonged to the same job of Vertex AI as this one."""
+    job = before.get("vertex_job")
+    return bool(job) and job == os.environ.get("CLOUD_ML_JOB_ID")
 
 
 def settings_digest(config: TrainConfig) -> str:

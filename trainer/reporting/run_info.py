@@ -4,17 +4,15 @@ import dataclasses
 import os
 import platform
 import shlex
-import subprocess
 import time
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import trainer
+from trainer.base.run_files.provenance import image_digest, instruction_set, packages, trainer_commit, user_sources
 from trainer.base.run_files.records import RunInfo
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.gpu_environment import gpu_environment
@@ -50,7 +48,11 @@ def run_info(
         },
         "total_steps": total_steps,
         "versions": versions(),
-        "git_commit": _git_commit(),
+        "git_commit": trainer_commit(),
+        "image_digest": image_digest(),
+        "sources": user_sources(config),
+        "packages": packages(),
+        "instructions": instruction_set(),
         "command": os.environ.get(COMMAND) or shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -71,13 +73,3 @@ def gpu_names() -> list[str]:
     """Returns models of the visible GPUs, as "NVIDIA A100-SXM4-80GB"; "" if TensorFlow does not report one."""
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return [str(detail.get("device_name", "")) for detail in details]
-
-
-def _git_commit() -> str | None:
-    """Returns the commit of the running sources; None if they are not tracked by git."""
-    git = partial(subprocess.run, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=5, check=True)
-    try:
-        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
-        return str(git(["git", "rev-parse", "HEAD"]).stdout).strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

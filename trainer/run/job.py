@@ -1,24 +1,31 @@
 """Runs one job from top to bottom: start, data and model, first state, training, export, result."""
 
 import dataclasses
+import os
+import secrets
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from typing import Any
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
+from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
 from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.run_files.limits import read_limits
+from trainer.base.run_files.records import RunInfo, mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import Replicas
+from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.in_memory import first_unfit_input
 from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
+from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
 from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
@@ -31,7 +38,8 @@ from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, load_weights
 from trainer.training.compilation import Choice
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
-from trainer.training.preemption import Control, leave_on_signals, stop_on_signals
+from trainer.training.guard import Guard, guarding
+from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
 from trainer.training.state import LearningRates
 from trainer.user_code.interface import ModelInterface
 
@@ -47,7 +55,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     """
     job = Job.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
-    with closing(job.job_dir.mirror), signals, job.workers():
+    alive = kept_alive(job.job_dir.root) if job.is_chief else nullcontext()
+    with closing(job.job_dir.mirror), alive, signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
             job.refuse_changed_data("files", job.files)
@@ -75,10 +84,12 @@ def _proof(job: Job, replicas: Replicas) -> AbstractContextManager[ReplicaProof 
 def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
     if ended := run.setup.replicas.from_chief(_ended_before(run)):
+        run.job.tracking.begin()  # an earlier start may have sent a part only
         log.info(ended)
         return DONE
     if run.job.is_chief:
         _describe(run)
+    run.job.tracking.begin()
     if proof and not run.state.restored:
         verdict = proof.verdict()
         judge(verdict, allowed=run.job.config.allow_replica_dependence)
@@ -92,7 +103,8 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
 
 def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     """Builds callbacks, data and model, and restores the state to resume from."""
-    config, job_dir = job.config, job.job_dir
+    config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
+    goodput.enter(START)
     set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
     callbacks = load_callbacks(config)
     scale = 0.5**job.result.rollbacks
@@ -103,7 +115,8 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
-    restored = _initialise(config, setup, checkpoints)
+    with goodput.within(RESTORE):
+        restored = _initialise(config, setup, checkpoints)
     if left_out := setup.schedule.left_out:
         log.info(f"each epoch trains on whole batches and leaves out {left_out:,} rows (fit has a last, smaller batch)")
     schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
@@ -112,6 +125,7 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     reporter = Reporter(
         config, job_dir if job.is_chief else None, progress, lambda: checkpoints.latest, replicas.devices
     )
+    reporter.rollbacks = job.result.rollbacks
     state = RunState(
         progress, reporter, Best(config, setup.model), callbacks, LearningRates(setup.model), restored,
         str(checkpoints.restored),
@@ -143,9 +157,20 @@ def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoi
 def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
     """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
     about, _ = read_run_info(job_dir.root)
+    return Choice.read(mapping(about, "compilation")) if resumed or _same_settings(config, about) else None
+
+
+def _same_settings(config: TrainConfig, about: RunInfo) -> bool:
+    """Returns whether a start without a checkpoint repeats the run in run.json."""
     before, now = mapping(about, "config"), fixed_settings(config)
-    same = all(before.get(name) == value for name, value in now.items())
-    return Choice.read(mapping(about, "compilation")) if resumed or same else None
+    return all(before.get(name) == value for name, value in now.items())
+
+
+def _identity(run: TrainingRun) -> str:
+    """Returns the id of the run: that of its earlier starts, if this one goes on with it or repeats it."""
+    about, _ = read_run_info(run.job.job_dir.root)
+    known = about.get("id") if run.state.restored or _same_settings(run.job.config, about) else None
+    return known or secrets.token_hex(8)
 
 
 def _ended_before(run: TrainingRun) -> str | None:
@@ -180,7 +205,10 @@ def _describe(run: TrainingRun) -> None:
     if checked := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = checked
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
+    about["id"] = _identity(run)
     job_dir.write(RUN_INFO, about)
+    if config.track:
+        job_dir.mirror.finish()  # a restart elsewhere goes on with this run, not with another of the tracker
 
 
 def _train_and_export(run: TrainingRun) -> Control:
@@ -188,8 +216,9 @@ def _train_and_export(run: TrainingRun) -> Control:
     setup, job_dir = run.setup, run.job.job_dir
     try:
         run.write_result("running")
-        with setup.dataset.reading(), stop_on_signals() as stop:
+        with setup.dataset.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
             control = run.train(stop)
+            run.job.result.goodput.enter(SAVE)  # until the end, with the export
             run.save(pending=bool(control.signal))
             run.checkpoints.wait()
         if run.job.is_chief and not control.signal:
@@ -211,9 +240,39 @@ def _train_and_export(run: TrainingRun) -> Control:
     return control
 
 
+def _guard(job: Job, request: StopRequest) -> Guard | None:
+    """Returns what ends this job by itself at the limits that were sent with it; None without limits."""
+    limits, result = read_limits(), job.result
+    if not limits.text:
+        return None
+
+    def leave(reason: str) -> None:
+        result.write_stopped(reason)
+        job.job_dir.mirror.leave()
+        if job.peers:
+            job.peers.abandon()
+        log.warning(f"the running step hangs: stopped at the last checkpoint: {reason}")
+        sys.stderr.flush()
+        os._exit(DONE)
+
+    def slow(index: int, seconds: float) -> None:
+        result.name_slow(job.cluster.name(index), f"its GPUs alone are idle, for {seconds / 60:.3g} minutes")
+
+    gpus = Gpus(sum(name.startswith("GPU") for name in local_devices(job.config, job.cluster)))
+    return Guard(
+        limits, gpus, result.goodput, job.peers, request, lambda: time.time() - result.job_began_at, leave, slow
+    )
+
+
 def _finish(run: TrainingRun, control: Control) -> int:
     """Writes how the run ended; returns the exit code."""
     progress, job_dir = run.state.progress, run.job.job_dir
+    if control.stopped:
+        job_dir.mirror.finish()
+        run.write_result("stopped", control.stopped)
+        job_dir.mirror.finish()
+        log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
+        return DONE  # Vertex AI restarts what exits otherwise
     if control.signal:
         run.write_result("interrupted")
         job_dir.mirror.leave()

@@ -12,11 +12,14 @@ import keras
 
 from trainer.base.log import log
 from trainer.base.run_files.breakdown import tried_by
+from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
+from trainer.base.run_files.records import Result
 from trainer.base.settings.metric_names import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid, make_fid
 from trainer.measures.profiling import StepProfile
 from trainer.reporting.progress import Progress, StepLogs
+from trainer.reporting.slow_worker import WorkerWaits
 from trainer.run.build import TrainingSetup
 from trainer.run.rehearsal import has_own_parts, rehearse
 from trainer.run.run_state import RunState
@@ -44,18 +47,19 @@ class TrainingRun:
     def save(self, *, pending: bool = False) -> None:
         """Saves the current step; with `pending`, the state before this step's hooks ran. Then updates result.json."""
         self.state.best.improved = False
-        self.checkpoints.save(self.state.progress.step, self.before_hooks if pending else self.state.content())
-        self.write_result("running")
+        with self.job.result.goodput.within(SAVE):
+            self.checkpoints.save(self.state.progress.step, self.before_hooks if pending else self.state.content())
+            self.write_result("running")
 
-    def write_result(self, state: str) -> None:
+    def write_result(self, state: str, error: str | None = None) -> None:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
-        history = self.state.values_of_epochs()
-        self.job.result.write(state, {**self.state.reporter.summary(), "history": history})
+        measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
+        self.job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it."""
-        model, state, progress = self.setup.model, self.state, self.state.progress
+        model, state, progress, goodput = self.setup.model, self.state, self.state.progress, self.job.result.goodput
         control = self._control(stop)
         evaluate = evaluation(model, control.watched(), self.setup.dataset, self.job.config.evaluation_batch)
         if has_own_parts(self.job.config) and self.job.is_chief and not state.restored:
@@ -71,15 +75,22 @@ class TrainingRun:
         steps = self.setup.step_runner()
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
-            steps = self._chosen_steps(stop, control)
-        rows, profile = self.setup.rows_from(progress.step), self._profile()
+            with goodput.within(COMPILATION):
+                steps = self._chosen_steps(stop, control)
+        rows, profile, waits = self.setup.rows_from(progress.step), self._profile(), WorkerWaits()
 
         def begin() -> None:
             if self.job.peers:
                 self.job.peers.begin_call()
             profile.before_call()
+            goodput.enter(STEP if progress.first_call_ended else COMPILATION)
 
         def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
+            called = goodput.phase
+            goodput.enter(OTHER)
+            if called == STEP:
+                goodput.move(min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT)
+                self._name_slow(waits.count(logs.waits, progress.call_seconds))
             profile.after_call()
             return state.reporter.on_call(progress, logs)
 
@@ -89,6 +100,12 @@ class TrainingRun:
             train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control
+
+    def _name_slow(self, found: tuple[int, float] | None) -> None:
+        if found:
+            index, share = found
+            why = f"the others wait for its batches, {share:.0%} of the time of all steps"
+            self.job.result.name_slow(self.job.cluster.name(index), why)
 
     def _control(self, stop: StopRequest) -> Control:
         config = self.job.config
@@ -184,12 +201,14 @@ class TrainingRun:
         interface = ModelInterface.of(model)
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
-            hooks.append(Hook(config.sample_every_steps, draw))
+            hooks.append(Hook(config.sample_every_steps, self.job.result.goodput.within(EVENTS)(draw)))
         return hooks
 
     def _measuring(
         self, measure: Callable[[], dict[str, float]], report: Callable[[Progress, dict[str, float]], None]
     ) -> Callable[[Progress], None]:
+        measure = self.job.result.goodput.within(EVENTS)(measure)
+
         def act(progress: Progress) -> None:
             values = measure()
             report(progress, values)

@@ -24,6 +24,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.reason = ""  # for which a guard ends the job
         self.nothing_to_save = False  # the running call to the device does not count, and may take minutes
 
     def __bool__(self) -> bool:
@@ -127,7 +128,8 @@ class Control:
         self._save_every, self._saved = save_every_seconds, clock()
         self._budget_ends = None if budget_seconds is None else clock() + budget_seconds
         self.save_due = False
-        self.signal: str | None = None  # the signal that stops the run
+        self.signal: str | None = None  # the signal, or the guard, that stops the run
+        self.stopped = ""  # the guard's reason
         self.budget_spent = False
 
     def __bool__(self) -> bool:
@@ -139,7 +141,10 @@ class Control:
         now, chief = self._clock(), self._replicas.cluster.is_chief
         spent = chief and self._budget_ends is not None and now >= self._budget_ends
         due = chief and self._save_every is not None and now - self._saved >= self._save_every
-        signals, budget, save, total = self._replicas.sum_over_workers([bool(self._request), spent, due, seconds])
+        flags = [bool(self._request), bool(self._request.reason), spent, due]
+        signals, stops, budget, save, total = self._replicas.sum_over_workers([*flags, seconds])
+        if stops and not signals:
+            self.signal = self.stopped = self._request.reason or "the chief's guard"
         if signals:
             self._stop_by_signal()
         self.budget_spent, self.save_due = bool(budget), bool(save)

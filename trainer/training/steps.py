@@ -73,14 +73,14 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 
-    def _over_workers(self, steps: Vector, end: float) -> tuple[Vector, float]:
-        """Returns the scalars, summed over workers, and the seconds lost by the worker that lost most for batches."""
+    def _over_workers(self, steps: Vector, end: float) -> tuple[Vector, tuple[float, ...]]:
+        """Returns the scalars, summed over workers, and the seconds that each worker lost for batches."""
         asked, ready = steps[:, -2:].T
         waits = np.zeros(self.replicas.cluster.workers)
         on_gpus = self.replicas.devices[0].startswith("GPU")
         waits[self.replicas.cluster.index] = input_wait(asked, ready, end, runs_ahead=on_gpus)
         summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))  # once a call, not once a step
-        return summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2), float(max(summed[-len(waits) :]))
+        return summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2), tuple(summed[-len(waits) :].tolist())
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""

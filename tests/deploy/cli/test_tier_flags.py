@@ -43,7 +43,9 @@ def test_flags_change_any_tier(
     pool = load_tier(tier).pools[0]
     price = getattr(load_machines().price(pool.machine_type, pool.accelerator_type, pool.accelerators), strategy)
     labelled = job["labels"].get("usd-per-hour", "").replace("-", ".")
-    assert labelled == ("" if price is None else f"{price:.4f}")  # that of L4 as FLEX_START is not known
+    assert labelled == (
+        "" if price is None else f"{price + 100 * 0.17 / 730:.4f}"
+    )  # that of L4 as FLEX_START is not known
     assert f", {scheduling['strategy']}" in capsys.readouterr().out
 
 

@@ -143,6 +143,18 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "labels of a job": (GOOD, "\nworker", "\nlabels: {a: b}\nworker", "in its jobSpec: remove it, and use --labels="),
     "a name of a job": (GOOD, "\nworker", "\ndisplayName: x\nworker", "remove it, and use --name="),
     "a key of encryption": (GOOD, "\nworker", "\nencryptionSpec: {}\nworker", "remove it, and use --kms_key="),
+    "GB200 without a reservation": (GOOD, _L4, "a4x-highgpu-4g, acceleratorType: NVIDIA_GB200, acceleratorCount: 4",
+                                    "a4x-highgpu-4g needs a reservation of yours: add reservationAffinity"),
+    "a reservation by FLEX_START": (_FLEX, "Count: 4}", "Count: 4, reservationAffinity: {}}", "does not combine with"),
+    "a wait of nothing": (_FLEX, "maxWaitDuration: 600s", "maxWaitDuration: 0s", "waits for machines without end"),
+    "N4 with a pd-ssd": (_CPU, "n1-standard-8", "n4-standard-8", "n4-standard-8 takes no pd-ssd: write bootDiskType"),
+    "N4 with the default disk": (_CPU.replace("diskSpec: {bootDiskType: pd-ssd, bootDiskSizeGb: 100}", "diskSpec: {}"),
+                                 "n1-standard-8", "n4-standard-8", "n4-standard-8 takes no pd-ssd"),
+    "a CPU machine that is not on Google's list": (_CPU, "n1-standard-8", "n2-highcpu-8", "no such machine"),
+    "the smallest E2": (_CPU, "n1-standard-8", "e2-standard-2", "machineType=e2-standard-2: no such machine"),
+    "Blackwell with TensorFlow's wheels": (
+        GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
+        "TensorFlow's wheels do not run on NVIDIA_RTX_PRO_6000 (Blackwell): use --image=URI"),
     "no YAML": (GOOD, "scheduling: {", "scheduling: [", "wrong.yaml: not valid YAML"),
 }  # fmt: skip
 
@@ -210,6 +222,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--network=default"], "cpu.yaml with --network: network=default: write projects/NUMBER/"),
     ("cpu", [_DIGITS, "--flex_start=2h"], "cpu.yaml with --flex_start: scheduling.strategy=FLEX_START: not for"),
     ("l4x1", [_DIGITS, "--flex_start=2h", "--fallback=t4x1"], "t4x1.yaml with --flex_start: scheduling.strategy=FLEX"),
+    ("l4x1", [_DIGITS, "--flex_start=0"], "'0' must be a time of up to 30 days with its unit"),
     ("l4x1", [_DIGITS, "--flex_start=2"], "'2' must be a time of up to 30 days with its unit"),
     ("l4x1", [_DIGITS, "--flex_start=2h", "--spot"], "--spot and --flex_start contradict each other"),
     ("l4x1", [_DIGITS, "--flex_start=2h", "--max_wait=1h"], "both limit the wait for machines: drop --max_wait"),

@@ -163,6 +163,34 @@ def test_a_failed_and_a_missing_tier_are_reported_and_not_ranked(tmp_path: Path)
     assert "b: the run ended as 'failed': step 7: loss is NaN or infinite." in words
 
 
+def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
+    """A run of some seconds is billed for minutes: all its jobs count, and what no class knows is shown as other."""
+    comparison(tmp_path, "strong", L4X1, L4X2, on="vertex")
+    bills = {"l4x1": {"1": {"seconds": 300.0, "usd": 0.07}, "2": {"seconds": 60.0, "usd": 0.01}}}
+    bills["l4x2"] = {"3": {"seconds": 200.0, "usd": 0.08}}
+    for name, seconds, count in (("l4x1", 0.1, 1), ("l4x2", 0.05, 2)):
+        folder = plant(tmp_path / name / "repeat-1", noisy(seconds), devices=[f"GPU:{i}" for i in range(count)])
+        (row,) = (row for row in rows_of(tmp_path).values() if row.tier == name)
+        assert (row.cost, row.missing["cost"]) == (None, "what Vertex AI billed is not recorded")
+        (folder / "billed.json").write_text(json.dumps({"jobs": bills[name]}))
+        wall = json.loads((folder / "result.json").read_text())["wall_seconds"]
+        goodput = {"step": 0.5 * wall, "training_prep": 0.2 * wall, "data_loading_sync": 0.3 * wall}
+        slow = {"name": "workerpool1-0", "why": "the others wait for its batches, 20 % of the time of all steps"}
+        edit(folder / "result.json", goodput=goodput, between_jobs_seconds=40.0, slow_worker=slow)
+    one, two = rows_of(tmp_path).values()
+    assert (one.paid_seconds, one.cost) == (360.0, pytest.approx(0.8 * 360 / 3600))
+    assert two.cost == pytest.approx(1.6 * 200 / 3600)
+    assert one.goodput == pytest.approx(0.5 * one.total_seconds / 360)
+    words = words_of(tmp_path)
+    assert "Cheapest: l4x1, $0.08 paid for 360 s.\nBest buy: l4x2, the lowest product of time and money" in words
+    assert (
+        "l4x2 paid 200 s: other 92 %, steps 4 %, input 2 %, start 1.6 %; 40.0 s between its jobs are not paid." in words
+    )
+    assert "l4x1: workerpool1-0 is slow: the others wait for its batches, 20 % of the time of all steps." in words
+    (tmp_path / "l4x1" / "repeat-1" / "billed.json").unlink()
+    assert "l4x1 took 26.0 s, and lost 30 % to input: steps 50 %, input 30 %, start 20 %; 40.0 s" in words_of(tmp_path)
+
+
 def test_noise_is_called_equal_and_a_difference_is_not(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.100))
     plant(tmp_path / "b", noisy(0.102), devices=("GPU:0", "GPU:1"))
@@ -201,9 +229,9 @@ def test_different_losses_work_and_settings_are_reported(tmp_path: Path) -> None
     assert "Different work: learning_rate is 0.1 (a), 0.1 (same), 0.2 (short), 0.1 (worse)." in words
 
 
-def comparison(folder: Path, scaling: str, *tiers: dict[str, object]) -> Path:
+def comparison(folder: Path, scaling: str, *tiers: dict[str, object], on: str = "local") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {"on": "local", "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
+    asked = {"on": on, "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
     (folder / "comparison.json").write_text(json.dumps(asked))
     return folder
 
@@ -259,9 +287,7 @@ def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_
     assert [row.simulated for row in (one, two)] == ["NVIDIA_L4 simulated on a CPU"] * 2
     forms = to_markdown([one, two], remarks), to_csv([one, two]), to_json([one, two], [], []), to_terminal([one, two])
     assert all("simulated" in text.lower() for text in forms)
-    assert any(
-        line.startswith("No efficiency, cost of the run, cost per million images for any tier") for line in remarks
-    )
+    assert any(line.startswith("No efficiency, paid, cost per million images for any tier") for line in remarks)
 
 
 def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:

@@ -269,7 +269,7 @@ def test_a_tier_that_does_not_fit_the_place_is_refused(changes: dict[str, object
 
 
 def test_too_little_money_or_no_price_is_refused() -> None:
-    with pytest.raises(UserError, match=r"pays for 78 s of l4x4 \(4.60 USD an hour\).*give 0.77 or more"):
+    with pytest.raises(UserError, match=r"pays for 77 s of l4x4 \(4.63 USD an hour\).*give 0.77 or more"):
         job("l4x4", max_cost=0.1)
     unpriced = tier_with(scheduling={"strategy": "FLEX_START", "maxWaitDuration": "60s"})
     assert unpriced.price_per_hour is None

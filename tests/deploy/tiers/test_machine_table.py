@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,16 +22,52 @@ def test_every_accelerator_is_one_that_vertex_names_and_some_machine_has() -> No
     assert offered <= set(ENUMS["AcceleratorType"])
 
 
-def test_prices_are_those_of_compute_engine_times_the_factor_and_marked_so() -> None:
-    facts = yaml.safe_load(TABLE.read_text())
-    factor = facts["prices"]["vertex_factor"]
-    l4x4 = load_machines().price("g2-standard-48", "NVIDIA_L4", 4)
-    assert l4x4.list == pytest.approx(facts["accelerator_machines"]["g2-standard-48"]["price"]["list"] * factor)
-    host, gpu = facts["host_machines"]["n1-standard-32"], facts["accelerators"]["NVIDIA_TESLA_T4"]
-    t4x4 = load_machines().price("n1-standard-32", "NVIDIA_TESLA_T4", 4)
-    assert t4x4.list == pytest.approx((host["price"]["list"] + 4 * gpu["price"]["list"]) * factor)
-    assert (l4x4.inferred, t4x4.inferred) == (True, True)
-    assert t4x4.spot is None  # the spot price of the host is not known
+FACTS = yaml.safe_load(TABLE.read_text())
+KINDS = ("list", "spot", "flex_start")
+
+
+def from_parts(pool: dict[str, Any], kind: str) -> float | None:
+    """Adds up one machine by hand: its price of the kind, 15 % of its list price without disks, its boot disk."""
+    machine = pool["machineSpec"]["machineType"]
+    facts = (FACTS["accelerator_machines"] | FACTS["host_machines"])[machine]
+    parts, disks = [facts["price"]], facts.get("local_ssd_gib", 0) * 0.08 / 730
+    if machine in FACTS["host_machines"] and "acceleratorType" in pool["machineSpec"]:
+        spec = pool["machineSpec"]
+        parts += [FACTS["accelerators"][spec["acceleratorType"]]["price"]] * spec["acceleratorCount"]
+    if not all(kind in part for part in parts):
+        return None
+    listed = sum(part["list"] for part in parts) - disks
+    return float(sum(part[kind] for part in parts) + 0.15 * listed + pool["diskSpec"]["bootDiskSizeGb"] * 0.17 / 730)
+
+
+@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> None:
+    for pool, spec in zip(load_tier(str(path)).pools, yaml.safe_load(path.read_text())["workerPoolSpecs"], strict=True):
+        assert spec["diskSpec"]["bootDiskType"] == "pd-ssd"
+        assert pool.price.inferred
+        for kind in KINDS:
+            assert getattr(pool.price, kind) == pytest.approx(from_parts(spec, kind)), kind
+
+
+def test_a_published_bill_is_met_to_the_cent() -> None:
+    """An a3-highgpu-8g in us-central1, https://zenn.dev/google_cloud_jp/articles/dws-flex-new-skus; the fee a part."""
+    gpus, cores, gib, local_ssd = 8, 208, 1872, 6000 * 0.08 / 730
+    on_demand = gpus * 11.2660332 + cores * 0.0293227 + gib * 0.0025534
+    flex = gpus * (4.200761 + 1.4694826) + cores * (0.010934 + 0.0038247) + gib * (0.000952 + 0.0003331)
+    price = load_machines().price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
+    assert (on_demand, flex + 0.6575) == (pytest.approx(101.007, abs=5e-4), pytest.approx(51.495, abs=5e-4))
+    assert price.list == pytest.approx(on_demand + local_ssd, abs=0.005)
+    assert price.flex_start == pytest.approx(flex + 0.6575, abs=0.005)
+
+
+def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a_price_is_a_bound() -> None:
+    h100, a100 = (load_tier(name).price_per_hour for name in ("h100x1", "a100-80x1"))
+    assert h100
+    assert a100
+    assert h100 > a100
+    assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot is None  # that of the host is not known
+    b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
+    assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)
 
 
 def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
@@ -68,9 +105,10 @@ def test_a_wrong_price_file_is_refused(tmp_path: Path, content: str, line: str) 
 def test_the_verb_prints_what_is_asked_for(capsys: Capture) -> None:
     assert main(["machines", "--accelerator=l4", "--count=4"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[1].split() == ["g2-standard-48", "NVIDIA_L4", "4", "24", "48", "192", "~4.60", "~2.35"]
+    assert shown[1].split() == ["g2-standard-48", "NVIDIA_L4", "4", "24", "48", "192", "~4.60", "~2.65"]
     assert shown[2] == ""
-    assert "us-central1" in shown[-1]
+    assert "us-central1" in shown[-2]
+    assert shown[-1] == "  only on Google's page of locations: europe-west2"
     assert main(["machines", "--count=0"]) == 0
     assert "NVIDIA" not in capsys.readouterr().out
 

@@ -16,8 +16,9 @@ import yaml
 from deploy.__main__ import main
 from deploy.cli import image
 from deploy.tiers import packages as package
-from deploy.tiers.images import IMAGE_RECORD, remembered
+from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.tiers.packages import Package, build_wheel, built, packages_with, trainer_package, user_package
+from deploy.tiers.plain_image import requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
 
@@ -248,7 +249,11 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) ->
     steps = yaml.safe_load((context / "cloudbuild.yaml").read_text())
     used = set(re.findall(r"\$(_[A-Z]+)", json.dumps(steps)))
     assert used == {"_IMAGE", "_TENSORFLOW"}
-    assert "USER trainer" in (context / "Dockerfile").read_text()
+    dockerfile = (context / "Dockerfile").read_text()
+    assert "USER trainer" in dockerfile
+    assert f"FROM {PLAIN_IMAGE}\n" in dockerfile, "as without an image"
+    assert f'TENSORFLOW="{requirements(1)[0]}"' in dockerfile
+    assert steps["substitutions"]["_TENSORFLOW"] == requirements(1)[0]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("key.json", '{"type": "service_account"}', "key.json looks like a service account's key: it would be stored"),
+        ("key.json", '{"type": "service_account"}', "key.json, line 1 looks like a service account's key: it would be"),
         ("big.bin", "x" * 3_000_000, "3.0 MB in 8 files, the largest work/big.bin with 3.0: a package holds code, at"),
         ("bad.py", "def", "bad.py, line 1: invalid syntax: the job could not import it: fix it"),
         (".gitignore", "train.py", "script=train.py: .gitignore or .gcloudignore names it: it would not go along"),
@@ -141,6 +141,46 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
         assert "LD_LIBRARY_PATH" in variables
 
 
-def test_a_script_that_is_a_link_into_another_folder_goes_along_with_that(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "link.py").symlink_to(project / "train.py")
-    assert read_script(str(tmp_path / "link.py"), "", "", []).folder == project
+def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path, refused: Command) -> None:
+    (project / "link.py").symlink_to(project / "nets" / "task.py")
+    found = read_script("link.py", "", "", [])
+    assert (found.folder, found.command) == (project, ("link.py",))
+    (project / "nets" / "away.py").symlink_to(project / "train.py")
+    assert "it is a link to" in refused("submit", "cpu", "--script=nets/away.py", *WHERE, "--dry_run")
+
+
+IMPORTS = """\
+import os, helper, vertex_report
+from nets.task import x
+try:
+    import torch
+except ImportError:
+    torch = None
+def plot(): import matplotlib
+if __name__ == "__main__":
+    import keras
+"""
+
+
+@pytest.mark.parametrize(("listed", "flags", "line"), [
+    ("", [], "script=train.py: python:3.12-slim has no keras (train.py, line 9), PIL (nets/task.py, line 1), and there "
+     "is no requirements.txt: write one beside the script with the lines pillow, tensorflow==2.21.*, or use --force"),
+    ("", ["--force"], "the script may import what python:3.12-slim does not have: "),
+    ("Pillow>=10", [], "the script may import what requirements.txt does not name: "),
+    ("", ["--image=us-docker.pkg.dev/p/r/x:1"], ""),
+])  # fmt: skip
+def test_an_import_that_the_image_has_not_is_refused_before_it_is_paid_for(
+    listed: str, flags: list[str], line: str, project: Path, capsys: Capture
+) -> None:
+    for name, text in {"train.py": IMPORTS, "nets/task.py": "import PIL.Image\nx = 1", "plot.py": "import seaborn",
+                       "requirements.txt": listed}.items():  # fmt: skip
+        (project / name).write_text(text)
+        (project / name).unlink() if not text else None
+    code = main(["submit", "cpu", "--script=train.py", *WHERE, "--project=p", "--dry_run", *flags])
+    shown = capsys.readouterr()
+    assert code == (2 if line.startswith("script=") else 0)
+    assert line in shown.out + shown.err
+    assert "seaborn" not in shown.out
+    warned = {name for name in ("keras", "PIL", "torch", "matplotlib") if f"{name} (" in shown.out}
+    allowed = {"--force": 4, "": 3 if listed else 0}.get(flags[0] if flags and "image" not in flags[0] else "", 0)
+    assert len(warned) == allowed

@@ -83,7 +83,7 @@ def test_every_pool_is_paid_for_and_spot_is_cheaper(tmp_path: Path) -> None:
     more = TWO.replace("scheduling:", REDUCER + "scheduling:")
     reducer = load_machines().price("n1-highcpu-16", None, 0).list
     assert reducer is not None
-    assert price(more) == pytest.approx(2 * price(GOOD) + reducer)
+    assert price(more) == pytest.approx(2 * price(GOOD) + reducer + 100 * 0.17 / 730)
     assert price(GOOD.replace("{timeout", "{strategy: SPOT, timeout")) < 0.6 * price(GOOD)
 
 

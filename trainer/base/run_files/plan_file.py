@@ -5,14 +5,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import PathFinder
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
 import trainer
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import own_sources
 from trainer.base.run_files.records import number, read_json
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
@@ -153,7 +153,7 @@ def plan_key(config: TrainConfig) -> str:
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
     parts = [json.dumps([PLAN_FORMAT, settings, versions()], sort_keys=True).encode()]
-    parts += [file.read_bytes() for name in (config.model, config.data) for file in _sources(name)]
+    parts += [file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(hashlib.sha256(part).digest())
@@ -169,13 +169,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return installed
-
-
-def _sources(dotted: str) -> Iterator[Path]:
-    """Yields the files of the package that a function of the user's is in, or its only file; none for our own."""
-    top = dotted.partition(":")[0].partition(".")[0]
-    spec = PathFinder.find_spec(top) if is_dotted(dotted) and top != "trainer" else None
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        yield from sorted(Path(folder).rglob("*.py"))
-    if spec and spec.origin and not spec.submodule_search_locations:
-        yield Path(spec.origin)

@@ -35,9 +35,14 @@ class RunInfo(TypedDict, total=False):
     replica_check: dict[str, Any]  # whether one replica and two agreed before training: agrees, problems, reason
     total_steps: int
     versions: dict[str, str]
-    git_commit: str | None
+    git_commit: str | None  # of the trainer
+    image_digest: str | None  # of the container, where its environment names it
+    sources: dict[str, str]  # SHA-256 of each file of the user's own model, data and callbacks
+    packages: dict[str, str]  # versions of all that are installed
+    instructions: str  # the widest vectors of the chief's processor
     command: str
     started: str  # UTC
+    id: str  # of the run, the same after each restart
 
 
 class QualityOf(TypedDict, total=False):
@@ -53,6 +58,8 @@ class StatsEntry(TypedDict, total=False):
     """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
 
     kind: str
+    time: float  # when it was reported, in seconds since 1970
+    rollbacks: int  # that the run had before; absent while there was none
     step: int
     epoch: float
     seconds: float
@@ -73,11 +80,13 @@ class StatsEntry(TypedDict, total=False):
 class Result(TypedDict, total=False):
     """Describes result.json: how far a run is, and how it ended."""
 
-    state: str  # running, interrupted, failed, budget, done
+    state: str  # running, interrupted, stopped, failed, budget, done
     error: str | None
-    exit_code: int  # of a failure, as `settings` and `vertex_job`
+    exit_code: int  # of a failure, as `settings`
     settings: str
     vertex_job: str | None
+    written_at: float  # seconds since 1970, as `job_began_at`, of the first process of this `vertex_job`
+    job_began_at: float
     steps: int
     asked_steps: int
     epochs: float
@@ -88,6 +97,9 @@ class Result(TypedDict, total=False):
     input_wait_seconds: float | None  # as in stats.jsonl
     profile: dict[str, Any]  # first_step, last_step, shares, as in stats.jsonl
     wall_seconds: float
+    goodput: dict[str, float]  # the seconds of each class of trainer.base.run_files.goodput, together wall_seconds
+    between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for
+    slow_worker: dict[str, str]  # name, and why
     saving_seconds: float
     peak_memory_gib: float
     peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl

@@ -155,7 +155,9 @@ class TrainConfig:
     checkpoint_every_minutes: float = _output(
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
-    keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
+    keep_checkpoints: int | None = _output(
+        3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
+    )
     save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
@@ -173,6 +175,10 @@ class TrainConfig:
     tensorboard: bool = _output(True, "write TensorBoard event files")
     profile_steps: str = _output(
         "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
+    )
+    track: str = _output(
+        "",
+        "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
     )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
@@ -259,7 +265,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
     "save_optimizer",
 })  # fmt: skip
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 
-MOUNT = "/gcs/"  # where Vertex AI mounts buckets: https://cloud.google.com/vertex-ai/docs/training/cloud-storage-fuse
+# Where Vertex AI mounts buckets:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/cloud-storage-fuse
+MOUNT = "/gcs/"
 
 _INTENDED = re.compile(
     r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE

@@ -1,0 +1,1 @@
+"""Proves that numbers are what they should be: on the devices of one machine, of another day, of another's run."""

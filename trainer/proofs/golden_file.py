@@ -1,0 +1,69 @@
+"""Defines, reads and writes golden files: the numbers of a run's first steps, and what they were made of."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import finite, read_json
+from trainer.base.storage import write_whole
+
+GOLDEN_FORMAT = 1
+RECORDED_STEPS = (1, 2, 4, 8, 16, 30)
+
+
+def recorded_steps(last: int) -> list[int]:
+    """Returns the steps after which a run of `last` steps is looked at."""
+    return sorted({*(step for step in RECORDED_STEPS if step < last), last})
+
+
+@dataclass
+class Golden:
+    """Holds a golden file. `digests`: of all bits after each step, by the instruction set of the processor."""
+
+    flags: Sequence[str]  # of the run, as `trainer.task` takes them
+    settings: Mapping[str, Any]
+    steps: Sequence[int]
+    names: Sequence[str]  # of the variables in order: weights, then optimizers' slots and averages
+    sizes: Sequence[int]
+    learning_rate: float
+    moments: Mapping[str, Any]
+    control: Mapping[str, Any]  # how far other orders of the rows are from it
+    data: Mapping[str, Any]
+    sources: Mapping[str, str]
+    packages: Mapping[str, str]
+    digests: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+
+def read_golden(path: Path) -> Golden:
+    """Reads a golden file. Raises UserError if it is missing, damaged or of another version."""
+    content, problem = read_json(path)
+    again = "record it again (python -m trainer.golden record …)"
+    if problem:
+        raise UserError(f"{problem}: {again}")
+    if content.pop("format", None) != GOLDEN_FORMAT:
+        raise UserError(f"{path} is no golden file of this version: {again}")
+    try:
+        golden = Golden(**content)
+        whole = all({"losses", "digest", "projections"} <= golden.moments[str(step)].keys() for step in golden.steps)
+        whole = whole and all({"tensors", "losses"} <= golden.control[str(step)].keys() for step in golden.steps)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error!r}): {again}") from None
+    if not whole or not golden.steps:
+        raise UserError(f"{path} is damaged (a step lacks numbers): {again}")
+    return golden
+
+
+def write_golden(path: Path, golden: Golden) -> None:
+    """Writes a golden file whole, a line for each step and each part, so that a difference of two files reads well."""
+    lines = []
+    for name, value in {"format": GOLDEN_FORMAT, **asdict(golden)}.items():
+        if isinstance(value, dict) and name in ("moments", "control", "settings", "sources"):
+            parts = [f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in value.items()]
+            lines.append(f" {json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n }" if parts else f' "{name}": {{}}')
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(finite(value))}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")

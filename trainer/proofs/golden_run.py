@@ -1,0 +1,80 @@
+"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some of them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.base.run_files.provenance import instruction_set, packages, user_sources
+from trainer.base.run_files.records import write_json
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.strategy import make_replicas
+from trainer.proofs.reordering import reordered
+from trainer.proofs.sketches import losses_apart, moment
+from trainer.run.build import TrainingSetup, build_setup
+from trainer.training.state import snapshot, variables_of
+from trainer.training.steps import StepRunner
+
+_ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
+
+
+def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path, *, control: bool) -> None:
+    """Writes to `out` what the run has after each of `steps`, and what it was made of; of several workers the chief.
+
+    control: also how far the same steps with other orders of the rows are from it, which takes one replica.
+    """
+    config = dataclasses.replace(config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false")
+    cluster = read_cluster()
+    setup = build_setup(config, make_replicas(config, cluster))
+    states = dict(zip(steps, _states(setup, steps), strict=True))
+    content: dict[str, Any] = {
+        "names": [getattr(each, "path", each.name) for each in variables_of(setup.model).values()],
+        "sizes": [int(values.size) for values in states[steps[-1]][0].values()],
+        "moments": {str(step): moment(*state).as_json() for step, state in states.items()},
+        "learning_rate": config.learning_rate,
+        "data": setup.content,
+        "sources": user_sources(config),
+        "packages": packages(),
+        "instructions": instruction_set(),
+    }
+    if control:
+        orders = [dict(zip(steps, _states(build_setup(config, make_replicas(config)), steps, order), strict=True))
+                  for order in _ORDERS]  # fmt: skip
+        content["control"] = {
+            str(step): _largest([_apart(states[step], order[step]) for order in orders]) for step in steps
+        }
+    if cluster.is_chief:
+        write_json(out, content)
+
+
+def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
+    """Yields the state after each of `steps`, in which the rows are in the order of this seed, if one is given."""
+    runner: StepRunner
+    runner, rows = (setup.step_runner(), setup.rows_from(0)) if order is None else reordered(setup, order)
+    variables, at = variables_of(setup.model), 0
+    with setup.dataset.reading():
+        for step in steps:
+            logs = runner(rows, at, step - at)
+            at = step
+            yield snapshot(variables), logs.means()
+
+
+def _apart(state: State, other: State) -> dict[str, Any]:
+    """Returns the L2 norm of the difference of each variable, and the largest relative difference of a loss."""
+    norms = [
+        float(np.linalg.norm(np.asarray(a, np.float64).ravel() - np.asarray(b, np.float64).ravel()))
+        for a, b in zip(state[0].values(), other[0].values(), strict=True)
+    ]
+    return {"tensors": norms, "losses": losses_apart(state[1], other[1])}
+
+
+def _largest(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the largest of several controls, tensor by tensor, to two digits."""
+    norms = np.max([control["tensors"] for control in controls], axis=0)
+    losses = max(control["losses"] for control in controls)
+    return {"tensors": [float(f"{norm:.1e}") for norm in norms], "losses": float(f"{losses:.1e}")}

@@ -1,0 +1,84 @@
+"""Ends a paid job by itself whose GPUs are idle, or that takes longer than its plan: --stop_if_idle, --stop_if_over."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainer.base.log import log
+from trainer.base.run_files.goodput import OTHER, STEP, Goodput
+from trainer.base.run_files.limits import IDLE_PERCENT, Limits
+from trainer.cluster.meeting import Peers
+from trainer.reporting.resources import Gpus
+from trainer.training.preemption import StopRequest
+
+POLL_SECONDS = 5.0
+GRACE_SECONDS = 30.0  # for the loop to save and end; one that hangs is left with its last checkpoint
+
+
+class Guard:
+    """Looks every POLL_SECONDS how long this worker's GPUs have been idle in the loop; the chief decides for all.
+
+    Only time in the loop counts: not the start, saving, evaluation and compilation. `job_seconds`: returns for how long
+    the job has run; `leave`: ends this process, which hangs, with its reason; `slow`: is told of a worker that is idle
+    alone, by its index.
+    """
+
+    def __init__(
+        self, limits: Limits, gpus: Gpus, goodput: Goodput, peers: Peers | None, request: StopRequest,
+        job_seconds: Callable[[], float], leave: Callable[[str], None], slow: Callable[[int, float], None],
+    ) -> None:  # fmt: skip
+        self._limits, self._gpus, self._goodput, self._peers, self._request = limits, gpus, goodput, peers, request
+        self._job_seconds, self._leave, self._slow = job_seconds, leave, slow
+        self._idle, self._at, self._stopped_at, self._told = 0.0, time.monotonic(), 0.0, set[str]()
+
+    def look(self) -> None:
+        """Counts the time since the last look, warns at half of a limit, and ends the job at a limit."""
+        now, limits = time.monotonic(), self._limits
+        elapsed, self._at = now - self._at, now
+        if self._request.reason:
+            if now - self._stopped_at > GRACE_SECONDS:
+                self._leave(self._request.reason)
+            return
+        if self._goodput.phase in (STEP, OTHER):
+            used = [gpu["utilization_percent"] for gpu in self._gpus.read()]
+            idle = used and all(percent is not None and percent < IDLE_PERCENT for percent in used)
+            self._idle = self._idle + elapsed if idle else 0.0
+        reason = self._peers.stop_reason if self._peers else ""
+        each = self._peers.share_idle(self._idle) if self._peers else [self._idle]
+        if not self._peers or self._peers.is_chief:
+            times = [(min(each), limits.idle_s, limits.idle), (self._job_seconds(), limits.over_s, limits.over)]
+            for seconds, limit, text in times:
+                self._warn(
+                    limit and seconds >= limit / 2, f"half of the time is over until this job ends itself: {text}"
+                )
+            reason = next((text for seconds, limit, text in times if limit and seconds >= limit), "")
+            if limits.idle_s and max(each) >= limits.idle_s > min(each):
+                self._slow(each.index(max(each)), max(each))
+        if reason:
+            log.warning(f"stops: {reason}")
+            self._request.reason, self._stopped_at = reason, now
+            if self._peers:
+                self._peers.stop(reason)
+
+    def _warn(self, due: object, line: str) -> None:
+        if due and line not in self._told:
+            self._told.add(line)
+            log.warning(line)
+
+
+@contextmanager
+def guarding(guard: Guard | None) -> Iterator[None]:
+    """Lets a thread look within the block."""
+    over = threading.Event()
+
+    def watch(guard: Guard) -> None:
+        while not over.wait(POLL_SECONDS):
+            guard.look()
+
+    if guard:
+        threading.Thread(target=watch, args=(guard,), name="guard", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
