@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -10,30 +11,41 @@ from trainer.base.log import warn_once
 from trainer.user_code.interface import ModelInterface
 
 
-def compile_template(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> None:
-    """Compiles `template`, a plain copy of the trained `model`, with the loss, metrics and optimizer of the model.
+@contextmanager
+def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> Iterator[None]:
+    """Makes `template`, a plain copy of the trained `model`, in the block one compiled with its loss and optimizer.
 
-    A template stays uncompiled, and a line says why, if a process without the user's code could not load it compiled.
-    save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model.
+    A template is uncompiled, and a line says why, if a process without the user's code could not load it compiled.
+    save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model,
+    and is saved with that state.
     """
-    if template is model or not model.compiled:
-        return
-    arguments = ModelInterface.of(model).plain_compile or _arguments_of(model)
+    compiled = model.compiled
+    try:
+        if compiled:
+            _compile(template, model, save_optimizer=save_optimizer)
+        yield
+    finally:
+        model.compiled = compiled
+
+
+def _compile(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> None:
+    arguments = ModelInterface.of(model).plain_compile or _arguments_of(model, has_steps=template is model)
     if arguments is None:
-        return
-    template.compile(**arguments())
-    if save_optimizer:
-        _copy_state(getattr(model.optimizer, "inner_optimizer", model.optimizer), template)
+        template.compiled = False
+    elif template is not model:
+        template.compile(**arguments())
+        if save_optimizer:
+            _copy_state(getattr(model.optimizer, "inner_optimizer", model.optimizer), template)
 
 
-def _arguments_of(model: keras.Model) -> Any:
-    """Returns what makes the arguments of `compile`; None, and logs why, if only the user's code could load them."""
+def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
+    """Returns what makes the arguments of `compile`; None, and logs why, if only the user's code could load them.
+
+    has_steps: whether the template has the model's own train_step and test_step.
+    """
     kind = type(model)
-    own = [
-        name
-        for name in ("train_step", "test_step", "compute_loss")
-        if getattr(kind, name) is not getattr(keras.Model, name)
-    ]
+    steps = () if has_steps else ("train_step", "test_step", "compute_loss")
+    own = [name for name in steps if getattr(kind, name) is not getattr(keras.Model, name)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, of a lambda
         try:

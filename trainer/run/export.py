@@ -1,12 +1,12 @@
 """Exports the template model: a plain Keras model without strategy and without this package, in three formats."""
 
-import contextlib
 import io
 import logging
 import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import refresh_normalization
 from trainer.reporting.tensorflow_errors import tensorflow_writing
-from trainer.run.compiled_template import compile_template
+from trainer.run.compiled_template import compiled_as
 from trainer.user_code.interface import ModelInterface, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
 
@@ -37,10 +37,10 @@ def export(model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer:
     with whole_folder(folder) as beside:
         copies = {name: plain_copy(trained) for name, trained in templates.items()}
         template = copies["model"]
-        if templates["model"] is model:
-            compile_template(template, model, save_optimizer=save_optimizer)
-        for name, network in copies.items():
-            _save(network, beside / f"{name}.keras")
+        is_model = templates["model"] is model  # no part of it, such as a generator
+        with compiled_as(template, model, save_optimizer=save_optimizer) if is_model else nullcontext():
+            for name, network in copies.items():
+                _save(network, beside / f"{name}.keras")
         if why := _not_in_h5(template, beside / "model.keras"):
             warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
         else:
@@ -213,7 +213,7 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
         count = tf.function(lambda: tf.constant(classes), autograph=False)
         count.get_concrete_function()
         archive.add_endpoint("classes", count)
-    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
+    with tensorflow_writing(folder), redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
 
 

@@ -164,7 +164,7 @@ def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
     steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
 
     def wanted(below: str) -> bool:
-        template = below.startswith(f"{MODEL}/") and below.endswith(".keras")
+        template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5"))
         return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
     return Staged(address, "run", cache_dir).fetch(wanted)
