@@ -45,17 +45,17 @@ def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
     """
     kind = type(model)
     steps = () if has_steps else ("train_step", "test_step", "compute_loss")
-    own = [name for name in steps if getattr(kind, name) is not getattr(keras.Model, name)]
+    overridden = [name for name in steps if getattr(kind, name) is not getattr(keras.Model, name)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, of a lambda
         try:
-            config = {} if own else model.get_compile_config()
+            config = {} if overridden else model.get_compile_config()
         except Exception as error:  # of a user's get_config
-            config, own = {}, [f"get_config, which fails ({error})"]
+            config, overridden = {}, [f"get_config, which fails ({error})"]
     code = [str(part.get("registered_name") or part["class_name"]) for part in _parts(config) if not _is_of_keras(part)]
-    if not (own or code):
+    if not (overridden or code):
         return lambda: keras.saving.deserialize_keras_object(config)
-    why = f"{kind.__name__} has a {own[0]} of its own" if own else f"its {code[0]} is code of yours"
+    why = f"{kind.__name__} has a {overridden[0]} of its own" if overridden else f"its {code[0]} is code of yours"
     warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
     return None
 

@@ -48,14 +48,14 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 drawn = noise_and_labels(seed, 1, range(_IMAGES), *kind)
             parts["sample"] = lambda: as_uint8(sampler.sample(*drawn))
         parts["export"] = lambda: _export(setup, folder / "exported")
-        for what, attempt in parts.items():
+        for part, attempt in parts.items():
             try:
                 attempt()
             except UserError:
                 raise
             except Exception as error:
                 raise as_user_mistake(error) or UserError(
-                    f"model={setup.config.model}: its {what} fails, tried before training: {message_of(error)}"
+                    f"model={setup.config.model}: its {part} fails, tried before training: {message_of(error)}"
                 ) from error
 
 
