@@ -21,10 +21,11 @@ OF_A_BATCH = "what is computed from a whole batch (a correlation, pairs within t
 DEPENDENT = {
     "wgan_gp": "the step draws by tf.random.normal",
     "dcgan_overriding_train_step": "the step draws by tf.random.uniform",
-    "collaborative_filtering_movielens": OF_A_BATCH, "supervised_contrastive_learning": OF_A_BATCH,
+    "collaborative_filtering_movielens": OF_A_BATCH,
 }  # fmt: skip
 REFUSED = {
     "mlp_image_classification": "does not have in float64: use --precision=float32",  # its top-5 accuracy
+    "supervised_contrastive_learning": "does not have in float64: use --precision=float32",  # its RandomRotation
     "reptile": "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)",
 }
 SLOW = {  # more than five seconds each; vae is one of those that are left

@@ -1,14 +1,12 @@
 """A TensorFlow without the package tensorboard trains, and refuses in one line a callback that needs it."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import pytest
 
-from tests.e2e.test_task import ROOT
+from tests.e2e.test_task import ROOT, run
 
 FLAGS = [
     "--model=tests.user_callbacks:build", "--data=tests.user_callbacks:data", "--global_batch_size=8", "--steps=2",
@@ -25,11 +23,8 @@ def test_tensorboard_is_not_needed(callbacks: str, tmp_path: Path) -> None:
     (tmp_path / "lib" / "tensorboard").mkdir(parents=True)
     missing = "raise ModuleNotFoundError(\"No module named 'tensorboard'\", name='tensorboard')\n"
     (tmp_path / "lib" / "tensorboard" / "__init__.py").write_text(missing)
-    ended = subprocess.run(
-        [sys.executable, "-m", "trainer.task", *FLAGS, f"--job_dir={tmp_path / 'run'}", f"--callbacks={callbacks}"],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{tmp_path / 'lib'}{os.pathsep}{ROOT}"},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    folders = f"{tmp_path / 'lib'}{os.pathsep}{ROOT}"
+    ended = run(*FLAGS, f"--job_dir={tmp_path / 'run'}", f"--callbacks={callbacks}", PYTHONPATH=folders)
     assert ended.returncode == (2 if callbacks else 0), ended.stderr
     if callbacks:
         (line,) = ended.stderr.splitlines()

@@ -12,6 +12,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
 from trainer.run.build import build_setup
 from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import as_user_mistake
 
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
@@ -87,7 +88,10 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
     setup = build_setup(config, make_replicas(config))
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)
-        return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
+        try:
+            return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
+        except Exception as error:
+            raise as_user_mistake(error) or error from error
 
 
 def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
