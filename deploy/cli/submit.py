@@ -21,14 +21,18 @@ from deploy.localrun.processes import on_signals
 from deploy.planning.kept import cost_lines, memory_lines, with_prediction
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
+from deploy.tiers.images import installs
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
+from deploy.tiers.script import Script
 from deploy.tiers.tier import load_tier, one_machine
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, record_status
 from deploy.vertex.logs import watch_job
+from deploy.vertex.registration import read_registration, register_run, serving_image
+from deploy.vertex.registry import checked_name
 from deploy.vertex.session import SESSION, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
@@ -55,7 +59,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--fallback", default="", metavar="TIER,TIER", help="tiers to try where there are no machines")
     cli.add_argument("--max_wait", type=seconds, metavar="TIME", help="the longest wait for machines, as 2h: then the "
                      "job is cancelled, and the next of --regions and --fallback tried")  # fmt: skip
+    cli.add_argument("--register", default="", metavar="NAME", help="make the model a version of NAME in the Model "
+                     "Registry when the job has ended well (docs/serving.md)")  # fmt: skip
     asked, program = parse_program(cli, arguments)
+    if asked.register:
+        _check_registration(asked, program)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
     options = read_options(asked, program)
@@ -73,6 +81,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return DONE
     with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
         return _submit(jobs, record, asked, session)
+
+
+def _check_registration(asked: argparse.Namespace, program: Program) -> None:
+    """Raises UserError if the model of this job could not be registered at its end."""
+    if asked.detach or asked.check or isinstance(program, Script):
+        raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
+    checked_name(asked.register)
+    serving_image("" if installs(asked.image) else asked.image)
 
 
 def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
@@ -167,4 +183,9 @@ def _attempt(
         return INTERRUPTED
     record.attempts[-1].job = status.name
     record_status(record, record.attempts[-1], status, session.clock.now())
-    return None if more and stocked_out(status) else exit_code(status)
+    code = None if more and stocked_out(status) else exit_code(status)
+    if asked.register and code == DONE:
+        image = serving_image("" if installs(asked.image) else asked.image)
+        registration = read_registration(job.output, asked.register, image, job.gcp, status.name)
+        register_run(registration, "", backend, session.clock)
+    return code

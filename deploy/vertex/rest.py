@@ -26,7 +26,7 @@ class Backend(Buckets):
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
         self._project, self._region, self._login = project, region, login
-        self._parent = f"projects/{project}/locations/{region}"
+        self.parent = f"projects/{project}/locations/{region}"
 
     def submit(self, request: CustomJob) -> str:
         """Creates the job and returns its name; sends at most one create request. gcloud and the SDK each do that."""
@@ -59,9 +59,17 @@ class Backend(Buckets):
         """Requests cancellation and returns at once; `state` shows when the job is over."""
         self._call("POST", f"{self._service}/{name}:cancel", json={})
 
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
+        return self._call(method, f"{self._service}/{path}", **request)
+
+    def listed(self, path: str, key: str) -> Iterator[Any]:
+        """Yields the items of a list of Vertex AI, of all its pages."""
+        return _pages(key, lambda token: self.call("GET", path, params=token))
+
     def _listed(self, collection: str, label: str) -> Iterator[Any]:
         only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
-        url = f"{self._service}/{self._parent}/{collection}"
+        url = f"{self._service}/{self.parent}/{collection}"
         return _pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
 
     @property

@@ -17,6 +17,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.records import items, mapping
 from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, step_name
+from trainer.base.run_files.serving_file import SERVING, read_servable
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
 from trainer.data.dataset import Dataset
@@ -31,9 +32,10 @@ from trainer.reporting.classification import Classification
 from trainer.run.build import set_precision_and_seed
 from trainer.run.export import load_template, load_template_weights
 from trainer.run.requested_run import BEST, NEWEST, RequestedRun
+from trainer.run.served_model import call_of, independent_batch
 from trainer.training.checkpoint import Damaged, load_weights, read_checkpoint, whole_checkpoints
 from trainer.user_code.dotted_names import load_function
-from trainer.user_code.interface import ModelInterface
+from trainer.user_code.interface import ModelInterface, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
 write_npz = prediction.write_npz
@@ -58,7 +60,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
             build_compiled(model, dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    _announce(run, "evaluates", weights, replicas)
+    _announce(run, "evaluates", weights, replicas, config.evaluation_batch)
     names = dataset.class_names
     evaluation = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
     with _fitting(run, dataset):
@@ -77,14 +79,26 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
-    _announce(run, "predicts by", weights, replicas)
+    batch = _fixed_batch(run, network, weights) or config.evaluation_batch
+    _announce(run, "predicts by", weights, replicas, batch)
     with _fitting(run, dataset):
-        arrays = prediction.predict(network, replicas, examples, config.evaluation_batch, dataset.as_fit)
+        arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
     return arrays, examples.count
 
 
-def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas) -> None:
-    log.info(f"{verb} {weights}, {run.config.evaluation_batch} rows at a time, on {', '.join(replicas.devices)}")
+def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
+    """Returns the rows of a call that a server of this model makes; 0 if the command or a checkpoint has its own."""
+    if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
+        return 0
+    about = read_servable(weights.parent, run.name, whole=False)
+    if not symbolic_inputs(network):
+        return about.fixed_batch
+    call, specs = call_of(network, about)
+    return independent_batch(call, specs, about, about.fixed_batch)
+
+
+def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas, batch: int) -> None:
+    log.info(f"{verb} {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
 
 
 def weights_of(run: RequestedRun) -> Path:
