@@ -35,7 +35,8 @@ def _compile(template: keras.Model, model: keras.Model, *, save_optimizer: bool)
     elif template is not model:
         template.compile(**arguments())
         if save_optimizer:
-            _copy_state(getattr(model.optimizer, "inner_optimizer", model.optimizer), template)
+            optimizer = ModelInterface.of(model).optimizer
+            _copy_state(getattr(optimizer, "inner_optimizer", optimizer), template)
 
 
 def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
@@ -44,8 +45,12 @@ def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
     has_steps: whether the template has the model's own train_step and test_step.
     """
     kind = type(model)
-    steps = () if has_steps else ("train_step", "test_step", "compute_loss")
-    overridden = [name for name in steps if getattr(kind, name) is not getattr(keras.Model, name)]
+    steps = {
+        "train_step": kind.train_step is not keras.Model.train_step,
+        "test_step": kind.test_step is not keras.Model.test_step,
+        "compute_loss": kind.compute_loss is not keras.Model.compute_loss,
+    }
+    overridden = [name for name, is_own in steps.items() if is_own and not has_steps]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, of a lambda
         try:

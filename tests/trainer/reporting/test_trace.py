@@ -77,10 +77,10 @@ def test_a_profile_of_a_cpu(tmp_path: Path) -> None:
             (f"{body}/dense-1/MatMul:_MklNativeFusedMatMul", 200, 500), (f"{body}/add.2:AddV2", 500, 509),
             (f"{body}/call:StatefulPartitionedCall", 200, 1000), ("Iterator::Root::Prefetch", 0, 1000),
         ],
-        "tf_Compute/2": [(f"{body}/Tanh:Tanh", 600, 700), ("bitcast_dot_fusion.1", 900, 1000)],
+        "tf_Compute/2": [(f"{body}/Tanh:Tanh", 600, 700)],
         "collective_ops/1": [(f"{body}/CollectiveReduceV2_1:CollectiveReduceV2", 650, 800)],
-    }}, {"bitcast_dot_fusion.1": "bitcast_dot_fusion.1"})  # fmt: skip
-    assert shares_of(file) == known(matrix=0.4, memory=0.1, all_reduce=0.1, input=0.2, dispatch=0.2)
+    }})  # fmt: skip
+    assert shares_of(file) == known(matrix=0.3, memory=0.1, all_reduce=0.1, input=0.2, dispatch=0.3)
 
 
 def test_steps_that_xla_compiled_for_a_cpu_are_refused(tmp_path: Path) -> None:
