@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from deploy.planning.forecast import Forecast, forecasts
+from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
