@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import parser
 from deploy.vertex.billing import BIGQUERY_FIX, billed_by_job, billing_errors, checked_table
-from deploy.vertex.history import Attempt, find_attempt
+from deploy.vertex.history import Attempt, attempt_label, find_attempt
 from deploy.vertex.session import SESSION, Session
-from deploy.vertex.submission import attempt_label
 from trainer.base.errors import DONE, UserError
 
 

@@ -46,7 +46,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     config = small_config("--replicas=2", "--steps=6", "--report_every_steps=2", "--sample_every_steps=3")
     folder = run(config)
     assert {path.name for path in folder.iterdir()} == {
-        "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
+        "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock", ".alive",
     }  # fmt: skip
     pictures = ["progress.gif", "step-00000003.png", "step-00000006.png"]
     assert sorted(path.name for path in (folder / "samples").iterdir()) == pictures
