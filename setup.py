@@ -63,7 +63,6 @@ setup(
             "report/report.html",
             "report/page.css",
             "planning/plan.html",
-            "planning/published.yaml",
             "planning/gpu_constants.json",
         ],
     },

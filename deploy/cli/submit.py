@@ -18,7 +18,7 @@ from deploy.cli.job_flags import (
 )
 from deploy.cli.target import add_backend
 from deploy.localrun.processes import on_signals
-from deploy.planning.kept import cost_lines, memory_lines, with_prediction
+from deploy.planning.kept import cost_lines, memory_lines
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config
 from deploy.tiers.images import installs
@@ -105,7 +105,7 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
         for region in asked.regions.split(","):
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region or asked.region}))
             try:
-                jobs.append(render(request, gcp, with_prediction(request, options)))
+                jobs.append(render(request, gcp, options))
             except NoMachines as error:
                 refused.append((f"{name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:

@@ -1,18 +1,15 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecasts
-from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
-from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE
+from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
-from deploy.tiers.job_request import JobOptions, JobRequest
+from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
@@ -42,25 +39,6 @@ def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Fo
     return forecasts([tier], read_plan(path), config, load_machines(), {}, own_image=own_image)[0]
 
 
-def prediction(tier: Tier, config: TrainConfig) -> str:
-    """Returns what the kept plan says of a job on the tier, for `predicted` of plan_file.py; "" if none."""
-    with suppress(UserError):
-        if known := _forecast(tier, config):
-            fit = known.fit
-            values = _three("step_seconds", known.step) if known.step else {}
-            if fit:
-                values |= {**_three("device_gib", fit.needed.times(1 / GIB)), "largest_batch": fit.largest_batch}
-            if fit and fit.micro_batches:
-                values["micro_batches"] = fit.micro_batches
-            return json.dumps(values)
-    return ""
-
-
-def _three(name: str, value: Interval) -> dict[str, float]:
-    low, middle, high = (float(f"{number:.4g}") for number in (value.low, value.middle, value.high))
-    return {name: middle, f"{name}_low": low, f"{name}_high": high}
-
-
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
     return list(dict.fromkeys(line for job in jobs for line in _of_cost(job)))
@@ -79,13 +57,6 @@ def _of_cost(job: Job) -> Iterator[str]:
                 f"{STRATEGIES[tier.strategy]}, and the job is stopped at {most_usd:.2f} USD: raise --max_cost (or its "
                 "file's scheduling.timeout), or train fewer steps"
             )
-
-
-def with_prediction(request: JobRequest, options: JobOptions) -> JobOptions:
-    """Returns the options of a job that takes along what its plan says; those of a check as they are."""
-    if options.check or request.training is None:
-        return options
-    return replace(options, predicted=prediction(request.tier, request.training.config))
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:

@@ -36,7 +36,6 @@ class JobOptions:
     tensorboard: str = ""  # --tensorboard_instance=
     force: bool = False  # send what looks as if it would fail
     check: bool = False  # check the GPUs of the tier instead of training
-    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
 
     @property
     def folder(self) -> str:

@@ -31,7 +31,6 @@ from deploy.tiers.spec_changes import check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.plan_file import PREDICTED
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
@@ -120,8 +119,6 @@ class TrainingRequest(JobRequest):
                 module = CHECK
                 _run_check(task)
             added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
-            if options.predicted:
-                added.append({"name": PREDICTED, "value": options.predicted})
             if added:
                 task["env"] = [*task.get("env", []), *added]
             if plain:

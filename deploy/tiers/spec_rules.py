@@ -34,7 +34,7 @@ NO_TPU = (
 LEAST_TIMEOUT_S = 60
 FLEX_START_LONGEST_S = 604_800
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/schedule-jobs-dws
-_FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
+FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
 
 
 def check_spec(spec: Spec, name: str) -> None:
@@ -248,7 +248,7 @@ def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -
                 f"scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(host.strategies)}: set the "
                 "strategy, or take a larger machine"
             )
-        if flexible and not _FLEX_START.fullmatch(accelerator):
+        if flexible and not FLEX_START.fullmatch(accelerator):
             yield (
                 f"scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for L4, A100, "
                 "H100, H200 and B200: drop the strategy, or use SPOT"

@@ -1,5 +1,6 @@
 """Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract."""
 
+import re
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.data.nests import described
 from trainer.invariance.compat import all_layers, build_compiled, compare_signs_on_device, losses_reduced_by
 from trainer.invariance.gradients import sum_first
 from trainer.invariance.layers import make_independent
@@ -17,7 +19,7 @@ from trainer.invariance.losses import try_losses
 from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import has_class_outputs, has_own_step, symbolic_inputs
-from trainer.user_code.mistakes import as_user_mistake
+from trainer.user_code.mistakes import as_user_mistake, message_of
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -73,6 +75,11 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
+        if re.search("incompatible (with the layer|shape)", str(error)):
+            raise UserError(
+                f"model={config.model}: it cannot be called with x of {config.data}, {described(dataset.spec[0])} an "
+                f"example: {message_of(error)}"
+            ) from error
         raise as_user_mistake(error) or UserError(
             f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"

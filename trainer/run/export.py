@@ -43,14 +43,24 @@ def export(model: keras.Model, folder: Path, input_spec: Any, **about: Any) -> N
         else:
             _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
-        write_servable(
-            beside,
-            inputs=_specs(named_leaves(model_inputs(template, input_spec))),
-            outputs=_specs(_outputs(template)),
-            latent_dim=interface.sampler.latent_dim if interface.sampler else 0,
-            classes=interface.generated_classes,
-            **about,
-        )
+        _describe(beside, template, interface, named_leaves(model_inputs(template, input_spec)), **about)
+
+
+def _describe(
+    folder: Path, template: keras.Model, interface: ModelInterface, inputs: list[tuple[str, Any]],
+    image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Writes serving.json. A generator is one whose inputs are noise and, if it has classes, a label."""
+    generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
+    write_servable(
+        folder,
+        inputs=_specs(inputs),
+        outputs=_specs(_outputs(template)),
+        image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
+        class_names=class_names,
+        latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
+        classes=interface.generated_classes if generates else 0,
+    )
 
 
 def _specs(named: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def blank_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any
 
     def column(spec: Any) -> Any:
         shape, kind = [size or 3 for size in spec.shape[1:]], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
-        if about.image and not about.latent_dim:
+        if about.image:
             return draw.integers(0, 256, (rows, *about.image), np.uint8)
         if kind.kind == "O":
             return np.full((rows, *shape), b"a b", object)

@@ -23,7 +23,7 @@ from trainer.base.log import log
 from trainer.base.run_files.records import number, read_json, write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import cache_home
-from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.agreement import arithmetic, processor
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers
 from trainer.invariance.step import NotCompilable
@@ -226,5 +226,5 @@ def _key(digest: str, replicas: Replicas) -> str:
     """Returns the name of a choice: of the same operations and shapes, versions, processor, cores, threads and GPUs."""
     threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    content = [digest, versions(), arithmetic(), cores, threads, list(replicas.devices), gpu_names()]
+    content = [digest, versions(), arithmetic(), processor(), cores, threads, list(replicas.devices), gpu_names()]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

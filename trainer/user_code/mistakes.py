@@ -56,10 +56,10 @@ def register_user_module(name: str) -> None:
 
 def as_user_mistake(error: BaseException) -> UserError | None:
     """Returns the exception in one line with the user's file and line; None if the user's code did not raise it."""
-    found = None if isinstance(error, (UserError, PlatformFault)) else where_raised(error)
-    if found is None:
+    raised = None if isinstance(error, (UserError, PlatformFault)) else where_raised(error)
+    if raised is None:
         return None
-    place, cause = found
+    place, cause = raised
     text = message_of(cause)
     return UserError(
         f"{place}: {text}; this is in your own code: change it there, or the flags that it read "

@@ -103,7 +103,6 @@ class Result(TypedDict, total=False):
     saving_seconds: float
     peak_memory_gib: float
     peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
-    predicted: dict[str, float]  # by the job's plan: step_seconds, device_gib, each with _low and _high, largest_batch
     restarts: int
     steps_repeated: int
     rollbacks: int
