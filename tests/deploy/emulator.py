@@ -51,6 +51,7 @@ class Fault:
     after: bool = False
     message: str = "injected"
     action: Callable[[], None] = lambda: None
+    seconds: float = 0.5  # of a slow response
     triggered: bool = dataclasses.field(default=False, init=False)
 
 
@@ -68,6 +69,7 @@ class Emulator:
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
+        self.secrets: dict[str, bytes] = {}  # by the names of their versions
         self.tags: set[str] = set()  # of images, as Artifact Registry names them
         self.bucket_location = "US"
         self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
@@ -239,7 +241,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.fail(fault)
             return
         if fault and fault.kind == "slow":
-            time.sleep(0.5)
+            time.sleep(fault.seconds)
         if self.google.account(request, self.headers.get("Authorization", "")) is None:
             self.send(401, _error(401, "Request had invalid authentication credentials."))
             return
@@ -426,6 +428,12 @@ def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: byt
     return 200, google.issue(match[1])
 
 
+def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    if match[1] not in google.secrets:
+        return 403, _error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
+    return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
+
+
 def _tag(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     return (200, {"name": match[1]}) if match[1] in google.tags else (404, _error(404, f"{match[1]} is not found"))
 
@@ -438,6 +446,7 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
+    r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
     r"GET /v1/userinfo": _userinfo,
     r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,

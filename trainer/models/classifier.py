@@ -10,7 +10,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
-from trainer.models.optimizers import FusedAdam, learning_rate
+from trainer.models.optimizers import learning_rate
 
 
 def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
@@ -75,7 +75,7 @@ def compile_classifier(
     rate = learning_rate(config, dataset, later=later)
     model.compile(optimizer(rate), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")])
     model.plain_compile = lambda: {
-        "optimizer": (keras.optimizers.Adam if optimizer is FusedAdam else optimizer)(config.learning_rate),
+        "optimizer": optimizer(config.learning_rate),
         "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     }

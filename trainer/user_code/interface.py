@@ -128,10 +128,10 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
     Keras's own container of compiled metrics gives such a dict.
     """
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
-    return found
+        scalars |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
+    return scalars
 
 
 def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
@@ -142,7 +142,9 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for metric in model.metrics:
-        names[any(id(one) in updated for one in metric.variables)] |= scalars_of({metric.name: metric.result()}).keys()
+        names[any(id(variable) in updated for variable in metric.variables)] |= scalars_of(
+            {metric.name: metric.result()}
+        ).keys()
     idle = names[False] - names[True]
     results = {name: value for name, value in model.get_metrics_result().items() if name not in idle}
     # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.

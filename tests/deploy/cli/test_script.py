@@ -250,6 +250,7 @@ def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
             place = {"cluster": cluster, "task": {"type": name, "index": index}}
             given = {"PATH": os.environ["PATH"], "AIP_MODEL_DIR": f"{output}/model/", "CLUSTER_SPEC": json.dumps(place),
                      "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
+                     "SECRET_MANAGER_HOST": google.url,
                      "GCE_METADATA_HOST": google.url.removeprefix("http://"), "TMPDIR": str(folder)}  # fmt: skip
             given |= {variable["name"]: variable["value"] for variable in task["env"]}
             command = [str(python), *task["command"][1:], *task.get("args", [])]
@@ -324,10 +325,40 @@ def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--dry_run"], session) == 0
     shown = capsys.readouterr().out
     words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
-    assert package.main([*words[4:], "--backend=sdk"], session) == 0
+    assert package.main(words[4:]) == 0
     name, starter = cloud.objects
     assert f'"code": ["gs://{name}"' in shown
     assert f"  - gs://{starter}\n" in shown
+
+
+SECRET = "projects/p/secrets/token/versions/latest"
+
+
+def test_a_secret_is_read_by_the_job_and_stands_nowhere(vertex: Emulator, session: Session, capsys: Capture) -> None:
+    """The script, which gets it as a variable, prints its length alone."""
+    script(
+        "import os\nprint('knows', len(os.environ['HF_TOKEN']), os.environ['MODE'], 'TRAINER_SECRETS' in os.environ)"
+    )
+    flags = [
+        "cpu",
+        "--script=mine/train.py",
+        *WHERE,
+        "--backend=sdk",
+        "--env=MODE=fast mode",
+        f"--secret=HF_TOKEN={SECRET}",
+    ]
+    assert submit.main(flags, session) == 1, "the account of the job may not read it"
+    refusal = (
+        f"error: {SECRET}: status 403: the job's account must be able to read it (roles/secretmanager.secretAccessor)"
+    )
+    assert refusal in capsys.readouterr().out
+    vertex.secrets[SECRET] = b"hf_do_not_tell"
+    assert submit.main(flags, session) == 0
+    shown = capsys.readouterr()
+    assert "  workerpool0-0  knows 14 fast mode False\n" in shown.out
+    known = shown.out + shown.err + json.dumps(vertex.bodies) + "".join(map(str, vertex.objects.values()))
+    assert "hf_do_not_tell" not in known
+    assert SECRET in known
 
 
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:

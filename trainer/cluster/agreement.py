@@ -1,6 +1,6 @@
-"""Describes what a worker computes with beside the flags: Keras's settings, switches of TensorFlow, the processor.
+"""Says what workers must have in common beside the flags, Keras's settings and switches, and in what they differ.
 
-Workers compare it when they meet: settings and switches must be equal, processors may differ and are then named.
+Their processors may differ.
 """
 
 import os
@@ -8,10 +8,11 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 
-from trainer.cluster.meeting import ADVISORY
+from trainer.base.errors import UserError, printable, shortened
 
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
 # What is different on each machine by right, or changes no number.
@@ -23,8 +24,8 @@ _NO_NUMBERS = re.compile(
 _INSTRUCTIONS = re.compile(r"avx\w*|fma|amx_\w+|sve\w*|asimd\w*|bf16")
 
 
-def arithmetic(environment: Mapping[str, str] = os.environ, cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str]:
-    """Returns settings that can change numbers, by name; those whose name ends in "?" may differ between workers."""
+def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns settings that can change numbers, by name."""
     switches = {
         name: value
         for name, value in sorted(environment.items())
@@ -36,11 +37,10 @@ def arithmetic(environment: Mapping[str, str] = os.environ, cpuinfo: Path = Path
         "keras.json image_data_format": keras.config.image_data_format(),
         "keras.json backend": keras.config.backend(),
         **switches,
-        f"processor{ADVISORY}": _processor(cpuinfo),
     }
 
 
-def _processor(cpuinfo: Path) -> str:
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Returns the machine's kind and the instructions of its first core that change numbers."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -49,3 +49,22 @@ def _processor(cpuinfo: Path) -> str:
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     instructions = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
     return " ".join([platform.machine(), *instructions])
+
+
+def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+    """Returns the names and values that differ, at most three; empty if all are equal."""
+    names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
+    return "; ".join(
+        f"{name}: {shortened(repr(chief.get(name)))} on the chief, {shortened(repr(worker.get(name)))} on the worker"
+        for name in names[:3]
+    )
+
+
+def unlike(worker: str, action: str, names: str) -> UserError:
+    """Returns the error for a worker that does not `action` as the chief; names: what differs."""
+    return UserError(
+        printable(
+            f"{worker} and the chief do not {action} ({names}): start every worker by the same command, with the same "
+            "files and versions"
+        )
+    )
