@@ -7,9 +7,8 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.cli.arguments import add_flags, parser, usd
-from deploy.cli.job_flags import add_tier_flags, new_submission, read_changes
-from deploy.cli.target import add_backend
+from deploy.cli.arguments import add_flags, parser
+from deploy.cli.job_flags import CHANGES, new_submission, read_changes
 from deploy.localrun.processes import on_signals
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
@@ -19,14 +18,14 @@ from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, record_status
+from deploy.vertex.history import Submission, attempt_label, record_status
 from deploy.vertex.logs import watch_job
 from deploy.vertex.registry import ModelVersion, find_version
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job
+from deploy.vertex.submission import check_resources, custom_job, submit_job
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 
 
@@ -41,12 +40,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("rows", metavar="ROWS", help="a file in a bucket, a line of JSON a row")
     cli.add_argument("out", metavar="OUT", help="a folder in a bucket, for predictions-….jsonl and errors-….jsonl")
     cli.add_argument("--tier", required=True, metavar="TIER", help="machine of one device, as cpu or l4x1")
-    cli.add_argument("--max_cost", type=usd, metavar="USD", help="the job is stopped when that is spent")
     cli.add_argument("--as", dest="kind", choices=("custom_job", "batch_prediction"), default="custom_job",
                      help="batch_prediction: Vertex AI's own job, which has no time limit")  # fmt: skip
-    add_flags(cli, "project", "region", "prices")
-    add_tier_flags(cli)
-    add_backend(cli)
+    add_flags(cli, "project", "region", "prices", "max_cost", *CHANGES, "backend")
     cli.add_boolean("dry_run", "print the request and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     args = cli.parse_args(arguments)

@@ -149,8 +149,7 @@ class VertexRunner:
             self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
             job = self._job(run, submission, previous.output if previous else "")
-            backend = self._open(job.gcp.project, job.gcp.region)
-            upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
+            upload_packages(job.packages, job.gcp.bucket)
         self._check_stop()
         sent = SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         sent.write(job_dir)

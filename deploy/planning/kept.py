@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from deploy.planning.forecast import Forecast, forecasts
+from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
@@ -45,18 +46,24 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 
 def _of_cost(job: Job) -> Iterator[str]:
-    tier, most_usd, training = job.tier, job.tier.most_usd, job.request.training
-    if job.checks or training is None or most_usd is None:
-        return
+    tier, usd = job.tier, estimated_usd(job)
+    if usd and tier.most_usd is not None and usd.middle > tier.most_usd:
+        yield (
+            f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+            f"{STRATEGIES[tier.strategy]}, and the job is stopped at {tier.most_usd:.2f} USD: raise --max_cost (or its "
+            "file's scheduling.timeout), or train fewer steps"
+        )
+
+
+def estimated_usd(job: Job) -> Interval | None:
+    """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
+    tier, training = job.tier, job.request.training
+    if job.checks or training is None or tier.most_usd is None:
+        return None
     with suppress(UserError):
         known = _forecast(tier, training.config, own_image=job.image.contents is not ImageContents.PYTHON)
-        usd = next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
-        if usd and usd.middle > most_usd:
-            yield (
-                f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
-                f"{STRATEGIES[tier.strategy]}, and the job is stopped at {most_usd:.2f} USD: raise --max_cost (or its "
-                "file's scheduling.timeout), or train fewer steps"
-            )
+        return next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
+    return None
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:
@@ -86,7 +93,7 @@ def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
     except UserError as error:
         return f"whether it fits the memory is not known: {error}", False
     if known is None:
-        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
+        return "whether it fits the memory is not known: --plan measures it (some steps on this CPU)", False
     if known.fit is None:
         return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
     said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]

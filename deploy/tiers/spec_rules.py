@@ -39,10 +39,15 @@ FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80
 
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
-    _check_value(spec, "CustomJobSpec", name)
+    check_shape(spec, name)
     problem = next(_problems(spec), None)
     if problem:
         raise UserError(f"{name}: {problem}")
+
+
+def check_shape(spec: Spec, name: str) -> None:
+    """Raises UserError, which begins with `name`, for an unknown field and for a value of the wrong type."""
+    _check_value(spec, "CustomJobSpec", name)
 
 
 def check_format(field: str, text: Any, where: str) -> None:

@@ -23,6 +23,7 @@ _NOT_HERE = re.compile(
     re.IGNORECASE,
 )
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
 
 
 class ApiError(Exception):
@@ -110,6 +111,7 @@ class JobStatus:
     timeout_s: float = DEFAULT_TIMEOUT_S
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # the GPUs of its tier, and trains nothing
+    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
 
     @property
     def over(self) -> bool:
@@ -168,6 +170,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
             any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
                 for task in ("containerSpec", "pythonPackageSpec")),
+            dict(job.get("webAccessUris", {})),
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
+from deploy.vertex import buckets
 from deploy.vertex.registry import ModelVersion, register, schemata, set_alias, upload_request
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -72,21 +73,17 @@ def register_run(registration: Registration, alias: str, backend: Backend, clock
     artifact, files = str(registration.model["artifactUri"]), registration.about.files
     for name in files:
         if registration.files:
-            _upload(registration.files / name, f"{artifact}/{name}", backend, clock)
-        elif not retried(lambda name=name: backend.exists(f"{artifact}/{name}"), clock):  # type: ignore[misc]
+            buckets.upload(registration.files / name, f"{artifact}/{name}")
+        elif not buckets.exists(f"{artifact}/{name}"):
             raise UserError(f"{artifact}/{name}: there is no such object: upload the whole folder again")
     if registration.files:
-        _upload(registration.files / SERVING, f"{artifact}/{SERVING}", backend, clock)
+        buckets.upload(registration.files / SERVING, f"{artifact}/{SERVING}")
     with tempfile.TemporaryDirectory() as scratch:
         for name, text in schemata(registration.about).items():
             Path(scratch, name).write_text(text, encoding="utf-8")
-            _upload(Path(scratch, name), f"{artifact}/schemata/{name}", backend, clock)
+            buckets.upload(Path(scratch, name), f"{artifact}/schemata/{name}")
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
         version = retried(lambda: set_alias(version, alias, backend), clock)
     print(f"registered {version}", flush=True)
     return version
-
-
-def _upload(file: Path, uri: str, backend: Backend, clock: Clock) -> None:
-    retried(lambda: backend.upload(file, uri), clock)

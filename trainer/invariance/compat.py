@@ -26,6 +26,7 @@ PRIVATE_NAMES = (
     "keras.src.backend.tensorflow.random",
     "keras.src.backend.tensorflow.numpy.signbit",
     "keras.layers.Layer._flatten_layers",
+    "keras.layers.Layer._losses",
     "keras.Model._symbolic_build",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
     "keras.optimizers.Optimizer._get_variable_index",
@@ -159,6 +160,21 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth."""
     return list(layers_by_path(model).values())
+
+
+@contextmanager
+def losses_kept(model: keras.Model) -> Iterator[None]:
+    """Leaves the losses that layers added, `layer.losses`, as they were before the block.
+
+    Where replicas wait for each other, those of another one take the same lists meanwhile. No fallback: a step would
+    silently report losses of other rows.
+    """
+    layers = all_layers(model)
+    before = [list(_private("keras.layers.Layer._losses", owner=layer)) for layer in layers]
+    yield
+    for layer, losses in zip(layers, before, strict=True):
+        layer._losses.clear()
+        layer._losses.extend(losses)
 
 
 def outside_conditions(graph: Any) -> Any:

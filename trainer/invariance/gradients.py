@@ -67,7 +67,8 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             raise UserError(
                 f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas: {advice}"
             )
-    disable_gradient_sum(inner)
+    for part in (inner, *getattr(inner, "optimizers", ())):  # those of a MultiOptimizer
+        disable_gradient_sum(part)
     begin, apply = fuse_updates(inner), optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:

@@ -71,7 +71,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     _check_labels(model, dataset)
     _check_evaluation(model, dataset)
-    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(1)))
+    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(2)))
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
@@ -81,7 +81,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
                 f"example: {message_of(error)}"
             ) from error
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
+            f"model={config.model}: its {_misfit(error)} not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     if not _has_loss(model, rows):
@@ -93,6 +93,11 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         sum_first(model.optimizer)
     if config.micro_batches > 1:
         model.counted_losses = _has_counted_losses(model, rows)
+
+
+def _misfit(error: Exception) -> str:
+    """Returns which part of a model an error of Keras is about, with the verb."""
+    return "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
 
 
 def _has_counted_losses(model: keras.Model, rows: Any) -> bool:

@@ -228,7 +228,9 @@ def _train_and_export(run: TrainingRun) -> Control:
                 use_averages(optimizer, setup.model.trainable_variables)
             data = setup.dataset
             image = data.image_shape if data.holds_images else ()
-            export(setup.model, job_dir.model, data.input_spec, image=image, class_names=data.class_names)
+            about: dict[str, Any] = {"image": image, "class_names": data.class_names}
+            keep = run.job.config.save_optimizer
+            export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):

@@ -81,8 +81,8 @@ class RequestedRun:
         Those of its callbacks, of other data and of earlier versions are left out; nothing else may be unknown.
         """
         stored = _without_callbacks(mapping(self.info, "config"))
-        own = Overrides({**stored, **flags}).own
-        settings, stored = own.settings, own.without_others(stored)
+        functions = Overrides({**stored, **flags}).own
+        settings, stored = functions.settings, functions.without_others(stored)
         known = {field.name for field in dataclasses.fields(settings)}
         dropped = stored if flags or mapping(self.info, "config").get("callbacks") else REMOVED
         stored = {name: value for name, value in stored.items() if name in known or name not in dropped}
@@ -165,7 +165,7 @@ def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
     steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
 
     def wanted(below: str) -> bool:
-        template = below.startswith(f"{MODEL}/") and below.endswith((".keras", f"/{SERVING}"))
+        template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
         return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
     return Staged(address, "run", cache_dir).fetch(wanted)

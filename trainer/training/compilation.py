@@ -226,5 +226,6 @@ def _key(digest: str, replicas: Replicas) -> str:
     """Returns the name of a choice: of the same operations and shapes, versions, processor, cores, threads and GPUs."""
     threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    content = [digest, versions(), arithmetic(), processor(), cores, threads, list(replicas.devices), gpu_names()]
+    machine = [arithmetic(), processor(), cores, threads, list(replicas.devices), gpu_names()]
+    content = [digest, versions(), *machine]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -92,6 +92,7 @@ class ModelInterface:
     generated_classes: int  # of which it generates images when it is given a label; 0
     optimizer: Any  # of a compiled model; None
     loss: Any  # of a compiled model; None
+    plain_compile: Callable[[], Mapping[str, Any]] | None  # arguments of compile() for the exported model; as trained
     compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
 
     @classmethod
@@ -112,6 +113,7 @@ class ModelInterface:
             generated_classes=getattr(model, "generated_classes", 0),
             optimizer=getattr(model, "optimizer", None),
             loss=getattr(model, "loss", None),
+            plain_compile=getattr(model, "plain_compile", None),
             compiles_gradients=getattr(model, "compiles_gradients", False),
         )
 

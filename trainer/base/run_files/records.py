@@ -108,6 +108,7 @@ class Result(TypedDict, total=False):
     rollbacks: int
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     epoch_seconds: list[float]
+    history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
     classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 

@@ -105,7 +105,7 @@ class TrainConfig:
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: str = _devices(
-        "auto", "compile the step with XLA; auto: on one device, if faster", choices=("auto", "true", "false")
+        "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
@@ -125,6 +125,7 @@ class TrainConfig:
     keep_checkpoints: int | None = _output(
         3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
     )
+    save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     tensorboard: bool = _output(True, "write TensorBoard event files")
@@ -245,6 +246,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "save_optimizer",
 })  # fmt: skip
 
 

@@ -50,6 +50,7 @@ _WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadat
 _MACHINE = "/proc/sys/kernel/random/boot_id"  # differs also on another machine of the same name
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
+_LOCATE = "read its location (roles/storage.bucketViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
 _IN_MEMORY = 64 * 2**20  # bytes; smaller files are read at once before the upload, because they may grow meanwhile
 
@@ -138,6 +139,11 @@ class Gcs:
         """Returns the object of exactly this name, or None."""
         blob = self._request(lambda: self._blob(address).bucket.get_blob(address.name, **self._once), address, _READ)
         return _remote(address.bucket, blob) if blob else None
+
+    def location(self, bucket: str) -> str:
+        """Returns where a bucket lies, as US or EUROPE-WEST4."""
+        found = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
+        return str(found.location)
 
     def download(
         self,
