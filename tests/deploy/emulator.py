@@ -26,6 +26,7 @@ from google_crc32c import Checksum
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
+JOBS = "job@my-proj.iam.gserviceaccount.com"
 METRIC = "aiplatform.googleapis.com/custom_model_training_nvidia_l4_gpus"
 QUOTA = f"The following quota metrics exceed quota limits: {METRIC}"
 RATE = (  # Google's message, with 429, for too many calls; no machine quota is exhausted
@@ -333,10 +334,9 @@ def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> R
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[2])
-    if not job:
+    if match[2] not in google.jobs:
         return _get(google, match, query, body)
-    google.end(job, "CANCELLED")
+    google.end(google.jobs[match[2]], "CANCELLED")
     return 200, {}
 
 
@@ -348,12 +348,8 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     assert job
     found = [entry for entry in google.logs if entry["resource"]["labels"]["job_id"] == job[1]]
     found = [entry for entry in found if not since or entry["timestamp"] >= since[1]]
-    found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
+    found.sort(key=lambda entry: entry["timestamp"])
     return 200, _page("entries", found, 3, request)
-
-
-def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
 
 
 def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -416,22 +412,9 @@ def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) ->
     return 200, google.issue(json.loads(base64.urlsafe_b64decode(claims + "=="))["iss"])
 
 
-def _metadata_token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.issue("job@my-proj.iam.gserviceaccount.com")
-
-
-def _userinfo(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"email": list((google.accounts or {}).values())[-1]}
-
-
-def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, google.issue(match[1])
-
-
 def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    if match[1] not in google.secrets:
-        return 403, _error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
-    return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
+    found = google.secrets.get(match[1])
+    return (200, {"payload": {"data": base64.b64encode(found).decode()}}) if found else (403, _error(403, "denied"))
 
 
 def _tag(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -448,10 +431,19 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
-    r"GET /v1/userinfo": _userinfo,
-    r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,
-    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": _impersonate,
-    r"GET /storage/v1/b/([^/]+)": _bucket,
+    r"GET /v1/userinfo": lambda google, *_: (200, {"email": list((google.accounts or {}).values())[-1]}),
+    r"GET /computeMetadata/v1/instance/service-accounts/default/token": lambda google, *_: (
+        200,
+        google.issue(JOBS),
+    ),
+    r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": lambda google, match, *_: (
+        200,
+        google.issue(match[1]),
+    ),
+    r"GET /storage/v1/b/([^/]+)": lambda google, match, *_: (
+        200,
+        {"name": match[1], "location": google.bucket_location},
+    ),
     r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
     r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
     r"GET /storage/v1/b/([^/]+)/o": _objects,
