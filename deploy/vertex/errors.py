@@ -67,7 +67,7 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: _permission_fix(str(error), gcp),
-        404: _not_found_fix(str(error), gcp),
+        404: f"not found: check --project={gcp.project} and --region={gcp.region}",
     }
     default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
     return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
@@ -75,7 +75,6 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 # Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
 _ROLES = {
-    r"storage\.": "roles/storage.objectUser on the bucket",
     r"logging\.": "roles/logging.viewer on {project}",
     r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",
     "": "roles/aiplatform.user on {project}",
@@ -94,13 +93,6 @@ def _permission_fix(message: str, gcp: GcpConfig) -> str:
         )
     role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
     return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
-
-
-def _not_found_fix(message: str, gcp: GcpConfig) -> str:
-    bucket = re.search(r"(?:gs://|/storage/v1/b/)([^/?\s:]+)", message)
-    if bucket:
-        return f"create it: `gcloud storage buckets create gs://{bucket[1]} --location={gcp.region or 'REGION'}`"
-    return f"not found: check --project={gcp.project} and --region={gcp.region}"
 
 
 def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:

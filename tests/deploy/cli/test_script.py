@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,13 +16,13 @@ from deploy.__main__ import main
 from deploy.cli import compare, jobs, package, submit
 from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import free_addresses, local_workers
+from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import summarize
 from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import ROOT, WHERE, Capture, FlyingClock, Job, needs_gcloud, run
+from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.address import Address
 
@@ -227,53 +226,6 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     assert "holds another comparison (arguments: 'two words' stored, other given)" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the Python of an environment without any package."""
-    folder = tmp_path_factory.mktemp("bare")
-    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
-    return folder / "bin" / "python3"
-
-
-def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
-    """Runs the workers of a job by the commands of its spec, in an environment that has nothing of ours."""
-    google.begin(job)
-    spec = job["jobSpec"]
-    output = spec["baseOutputDirectory"]["outputUriPrefix"]
-    pools = {f"workerpool{place}": pool for place, pool in enumerate(spec["workerPoolSpecs"])}
-    ports = iter(free_addresses(sum(int(pool["replicaCount"]) for pool in pools.values())))
-    cluster = {name: [next(ports) for _ in range(int(pool["replicaCount"]))] for name, pool in pools.items()}
-    workers = []
-    for name, pool in pools.items():
-        task = pool["containerSpec"]
-        for index in range(len(cluster[name])):
-            place = {"cluster": cluster, "task": {"type": name, "index": index}}
-            given = {"PATH": os.environ["PATH"], "AIP_MODEL_DIR": f"{output}/model/", "CLUSTER_SPEC": json.dumps(place),
-                     "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
-                     "SECRET_MANAGER_HOST": google.url,
-                     "GCE_METADATA_HOST": google.url.removeprefix("http://"), "TMPDIR": str(folder)}  # fmt: skip
-            given |= {variable["name"]: variable["value"] for variable in task["env"]}
-            command = [str(python), *task["command"][1:], *task.get("args", [])]
-            workers.append((f"{name}-{index}", subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)))
-    failed = ""
-    for name, process in workers:
-        said, _ = process.communicate(timeout=120)
-        for line in said.splitlines():
-            google.log(job, line, name)
-        if process.returncode:
-            failed = f"The replica {name} exited with a non-zero status of {process.returncode}."
-    google.end(job, "FAILED" if failed else "SUCCEEDED", failed)
-
-
-@pytest.fixture
-def vertex(cloud: Emulator, flying: FlyingClock, bare: Path, tmp_path: Path) -> Emulator:
-    """Returns the emulator, which runs what a job's spec says, and a clock on which that takes no time."""
-    cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}  # the SDK's, and gcloud's
-    cloud.run = lambda google, job: runs_spec(google, job, bare, tmp_path)
-    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    return cloud
-
-
 OWN_TRAINER = """
 import sys
 import trainer
@@ -329,36 +281,6 @@ def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     name, starter = cloud.objects
     assert f'"code": ["gs://{name}"' in shown
     assert f"  - gs://{starter}\n" in shown
-
-
-SECRET = "projects/p/secrets/token/versions/latest"
-
-
-def test_a_secret_is_read_by_the_job_and_stands_nowhere(vertex: Emulator, session: Session, capsys: Capture) -> None:
-    """The script, which gets it as a variable, prints its length alone."""
-    script(
-        "import os\nprint('knows', len(os.environ['HF_TOKEN']), os.environ['MODE'], 'TRAINER_SECRETS' in os.environ)"
-    )
-    flags = [
-        "cpu",
-        "--script=mine/train.py",
-        *WHERE,
-        "--backend=sdk",
-        "--env=MODE=fast mode",
-        f"--secret=HF_TOKEN={SECRET}",
-    ]
-    assert submit.main(flags, session) == 1, "the account of the job may not read it"
-    refusal = (
-        f"error: {SECRET}: status 403: the job's account must be able to read it (roles/secretmanager.secretAccessor)"
-    )
-    assert refusal in capsys.readouterr().out
-    vertex.secrets[SECRET] = b"hf_do_not_tell"
-    assert submit.main(flags, session) == 0
-    shown = capsys.readouterr()
-    assert "  workerpool0-0  knows 14 fast mode False\n" in shown.out
-    known = shown.out + shown.err + json.dumps(vertex.bodies) + "".join(map(str, vertex.objects.values()))
-    assert "hf_do_not_tell" not in known
-    assert SECRET in known
 
 
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
