@@ -91,6 +91,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def factor(text: str) -> float:
+    """Returns how many times as much is allowed as planned; an argparse type."""
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", text) or float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 999, as 1.5")
+    return float(text)
+
+
 def read_prices(values: Sequence[str]) -> dict[str, float]:
     """Returns `["l4x1=0.71"]` as {"l4x1": 0.71}, in USD an hour. Raises UserError for anything else."""
     prices = {}

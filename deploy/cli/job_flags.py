@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, add_script_flags, command_line, seconds, usd
+from deploy.cli.arguments import add_flags, add_script_flags, command_line, factor, seconds, usd
 from deploy.cli.target import add_backend
 from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
@@ -38,6 +38,10 @@ def add_submission_flags(cli: Parser) -> None:
     add_tier_flags(cli)
     cli.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
                      "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
+    cli.add_argument("--stop_if_idle", type=seconds, default=0.0, metavar="TIME", help="the job saves and ends itself "
+                     "when all its GPUs are below 10 %% for so long, as 30m")  # fmt: skip
+    cli.add_argument("--stop_if_over", type=factor, default=0.0, metavar="FACTOR", help="the job saves and ends itself "
+                     "after so many times the upper end of its plan, in hours or USD, as 1.5")  # fmt: skip
 
 
 def add_tier_flags(cli: Parser) -> None:
@@ -53,7 +57,7 @@ def add_tier_flags(cli: Parser) -> None:
 
 
 _OF_VERTEX = (
-    "project", "region", "bucket", "package", "image", "max_cost", "backend",
+    "project", "region", "bucket", "package", "image", "max_cost", "backend", "stop_if_idle", "stop_if_over",
     "labels", "kms_key", "service_account", "network", "spot", "flex_start",
 )  # fmt: skip
 
@@ -109,6 +113,7 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
+        stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over, plan=getattr(asked, "plan", False) is True,
         disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
         force=getattr(asked, "force", False),
     )  # fmt: skip

@@ -10,10 +10,11 @@ from datetime import datetime, timezone
 from deploy.cli.arguments import add_flags, parser
 from deploy.cli.target import add_backend
 from deploy.tiers.gcp_config import GcpConfig, checked_region, needed_project, needed_region, read_project, read_region
-from deploy.vertex.api import JobStatus
+from deploy.vertex.api import STOPPED, JobStatus
 from deploy.vertex.cancellation import by_submission, cancel_doubles
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.history import find_attempt
+from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
@@ -47,7 +48,8 @@ def _list_region(gcp: GcpConfig, backend_name: str, session: Session) -> None:
         for jobs in by_submission(found):
             cancel_doubles(jobs, backend, session.clock)
         for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
-            print(_line(status, session.clock.now()))
+            status = settled(status, session.clock.now()) if status.limited else status
+            print(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
             for line in LiveLines(status, session.clock).lines(status):
                 print(f"  {line}")
     if not found:

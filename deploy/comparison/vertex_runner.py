@@ -24,6 +24,7 @@ from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.job_end import settled
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -129,6 +130,7 @@ class VertexRunner:
     def _run(self, run: JobRequest, job_dir: Path, print_line: PrintLine) -> int:
         sent = SentJob.read(job_dir)
         status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
+        status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
         if sent and status and (not status.over or status.state == "SUCCEEDED"):
             name = status.name
         else:

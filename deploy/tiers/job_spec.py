@@ -30,6 +30,7 @@ from deploy.tiers.spec_changes import check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.limits import LIMITS
 from trainer.base.run_files.plan_file import PREDICTED
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
@@ -117,8 +118,9 @@ class TrainingRequest(JobRequest):
             if options.check:
                 module = CHECK
                 _run_check(task)
-            if options.predicted:
-                task["env"] = [*task.get("env", []), {"name": PREDICTED, "value": options.predicted}]
+            for name, value in {PREDICTED: options.predicted, LIMITS: options.limits}.items():
+                if value:
+                    task["env"] = [*task.get("env", []), {"name": name, "value": value}]
             if plain:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
             elif packages:

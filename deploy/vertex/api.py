@@ -10,6 +10,7 @@ from typing import Any
 from deploy.tiers.spec_changes import LABEL
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
+from trainer.base.run_files.limits import LIMITS
 
 STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
@@ -23,6 +24,7 @@ _NOT_HERE = re.compile(
     re.IGNORECASE,
 )
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+STOPPED = "STOPPED"  # our word for a job that succeeded in ending itself at one of its limits
 
 
 class ApiError(Exception):
@@ -110,11 +112,12 @@ class JobStatus:
     timeout_s: float = DEFAULT_TIMEOUT_S
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # the GPUs of its tier, and trains nothing
+    limited: bool = False  # it may end itself: LIMITS
 
     @property
     def over(self) -> bool:
         """Returns whether the state is final."""
-        return self.state in FINAL_STATES
+        return self.state in FINAL_STATES or self.state == STOPPED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +171,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
             any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
                 for task in ("containerSpec", "pythonPackageSpec")),
+            f"'{LIMITS}'" in str(spec),
         )  # fmt: skip
 
 

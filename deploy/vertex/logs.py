@@ -13,6 +13,7 @@ from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
+from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -82,7 +83,7 @@ def follow_job(
             print_line(f"{_time(clock.now())}  {shown}")
         if status.over:
             _print_last_logs(tail, gcp, clock, print_line)
-            return status
+            return settled(status, clock.now())
         live = live or LiveLines(status, clock)
         for line in (*waiting.lines(status), *live.lines(status)):
             print_line(f"{_time(clock.now())}  {line}")
