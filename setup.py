@@ -81,7 +81,9 @@ setup(
         "deploy": DEPLOY,
         "report": ["matplotlib"],
         "tune": TUNE,  # studies of settings
+        "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
+        "wandb": ["wandb"],  # --track=wandb:…, with TensorFlow 2.18 or newer
         "test": TEST,
-        "dev": [*TEST, "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
+        "dev": [*TEST, "mlflow-skinny", "wandb", "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
     },
 )

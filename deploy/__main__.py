@@ -22,6 +22,7 @@ VERBS = {
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
     "tune": "try settings of one recipe, here or on Vertex AI, and report the best",
+    "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
 

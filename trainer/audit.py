@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.base.log import set_verbose
-from trainer.base.settings.flags import whole
+from trainer.base.settings.flags import Parser, whole
 from trainer.run.requested_run import NEWEST, make_parser, read_request
 from trainer.user_code.command import quiet_start, run_command
 
@@ -26,14 +26,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(lambda: _audit(words), "starts from scratch")
 
 
-def _audit(words: Sequence[str]) -> int:
+def parser_of_audit() -> Parser:
+    """Returns the parser of the flags, but for settings of the run's own data."""
     parser = make_parser("python -m trainer.audit", __doc__ or "")
     parser.add_argument("--segments", type=whole(1, _MOST), default=3, metavar="INT",
                         help="stretches to train again (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=whole(0, 2**31), required=True, metavar="INT",
                         help="decides which; named by the auditor")  # fmt: skip
     parser.add_argument("--out", default="audit.json", metavar="FILE", help="the certificate (default: %(default)s)")
-    request = read_request(parser, [*words, f"--checkpoint={NEWEST}"])
+    return parser
+
+
+def _audit(words: Sequence[str]) -> int:
+    request = read_request(parser_of_audit(), [*words, f"--checkpoint={NEWEST}"])
     set_verbose(request.options.verbose)
     with quiet_start():
         from trainer.proofs.auditing import audit

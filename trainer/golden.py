@@ -55,29 +55,43 @@ def small_flags(arguments: Sequence[str], command: Command) -> list[str]:
     return [*arguments, *steps, *sizes]
 
 
+def parser_of(verb: str) -> Parser:
+    """Returns the parser of a verb's own flags."""
+    if verb == "record":
+        parser = Parser(prog="python -m trainer.golden record", add_help=False)
+        parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
+        return parser
+    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__)
+    if verb == "check":
+        parser.add_argument("files", nargs="+", metavar="FILE")
+        parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
+        parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers with one (default: 1)")
+        parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
+    else:
+        parser.add_argument("file", metavar="FILE")
+        parser.add_argument("--good", required=True, metavar="COMMIT", help="a commit that has the recorded numbers")
+        parser.add_argument("--bad", default="HEAD", metavar="COMMIT", help="one that has not (default: %(default)s)")
+    return parser
+
+
 def _record(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m trainer.golden record", add_help=False)
-    parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
+    parser = parser_of("record")
     options, settings = parser.parse_known_args(arguments)
     about = {"prog": parser.prog, "description": __doc__, "parents": [parser]}
-    command = resolve(small_flags(settings, resolve(settings, **about)), **about)
+    flags = small_flags(settings, resolve(settings, **about))
+    command = resolve(flags)
     if not options.out:
         raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
     set_verbose(command.verbose)
     refuse_missing_modules(command.config)
     from trainer.proofs.golden_check import record
 
-    record(Path(options.out), small_flags(settings, resolve(settings)), command.config)
+    record(Path(options.out), flags, command.config)
     return DONE
 
 
 def _check(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m trainer.golden check", description=__doc__)
-    parser.add_argument("files", nargs="+", metavar="FILE")
-    parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
-    parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers of one replica (default: 1)")
-    parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
-    options = parser.parse_args(arguments)
+    options = parser_of("check").parse_args(arguments)
     from trainer.proofs.golden_check import check
 
     ways = [(count, 1) for count in options.replicas] + [(1, count) for count in options.workers if count > 1]
@@ -85,11 +99,7 @@ def _check(arguments: Sequence[str]) -> int:
 
 
 def _bisect(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="python -m trainer.golden bisect", description=__doc__)
-    parser.add_argument("file", metavar="FILE")
-    parser.add_argument("--good", required=True, metavar="COMMIT", help="a commit that has the recorded numbers")
-    parser.add_argument("--bad", default="HEAD", metavar="COMMIT", help="one that has not (default: %(default)s)")
-    options = parser.parse_args(arguments)
+    options = parser_of("bisect").parse_args(arguments)
     from trainer.proofs.bisection import bisect
 
     return bisect(Path(options.file), options.good, options.bad)

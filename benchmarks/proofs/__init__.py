@@ -1,0 +1,1 @@
+"""Campaigns of many cases, each run once; the tests hold samples of them."""

@@ -30,8 +30,10 @@ from deploy.comparison.execution import (
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
+from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
+from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, INTERRUPTED, UserError
@@ -44,6 +46,9 @@ SCALINGS = ("strong", "weak")
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
     flags, overrides = parse_program(_flags(), arguments)
+    trackers = trackers_in(overrides.values)
+    if not isinstance(overrides, Script):
+        overrides = overrides.without("track")  # this machine sends all runs at the end, with their parent
     usd_by_tier = read_prices(flags.price_per_hour)
     specs = read_tiers(flags.tiers, flags.prices, usd_by_tier, read_changes(flags))
     if flags.baseline and flags.baseline not in (tier.name for tier in specs):
@@ -65,6 +70,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         code = compare(plan, runs, out, runner, parallel)
         if any_begun(out):
             write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
+            track([flags.out], trackers)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED

@@ -25,6 +25,8 @@ def add_job_flags(cli: Parser) -> None:
     add_submission_flags(cli)
     add_script_flags(cli)
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
     cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
 
 
@@ -114,6 +116,7 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost,
         stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over, plan=getattr(asked, "plan", False) is True,
+        tensorboard=getattr(asked, "tensorboard_instance", ""),
         disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
         force=getattr(asked, "force", False),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from deploy.cli.arguments import command_line, parse, parser
 from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.report.tracked_runs import track, trackers_in
 from deploy.study.local_study import LocalStudy
 from deploy.study.outcome import StudyOutcome
 from deploy.study.space import check_space, configurations, read_space
@@ -31,6 +32,7 @@ from trainer.base.storage import local_path
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the study and writes its results; returns 0 if a trial is complete and none is left to resume."""
     args, overrides = parse(_flags(), arguments)
+    trackers, overrides = trackers_in(overrides.values), overrides.without("track")
     plan = _plan(args, overrides, command_line("tune", arguments))
     out = local_path(args.out, "out")
     with sent_to_the_cloud() if args.on == "vertex" else nullcontext():
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     check_study_folder(out, plan.asked(args.on))
     _announce(plan)
     if args.on == "vertex":
-        return _on_vertex(plan, out, args, overrides, session)
+        return _on_vertex(plan, out, args, overrides, session, trackers)
     refuse_flags_of_vertex(args)
     if args.dry_run:
         return DONE
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     except KeyboardInterrupt:
         print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
-    return _report(StudyOutcome(trials, plan, start), out) or code
+    return _report(StudyOutcome(trials, plan, start), out, trackers) or code
 
 
 def _flags() -> Parser:
@@ -111,7 +113,9 @@ def _announce(plan: StudyRequest) -> None:
     )
 
 
-def _on_vertex(plan: StudyRequest, out: Path, args: Namespace, overrides: Overrides, session: Session) -> int:
+def _on_vertex(
+    plan: StudyRequest, out: Path, args: Namespace, overrides: Overrides, session: Session, trackers: str
+) -> int:
     study = VertexStudy(plan, out, args, read_options(args, overrides), session)
     for line in study.describe():
         print(line, flush=True)
@@ -124,9 +128,10 @@ def _on_vertex(plan: StudyRequest, out: Path, args: Namespace, overrides: Overri
     flags = ("project", "region", "bucket", "package", "image", "service_account", "network", "labels", "kms_key")
     where = [f"--{name}={value}" for name in flags if (value := getattr(args, name))]
     start = ["python", "-m", "deploy", "submit", args.tier, *overrides.arguments(), *where]
-    return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out) or code
+    return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out, trackers) or code
 
 
-def _report(outcome: StudyOutcome, out: Path) -> int:
+def _report(outcome: StudyOutcome, out: Path, trackers: str) -> int:
     outcome.write(out)
+    track([str(out)], trackers)
     return DONE if outcome.complete else FAULT

@@ -33,6 +33,7 @@ class JobOptions:
     disable_retries: bool = False
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
     kms_key: str = ""
+    tensorboard: str = ""  # --tensorboard_instance=
     force: bool = False  # send what looks as if it would fail
     check: bool = False  # check the GPUs of the tier instead of training
     predicted: str = ""  # what the plan says of the job, as JSON, for its result.json

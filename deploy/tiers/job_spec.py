@@ -22,6 +22,7 @@ from deploy.tiers.checks import (
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image, ImageContents, choose_image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.job_tracking import check_trackers, requirements, tensorboard_name, variables, warnings_of_trackers
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, run_in_plain_image, starter
@@ -109,7 +110,8 @@ class TrainingRequest(JobRequest):
         if image.contents is not ImageContents.ALL:
             _check_modules(tier, options.packages, image)
         packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
-        arguments = self._arguments_there()
+        arguments, track = self._arguments_there(), self.config.track
+        check_trackers(track, image, options.packages)
         images = set()
         for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
             task, module = _task(spec["workerPoolSpecs"][index], image)
@@ -118,16 +120,19 @@ class TrainingRequest(JobRequest):
             if options.check:
                 module = CHECK
                 _run_check(task)
-            for name, value in {PREDICTED: options.predicted, LIMITS: options.limits}.items():
-                if value:
-                    task["env"] = [*task.get("env", []), {"name": name, "value": value}]
+            added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
+            sent = {PREDICTED: options.predicted, LIMITS: options.limits}
+            added += [{"name": name, "value": value} for name, value in sent.items() if value]
+            if added:
+                task["env"] = [*task.get("env", []), *added]
             if plain:
-                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket)
+                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket, requirements(track))
             elif packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
         about = (about_installing(tier, image.uri, "network" in spec),) if plain else ()
         with_start = (*packages, starter()) if plain else packages
-        return Written(with_start, about, tuple(warnings(tier, self.config, images)))
+        warned = (*warnings(tier, self.config, images), *warnings_of_trackers(track, spec))
+        return Written(with_start, about, warned)
 
     def _arguments_there(self) -> list[str]:
         """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
@@ -186,6 +191,8 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     spec = copy.deepcopy(dict(tier.spec))
     output = _output(spec, request, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    if options.tensorboard:
+        spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
     check_tensorboard(spec, gcp)
     written = request.write(spec, gcp, options, image)
     use_rdma(spec, tier)

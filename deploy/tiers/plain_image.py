@@ -73,10 +73,17 @@ def requirements(gpus: int) -> list[str]:
     return [f"tensorflow{'[and-cuda]' if gpus else ''}=={TENSORFLOW}"]
 
 
-def run_in_plain_image(task: dict[str, Any], module: str, gpus: int, packages: Sequence[Package], bucket: str) -> None:
-    """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments."""
+def run_in_plain_image(
+    task: dict[str, Any], module: str, gpus: int, packages: Sequence[Package], bucket: str, more: Sequence[str] = ()
+) -> None:
+    """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments.
+
+    `more`: what pip installs for settings of the run.
+    """
     sources = [[package.uri(bucket), package.sha256] for package in packages]
-    write_start(task, {"requirements": requirements(gpus), "packages": sources, "module": module}, gpus, bucket)
+    write_start(
+        task, {"requirements": [*requirements(gpus), *more], "packages": sources, "module": module}, gpus, bucket
+    )
 
 
 def install_seconds(gpus: int) -> float:

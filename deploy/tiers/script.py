@@ -32,6 +32,7 @@ _OURS = (
     "starter.py",
     "script_worker.py",
     "script_output.py",
+    "idle_gpus.py",
     "run_record.py",
     "job_files.py",
     "on_path/vertex_report.py",

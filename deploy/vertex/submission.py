@@ -1,5 +1,6 @@
 """Submits a job to Vertex AI exactly once, however often the service fails; checks what it needs, uploads packages."""
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from collections.abc import Sequence
 from deploy.tiers.checks import check_continent, multi_regional
 from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
+from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, CustomJob, JobStatus
@@ -53,6 +55,7 @@ def upload_packages(packages: Sequence[Package], bucket: str, backend: Backend, 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
     """Reserves the job directory, creates the job, returns its name; records the attempt before and after."""
     project, region = job.gcp.project, job.gcp.region
+    job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
     backend = open_backend(project, region)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)

@@ -67,27 +67,31 @@ def _verdicts(file: Path, ways: Sequence[Way]) -> tuple[list[tuple[Way, Verdict]
 
 
 def described(verdicts: Sequence[tuple[Way, Verdict]], differences: str) -> str:
-    """Returns the line of one file."""
-    changed = [(way, verdict) for way, verdict in verdicts if verdict.kind == CHANGED]
-    if changed:
-        way, verdict = changed[0]
+    """Returns the line of one file: what changed, or else which ways gave equal bits and which rounding."""
+    by_kind: dict[str, list[Way]] = {}
+    for way, verdict in verdicts:
+        by_kind.setdefault(verdict.kind, []).append(way)
+    if CHANGED in by_kind:
+        verdict = next(verdict for _, verdict in verdicts if verdict.kind == CHANGED)
         where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
-        on = "" if len(changed) == len(verdicts) else f" on {_named(way)}"
-        return f"{CHANGED}{on} from step {verdict.step}, {where}; {differences}"
-    kinds = [verdict.kind for _, verdict in verdicts]
-    if set(kinds) == {EQUAL}:
-        return f"{EQUAL} on {' and '.join(_named(way) for way, _ in verdicts)}"
-    most = max(verdict.times for _, verdict in verdicts)
-    told = [part for part in differences.split(", ") if " differ" in part]
-    about = f" ({', '.join(told)})" if told else ""
-    return f"{ROUNDING}: {most:.2g} of {TIMES_CONTROL:.0f} times what another order of the rows does{about}"
+        ways = "" if len(by_kind) == 1 else f" on {_named(by_kind[CHANGED])}"
+        return f"{CHANGED}{ways} from step {verdict.step}, {where}; {differences}"
+    parts = [f"{EQUAL} on {_named(by_kind[EQUAL])}"] if EQUAL in by_kind else []
+    if ROUNDING in by_kind:
+        most = max(verdict.times for _, verdict in verdicts)
+        told = [part for part in differences.split(", ") if " differ" in part]
+        about = f" ({', '.join(told)})" if told else ""
+        parts.append(f"{ROUNDING} on {_named(by_kind[ROUNDING])}: {most:.1f} of {TIMES_CONTROL:.0f} times what another "
+                     f"order of the rows does{about}")  # fmt: skip
+    return "; ".join(parts)
 
 
-def _named(way: Way) -> str:
-    replicas, workers = way
-    if workers > 1:
-        return f"{workers} workers"
-    return f"{replicas} replica{'s' * (replicas > 1)}"
+def _named(ways: Sequence[Way]) -> str:
+    """Returns `1 and 2 replicas and 2 workers`."""
+    replicas, workers = [way[0] for way in ways if way[1] == 1], [way[1] for way in ways if way[1] > 1]
+    counts = ((replicas, "replica"), (workers, "worker"))
+    named = [f"{' and '.join(map(str, many))} {noun}{'s' * (many != [1])}" for many, noun in counts if many]
+    return " and ".join(named)
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:

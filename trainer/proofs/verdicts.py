@@ -35,7 +35,8 @@ def judge(golden: Golden, measured: Mapping[str, Any]) -> Verdict:
         return Verdict(CHANGED, math.inf, golden.steps[0], reason=_other_variables(golden, measured))
     digests = golden.digests.get(measured["instructions"], {})
     moments = {step: Moment.of_json(measured["moments"][str(step)]) for step in golden.steps}
-    if all(digests.get(str(step)) == moments[step].digest for step in golden.steps):
+    same = (digests.get(str(step)) == moments[step].digest for step in golden.steps)
+    if all(same) and all(moments[step].losses == golden.moments[str(step)]["losses"] for step in golden.steps):
         return Verdict(EQUAL)
     largest = 0.0
     for step in golden.steps:

@@ -1,5 +1,6 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -49,6 +50,7 @@ class Reporter:
         self._profile: dict[str, Any] = {}
         self._quality: QualityOf | None = None  # of the newest measures of images
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
+        self.rollbacks = 0  # of the run, before what is reported
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
         self._bar: Bar | None = None
         self._gpus: Gpus | None = None
@@ -167,7 +169,8 @@ class Reporter:
 
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
-            self._job_dir.append_stats(entry)
+            after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
+            self._job_dir.append_stats({**entry, "time": round(time.time(), 3), **after})
 
     def _measure(
         self, kind: str, progress: Progress, values: Scalars, note: str, details: StatsEntry | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
 from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.limits import read_limits
-from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.run_files.records import RunInfo, mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
@@ -55,7 +56,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     job = Job.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
     alive = kept_alive(job.job_dir.root) if job.is_chief else nullcontext()
-    with closing(job.job_dir.mirror), alive, signals, job.workers():
+    with closing(job.job_dir.mirror), alive, signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
             job.refuse_changed_data("files", job.files)
@@ -83,10 +84,12 @@ def _proof(job: Job, replicas: Replicas) -> AbstractContextManager[ReplicaProof 
 def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
     if ended := run.setup.replicas.from_chief(_ended_before(run)):
+        run.job.tracking.begin()  # an earlier start may have sent a part only
         log.info(ended)
         return DONE
     if run.job.is_chief:
         _describe(run)
+    run.job.tracking.begin()
     if proof and not run.state.restored:
         verdict = proof.verdict()
         judge(verdict, allowed=run.job.config.allow_replica_dependence)
@@ -122,6 +125,7 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     reporter = Reporter(
         config, job_dir if job.is_chief else None, progress, lambda: checkpoints.latest, replicas.devices
     )
+    reporter.rollbacks = job.result.rollbacks
     state = RunState(
         progress, reporter, Best(config, setup.model), callbacks, LearningRates(setup.model), restored,
         str(checkpoints.restored),
@@ -153,9 +157,20 @@ def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoi
 def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
     """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
     about, _ = read_run_info(job_dir.root)
+    return Choice.read(mapping(about, "compilation")) if resumed or _same_settings(config, about) else None
+
+
+def _same_settings(config: TrainConfig, about: RunInfo) -> bool:
+    """Returns whether a start without a checkpoint repeats the run in run.json."""
     before, now = mapping(about, "config"), fixed_settings(config)
-    same = all(before.get(name) == value for name, value in now.items())
-    return Choice.read(mapping(about, "compilation")) if resumed or same else None
+    return all(before.get(name) == value for name, value in now.items())
+
+
+def _identity(run: TrainingRun) -> str:
+    """Returns the id of the run: that of its earlier starts, if this one goes on with it or repeats it."""
+    about, _ = read_run_info(run.job.job_dir.root)
+    known = about.get("id") if run.state.restored or _same_settings(run.job.config, about) else None
+    return known or secrets.token_hex(8)
 
 
 def _ended_before(run: TrainingRun) -> str | None:
@@ -190,7 +205,10 @@ def _describe(run: TrainingRun) -> None:
     if checked := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = checked
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
+    about["id"] = _identity(run)
     job_dir.write(RUN_INFO, about)
+    if config.track:
+        job_dir.mirror.finish()  # a restart elsewhere goes on with this run, not with another of the tracker
 
 
 def _train_and_export(run: TrainingRun) -> Control:

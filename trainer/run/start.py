@@ -12,6 +12,7 @@ from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserErro
 from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.records import mapping, number, read_run_info
+from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.arithmetic import arithmetic
 from trainer.cluster.cluster_spec import Cluster, read_cluster
@@ -37,6 +38,7 @@ class Job:
     job_dir: JobDir
     result: RunResult
     files: Mapping[str, Any]  # what is known of the files of the data before they are read
+    tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
 
     @classmethod
@@ -47,8 +49,9 @@ class Job:
             log.warning(cluster.note)
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
+        tracking = Tracking(config.track if cluster.is_chief else "", job_dir.root, job_dir.mirror.where(job_dir.root))
         job_dir.mirror.begin(job_dir.logs)
-        return cls(config, command, cluster, job_dir, result, _data_files(config))
+        return cls(config, command, cluster, job_dir, result, _data_files(config), tracking)
 
     @property
     def is_chief(self) -> bool:

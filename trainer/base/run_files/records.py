@@ -42,6 +42,7 @@ class RunInfo(TypedDict, total=False):
     instructions: str  # the widest vectors of the chief's processor
     command: str
     started: str  # UTC
+    id: str  # of the run, the same after each restart
 
 
 class QualityOf(TypedDict, total=False):
@@ -57,6 +58,8 @@ class StatsEntry(TypedDict, total=False):
     """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
 
     kind: str
+    time: float  # when it was reported, in seconds since 1970
+    rollbacks: int  # that the run had before; absent while there was none
     step: int
     epoch: float
     seconds: float

@@ -9,6 +9,7 @@ from trainer.base.settings.fields import nearest
 from trainer.base.settings.metric_names import CLASSIFIERS, check_metric_names
 from trainer.base.settings.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, names_in
 from trainer.base.storage import local_path
+from trainer.base.tracker import read_addresses
 
 _RULES_OF_MODELS = "trainer.models.model_settings"  # which imports no TensorFlow; nothing here imports it by itself
 
@@ -32,6 +33,7 @@ def check(config: TrainConfig) -> None:
             f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
             "own may have them in its loss or its data"
         )
+    read_addresses(config.track)
     check_metric_names(config)
 
 

@@ -175,6 +175,10 @@ class TrainConfig:
     profile_steps: str = _output(
         "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
     )
+    track: str = _output(
+        "",
+        "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
+    )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
     @property
@@ -260,7 +264,7 @@ MAY_CHANGE = frozenset({
     "tensorboard", "tuning_metric", "fid_every_steps", "fid_samples", "fid_features", "fid_weights", "patience",
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
-    "data_changed", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
 })  # fmt: skip
 
 

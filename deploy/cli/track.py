@@ -1,0 +1,26 @@
+"""Sends finished runs to trackers: `python -m deploy track RUN… --track=mlflow:http://HOST:PORT#EXPERIMENT`."""
+
+from collections.abc import Sequence
+
+from deploy.cli.arguments import parser
+from deploy.report.tracked_runs import track
+from trainer.base.errors import DONE, UserError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs `python -m deploy track RUN… --track=…`; what a tracker has already is not sent again."""
+    cli = parser("track", __doc__ or "", "RUN … --track=TRACKER[,TRACKER]")
+    cli.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a job directory, or the folder of a comparison or a study; local or gs://",
+    )
+    cli.add_argument(
+        "--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
+    )
+    asked = cli.parse_args(arguments)
+    if not asked.track:
+        raise UserError("track is missing: name a tracker, as --track=mlflow:http://HOST:PORT#EXPERIMENT")
+    track(asked.runs, asked.track)
+    return DONE

@@ -1,0 +1,123 @@
+"""Sends runs that have ended to trackers; a comparison or a study as a parent run with one for each of its runs."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.report.collection import COMPARISON, fetched
+from trainer.base.errors import PlatformFault, UserError, reason
+from trainer.base.run_files.records import items, number, read_json, read_result
+from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
+from trainer.base.run_files.tracking.sender import Sender, Source, open_tracker
+from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
+from trainer.base.storage import is_locked
+from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
+
+TABLES = ("table.csv", "table.md")  # of a comparison or a study
+_TRIAL_STATES = {"complete": "finished", "pruned": "killed", "killed": "killed"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Listed:
+    """Holds a run that a table describes. Meets `Source`."""
+
+    about: TrackedRun
+    values: Sequence[Point] = ()
+
+    def run(self, *, ended: bool) -> TrackedRun:
+        return self.about if ended else dataclasses.replace(self.about, state="running", files=())
+
+    def points(self, *, ended: bool) -> list[Point]:
+        return [*self.values]
+
+    def rewind(self) -> None:
+        """Does nothing: all points come with each call."""
+
+
+def trackers_in(settings: Mapping[str, Any]) -> str:
+    """Returns the trackers that settings name, to which the desk sends. Raises UserError as the trainer would."""
+    trackers = str(settings.get("track", ""))
+    for address in read_addresses(trackers):
+        open_tracker(address)
+    return trackers
+
+
+def track(paths: Sequence[str], addresses: str) -> None:
+    """Sends each run, comparison or study to each tracker, and prints a line for each run.
+
+    Raises UserError if a tracker refuses it, or a path has no run, and PlatformFault if a tracker does not answer.
+    """
+    for path in paths:
+        sources = [*_sources(path)]
+        for address in read_addresses(addresses):
+            for source in sources:
+                sender, run = Sender(address, source), source.run(ended=True)
+                try:
+                    sender.send(ended=True)
+                except UserError:
+                    raise
+                except Exception as error:
+                    raise PlatformFault(f"{sender.text}: {run.name} is not sent: {reason(error)}") from error
+                link = sender.opened.link if sender.opened else ""
+                print(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}", flush=True)
+
+
+def _sources(path: str) -> Iterator[Source]:
+    """Yields the run in a folder, or the parent of the runs below it and then these."""
+    folder, where = fetched(path, "track"), path.rstrip("/")
+    if (folder / RUN_INFO).is_file():
+        if is_locked(folder):
+            raise UserError(f"{path}: the run goes on: give it --track, or wait for its end")
+        yield RunFiles(folder, where)
+        return
+    below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
+    if not below and not (folder / TABLES[0]).is_file():
+        raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
+    parent = _parent(folder, where)
+    yield _Listed(parent)
+    prices = _prices(folder)
+    for run in below:
+        name = run.relative_to(folder).as_posix()
+        seconds = number(read_result(run)[0].get("wall_seconds"))
+        usd = prices.get(name.partition("/")[0])
+        more = {"result/usd": usd * seconds / 3600} if usd and seconds else {}
+        yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
+    if not below:  # the trials of a study on Vertex AI, of which a table is here
+        yield from (_trial(trial, parent) for trial in items(read_json(folder / "table.json")[0], "trials"))
+
+
+def _parent(folder: Path, where: str) -> TrackedRun:
+    table, asked = read_json(folder / "table.json")[0], dict[str, Any]()
+    for name in (COMPARISON, "study.json"):
+        asked |= read_json(folder / name)[0]
+    settings = {name: text_of(value) for name, value in asked.items() if name != "command"}
+    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(asked.get("command"))}
+    files = [file for name in TABLES if (file := folder / name).is_file()]
+    name = where.rsplit("/", 1)[-1]
+    return TrackedRun(digest([where, settings]), name, folder, "", settings, tags, "finished", files)
+
+
+def _prices(folder: Path) -> dict[str, float]:
+    """Returns USD an hour of each tier of a comparison on Vertex AI; nothing for one on this machine."""
+    comparison = read_json(folder / COMPARISON)[0]
+    tiers = items(comparison, "tiers") if comparison.get("on") == "vertex" else []
+    return {tier["name"]: usd for tier in tiers if (usd := number(tier.get("price_per_hour")))}
+
+
+def _trial(trial: dict[str, Any], parent: TrackedRun) -> _Listed:
+    settings = {
+        name.removeprefix("setting."): text_of(value) for name, value in trial.items() if name.startswith("setting.")
+    }
+    metric = parent.parameters.get("metric", "value")
+    numbers = {
+        f"result/{name}": value
+        for name in ("value", "seconds", "usd")
+        if (value := number(trial.get(name))) is not None
+    }
+    points = [Point(step, 0.0, {metric: value}) for step, value in enumerate(trial.get("reports", []), start=1)]
+    name = f"trial-{trial['trial']:03d}"
+    tags = {"reason": text_of(trial.get("reason"))} if trial.get("reason") else {}
+    state = _TRIAL_STATES.get(str(trial.get("state")), "failed")
+    run = TrackedRun(digest([parent.id, name]), name, parent.folder, parent.id, settings, tags, state)
+    return _Listed(run, [*points, Point(len(points) + 1, 0.0, numbers)])

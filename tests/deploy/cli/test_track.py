@@ -1,0 +1,131 @@
+"""Tests comparisons and studies in MLflow, and what `submit` prepares for a job's trackers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+
+from deploy.__main__ import main
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.job_tracking import CREATE, check_trackers, tensorboard_name, with_tensorboard
+from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
+from tests.trainer.base.run_files.tracking.runs import mlflow_history, mlflow_runs, plant_run
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import write_json
+from trainer.base.run_files.tracking import vertex_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+SERVER = "--track=mlflow:https://mlflow.example.org#tests"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed here")
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_path: Path, capsys: Capture) -> None:
+    tiers = [{"name": name, "machine_type": "x", "price_per_hour": usd} for name, usd in (("l4x1", 0.8), ("l4x4", 3.2))]
+    out = tmp_path / "out"
+    for number, run in enumerate(("l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1")):
+        plant_run(out / run)
+        info = json.loads((out / run / "run.json").read_text())
+        write_json(out / run / "run.json", {**info, "id": f"run{number}"})
+    write_json(
+        out / "comparison.json", {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}
+    )
+    write_json(out / "table.json", {"verdict": ["l4x1 is cheaper."]})
+    (out / "table.csv").write_text("tier\n")
+    for _ in range(2):
+        assert main(["track", str(out), f"--track=mlflow:{store}#compared"]) == 0
+    runs = {run.info.run_name: run for run in mlflow_runs(store, "compared")}
+    assert sorted(runs) == ["l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1", "out"]
+    parent = runs.pop("out")
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert (parent.data.tags["verdict"], parent.data.params["flags"]) == ("l4x1 is cheaper.", "['--steps=30']")
+    dollars = mlflow_history(store, runs["l4x4/repeat-1"], "result/usd")
+    assert dollars == [(30, pytest.approx(12.5 * 3.2 / 3600))]
+    assert "l4x4/repeat-1: finished, 0 steps sent" in capsys.readouterr().out
+
+
+def test_the_trials_of_a_table_are_children(store: str, tmp_path: Path) -> None:
+    trial: dict[str, Any] = {"trial": 1, "state": "complete", "value": 0.9, "setting.width": 32, "usd": 0.2,
+                             "reason": "", "reports": [0.8, 0.9]}  # fmt: skip
+    write_json(tmp_path / "study.json", {"metric": "val_accuracy", "tier": "l4x1"})
+    failed = {**trial, "trial": 2, "state": "failed", "value": None, "reports": [], "reason": "NaN"}
+    write_json(tmp_path / "table.json", {"verdict": [], "trials": [trial, failed]})
+    (tmp_path / "table.csv").write_text("trial\n")
+    assert main(["track", str(tmp_path), f"--track=mlflow:{store}#tuned"]) == 0
+    _, best, other = sorted(mlflow_runs(store, "tuned"), key=lambda run: run.info.run_name.replace("trial", "z"))
+    assert (best.info.status, other.info.status, other.data.tags["reason"]) == ("FINISHED", "FAILED", "NaN")
+    assert best.data.params == {"width": "32"}
+    assert mlflow_history(store, best, "val_accuracy") == [(1, 0.8), (2, 0.9)]
+    assert best.data.metrics["result/usd"] == 0.2
+
+
+def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_path: Path) -> None:
+    assert "l4x1/repeat-1: finished, 21 steps sent" in command("l4x1", f"--track=mlflow:{store}#sent")
+    assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
+
+
+def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
+    assert "no run in it" in refused("track", str(tmp_path), "--track=wandb:x")
+    assert "track is missing: name a tracker" in refused("track", str(tmp_path))
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--track=mlflow:http://127.0.0.1:5000#x"], "is on this machine, which the job cannot reach"),
+    (["--track=mlflow:sqlite:///runs.db#x"], "is on this machine, which the job cannot reach"),
+    (["--track=mlfow:x"], "track=mlfow:x: no such tracker"),
+    (["--tensorboard_instance=7"], "add --service_account=EMAIL, with roles/aiplatform.user"),
+    (["--tensorboard_instance=projects/p/locations/europe-west4/tensorboards/7",
+      "--service_account=trainer@my-proj.iam.gserviceaccount.com"], "europe-west4"),
+])  # fmt: skip
+def test_what_a_job_cannot_use_is_refused(refused: Command, flags: list[str], line: str) -> None:
+    where = ["--project=my-proj", *WHERE, "--image=us-docker.pkg.dev/p/r/x:1"]  # for which no wheel is built
+    assert line in refused("render", "l4x1", *where, *JOB, *flags)
+
+
+@pytest.mark.parametrize(("track", "contents", "line"), [
+    ("mine:tracker", ImageContents.PYTHON, "the module mine is not in the job"),
+    ("wandb:x", ImageContents.TENSORFLOW, "the job's image has no wandb"),
+])  # fmt: skip
+def test_what_an_image_lacks_is_refused(track: str, contents: ImageContents, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        check_trackers(track, Image("us-docker.pkg.dev/p/r/x:1", contents), [])
+
+
+def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:
+    account = "--service_account=trainer@my-proj.iam.gserviceaccount.com"
+    flags = [f"{SERVER},wandb:x,vertex:x", "--tensorboard_instance=7", account]
+    assert main(["render", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
+    spec, warned = capsys.readouterr()
+    assert warned.count("the job gets no login: add --secret=") == 2
+    task = yaml.safe_load(spec)["workerPoolSpecs"][0]["containerSpec"]
+    known = {variable["name"]: variable["value"] for variable in task["env"]}
+    board = "projects/my-proj/locations/us-central1/tensorboards/7"
+    assert (yaml.safe_load(spec)["tensorboard"], known["TRAINER_TENSORBOARD"]) == (board, board)
+    assert {"mlflow-skinny", "wandb"} <= {*json.loads(known["TRAINER_START"])["requirements"]}
+    assert json.loads(known["TRAINER_TAGS"])["tier"] == "l4x1"
+    assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == ("my-proj", "us-central1")
+
+
+def test_create_makes_the_tensorboard_instance_once(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(vertex_runs, "credentials", AnonymousCredentials)
+    gcp, account = (
+        GcpConfig("my-proj", "us-central1", ""),
+        {"serviceAccount": "trainer@my-proj.iam.gserviceaccount.com"},
+    )
+    spec = {**account, "tensorboard": tensorboard_name(CREATE, account, gcp)}
+    experiments = Experiments()
+    with serving(experiments) as address:
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", address)
+        made = [with_tensorboard(spec, gcp)["tensorboard"] for _ in range(2)]
+        assert with_tensorboard(account, gcp) is account
+    assert made == [*experiments.resources] * 2
+    assert capsys.readouterr().out == f"TensorBoard instance {made[0]}\n" * 2

@@ -1,0 +1,139 @@
+"""Emulates the methods of Vertex AI's MetadataService and TensorboardService that trackers and Google's SDK call.
+
+Bodies are parsed as the SDK's own messages, which reject unknown fields. `refusal`: a status that every call gets.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from google.cloud.aiplatform_v1 import types
+from google.protobuf.json_format import MessageToDict, ParseDict
+
+MESSAGES: dict[str, Any] = {
+    "metadataStores": types.MetadataStore, "contexts": types.Context, "artifacts": types.Artifact,
+    "tensorboards": types.Tensorboard, "experiments": types.TensorboardExperiment, "runs": types.TensorboardRun,
+    "timeSeries": types.TensorboardTimeSeries,
+}  # fmt: skip
+LISTS = {"timeSeries": "tensorboardTimeSeries"}
+
+
+class Experiments:
+    """Holds resources by name, the points of time series, and which contexts and artifacts belong to a context."""
+
+    def __init__(self) -> None:
+        self.resources: dict[str, dict[str, Any]] = {}
+        self.points: dict[str, list[dict[str, Any]]] = {}
+        self.links: dict[str, list[str]] = {}
+        self.refusal = 0
+
+    def answer(self, method: str, name: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if self.refusal:
+            return self.refusal, {"error": {"message": "permission aiplatform.contexts.get denied"}}
+        name, _, verb = name.partition(":")
+        collection = name.rsplit("/", 2)[-2] if name.count("/") % 2 else name.rsplit("/", 1)[-1]
+        if verb:
+            return 200, self._custom(verb, name, query, body)
+        if method == "POST":
+            return self._create(name, collection, query, body)
+        if method == "PATCH":
+            assert query["updateMask"] == "metadata"
+            self.resources[name] |= _checked(collection, body)
+        if name in self.resources:
+            return 200, self._shown(name)
+        if collection == name.rsplit("/", 1)[-1]:
+            below = [self._shown(known) for known in self.resources if re.fullmatch(f"{re.escape(name)}/[^/]+", known)]
+            below = [known for known in below if self._fits(known, query.get("filter", ""))]
+            return 200, {LISTS.get(collection, collection): below}
+        return 404, {"error": {"message": f"{name} not found"}}
+
+    def _create(
+        self, name: str, collection: str, query: dict[str, str], body: dict[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
+        identity = next((value for key, value in query.items() if key.endswith("Id")), str(len(self.resources) + 1))
+        full = f"{name}/{identity}"
+        if full in self.resources:
+            return 409, {"error": {"message": f"{full} already exists"}}
+        self.resources[full] = {**_checked(collection, body), "name": full}
+        if collection in ("metadataStores", "tensorboards"):
+            return 200, {"name": f"{full}/operations/1", "done": True, "response": self.resources[full]}
+        return 200, self._shown(full)
+
+    def _shown(self, name: str) -> dict[str, Any]:
+        points = self.points.get(name)
+        latest = {"metadata": {"maxStep": str(max(int(point["step"]) for point in points))}} if points else {}
+        return {**self.resources[name], **latest}
+
+    def _fits(self, resource: dict[str, Any], wanted: str) -> bool:
+        """Returns whether a resource is of the schema and parent that a filter names; other conditions count as met."""
+        schema = re.search(r'schema_title="([^"]+)"', wanted)
+        parent = re.search(r'(?:parent_contexts:|in_context\()"([^"]+)"', wanted)
+        of_parent = parent is None or resource["name"] in self.links.get(parent[1], [])
+        return of_parent and (schema is None or resource.get("schemaTitle") == schema[1])
+
+    def _custom(self, verb: str, name: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
+        if verb == "addContextChildren":
+            self.links.setdefault(name, []).extend(body["childContexts"])
+        elif verb == "addContextArtifactsAndExecutions":
+            self.links.setdefault(name, []).extend(body["artifacts"])
+        elif verb == "write":
+            request = types.WriteTensorboardRunDataRequest.pb(types.WriteTensorboardRunDataRequest())
+            ParseDict(body, request)
+            for series in body["timeSeriesData"]:
+                known = self.points.setdefault(f"{name}/timeSeries/{series['tensorboardTimeSeriesId']}", [])
+                assert not {point["step"] for point in known} & {point["step"] for point in series["values"]}, "twice"
+                known.extend(series["values"])
+        else:
+            assert verb == "batchRead", verb
+            names = query["timeSeries"].split(",")
+            return {"timeSeriesData": [
+                {"tensorboardTimeSeriesId": one.rsplit("/", 1)[-1], "valueType": "SCALAR", "values": self.points[one]}
+                for one in names if one in self.points
+            ]}  # fmt: skip
+        return {}
+
+
+def _checked(collection: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Returns the body as the message of this collection. Raises ParseError for a field that it does not have."""
+    message = MESSAGES[collection].pb(MESSAGES[collection]())
+    ParseDict(body, message)
+    return dict(MessageToDict(message))
+
+
+@contextmanager
+def serving(experiments: Experiments) -> Iterator[str]:
+    """Serves them within the block; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            url = urlsplit(self.path)
+            query = {key: ",".join(values) for key, values in parse_qs(url.query).items()}
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length) or b"{}")
+            status, content = experiments.answer(self.command, unquote(url.path).removeprefix("/v1/"), query, body)
+            text = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_PATCH = _answer
+
+        def log_message(self, *_: object) -> None:
+            """Prints nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,227 @@
+"""Tests what MLflow's real store, W&B's real offline files and a tracker of a user's own have of a run."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.__main__ import main
+from tests.trainer.base.run_files.tracking.runs import (
+    LOSSES,
+    mlflow_history,
+    mlflow_runs,
+    plant_run,
+    wandb_records,
+    wandb_rows,
+)
+from trainer.base.errors import UserError
+from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
+from trainer.base.run_files.tracking.sender import Sender, Tracking
+from trainer.base.run_files.tracking.tracked_files import RunFiles
+from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
+
+Capture = pytest.CaptureFixture[str]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Returns the address of an empty database; a new one takes seconds, so each test has an experiment of its own."""
+    pytest.importorskip("mlflow", reason="mlflow-skinny is not installed here")
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+
+
+def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: Path, capsys: Capture) -> None:
+    run, track = plant_run(tmp_path / "first", 20, state="interrupted"), f"--track=mlflow:{store}#tests"
+    assert main(["track", str(run), track]) == 0
+    assert "first: killed, 2 steps sent" in capsys.readouterr().out
+    [known] = mlflow_runs(store, "tests")
+    assert known.info.status == "KILLED"
+    drop_stats_after(run, 10)  # it was resumed at 10: the step 20 comes again, with more replicas
+    plant_run(run, 30, first=10, replicas=2)
+    for sent in (2, 0):
+        assert main(["track", str(run), track]) == 0
+        assert f"finished, {sent} steps sent" in capsys.readouterr().out
+    [known] = mlflow_runs(store, "tests")
+    assert (known.info.status, known.info.run_name) == ("FINISHED", "first")
+    assert mlflow_history(store, known, "loss") == LOSSES
+    assert mlflow_history(store, known, "epoch/loss") == [(20, 0.5)]
+    assert mlflow_history(store, known, "result/wall_seconds") == [(30, 12.5)]
+    assert known.data.params["learning_rate"] == "0.01"
+    assert known.data.tags["commit"] == "c0ffee"
+    assert known.data.tags["model"] == f"{run}/model"
+
+
+def test_a_changed_setting_and_odd_names_reach_mlflow(store: str, tmp_path: Path) -> None:
+    run = plant_run(tmp_path / "run", 10, state="failed", replicas=1)
+    append_stats(run, {"kind": "evaluation", "step": 10, "metrics": {"top[5]%": 0.9}, "time": 1.7e9})
+    send(f"mlflow:{store}#settings", run)
+    plant_run(run, 20, first=10, replicas=2)
+    send(f"mlflow:{store}#settings", run)
+    [known] = mlflow_runs(store, "settings")
+    assert (known.data.params["replicas"], known.data.tags["replicas"]) == ("1", "2")
+    assert mlflow_history(store, known, "top_5__") == [(10, 0.9)]
+
+
+def test_what_follows_a_rollback_has_other_names(store: str, tmp_path: Path) -> None:
+    run = plant_run(tmp_path / "run", 20)
+    append_stats(run, {"kind": "report", "step": 30, "losses": {"loss": 9.0}, "rollbacks": 1, "time": 1.7e9})
+    send(f"mlflow:{store}#rollback", run)
+    [known] = mlflow_runs(store, "rollback")
+    assert mlflow_history(store, known, "loss") == LOSSES[:2]
+    assert mlflow_history(store, known, "loss.2") == [(30, 9.0)]  # MLflow takes no @
+
+
+def test_a_deleted_experiment_is_refused(store: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    client.delete_experiment(client.create_experiment("gone"))
+    with pytest.raises(UserError, match=r"^track=mlflow:sqlite.*: the experiment was deleted: restore it"):
+        send(f"mlflow:{store}#gone", plant_run(tmp_path / "run"))
+
+
+def test_an_offline_file_of_wandb_has_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed here")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run = plant_run(tmp_path / "run", 20, state="interrupted")
+    send("wandb:team/project", run)
+    plant_run(run, 30, first=20)
+    send("wandb:team/project", run)
+    [file] = run.glob("wandb/offline-run-*/*.wandb")
+    until = time.monotonic() + 30
+    while not (rows := wandb_rows(file)) and time.monotonic() < until:
+        time.sleep(0.1)  # a process of wandb's writes the file
+    assert [(row["_step"], row["loss"]) for row in rows] == LOSSES
+    assert [row["_timestamp"] for row in rows] == [1.7e9 + step for step, _ in LOSSES]
+    assert rows[-1]["result/wall_seconds"] == 12.5
+    kinds = {record.WhichOneof("record_type"): record for record in wandb_records(file)}
+    assert kinds["exit"].exit.exit_code == 0
+    assert (kinds["run"].run.project, kinds["run"].run.run_id, kinds["run"].run.host) == (
+        "project",
+        "0123456789abcdef",
+        "",
+    )
+
+
+class Slow:
+    """Takes some time for each answer, and fails as often as asked. Meets `Tracker`."""
+
+    def __init__(self, seconds: float = 0.0, failures: int = 0, refusal: str = "") -> None:
+        self.seconds, self.failures, self.refusal = seconds, failures, refusal
+        self.points: list[tuple[int, str, float]] = []
+        self.states: list[str] = []
+
+    def begin(self, run: TrackedRun) -> Opened:
+        time.sleep(self.seconds)
+        if self.refusal:
+            raise UserError(self.refusal)
+        last = {name: step for step, name, _ in self.points}
+        return Opened("link", lambda name: last.get(name, -1))
+
+    def send(self, run: TrackedRun, points: Any) -> None:
+        time.sleep(self.seconds)
+        self.points += [(point.step, name, value) for point in points for name, value in point.values.items()]
+        self.states.append(run.state)
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the answer is lost")
+
+
+def send(address: str, run: Path) -> None:
+    [known] = read_addresses(address)
+    Sender(known, RunFiles(run, str(run))).send(ended=True)
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[Slow], str]:
+    """Returns a function that makes a tracker known, and returns its address."""
+
+    def named(tracker: Slow) -> str:
+        monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
+        return f"{__name__}:own_tracker#x"
+
+    return named
+
+
+def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_path: Path) -> None:
+    tracker, run = Slow(failures=1), plant_run(tmp_path / "run", 20, state="running")
+    with Tracking(own(tracker), run, str(run)) as tracking:
+        tracking.begin()
+        until = time.monotonic() + 30
+        while not tracker.points and time.monotonic() < until:
+            time.sleep(0.01)
+        assert {step for step, _, _ in tracker.points} == {10}  # more may come for the newest step
+        plant_run(run, 30, first=20)
+    losses = [(step, value) for step, name, value in tracker.points if name == "loss"]
+    assert losses == LOSSES
+    assert tracker.states[-1] == "finished"
+    assert set(tracker.states[:-1]) == {"running"}
+
+
+def test_a_tracker_that_hangs_holds_nothing_up(own: Any, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr("trainer.base.run_files.tracking.sender._BEGINNING_S", 0.05)
+    monkeypatch.setattr("trainer.base.run_files.tracking.sender._ENDING_S", 0.05)
+    run = plant_run(tmp_path / "run")
+    with caplog.at_level("INFO", "trainer"), Tracking(address := own(Slow(seconds=30)), run, "gs://b/run") as tracking:
+        tracking.begin()
+    begun, ended = caplog.messages
+    assert begun == f"track={address}: no answer within 0.05 seconds: the training begins without it"
+    assert ended.endswith(f"send it with `python -m deploy track gs://b/run --track={address}`")
+
+
+def test_a_tracker_that_refuses_ends_the_start(own: Any, tmp_path: Path) -> None:
+    run = plant_run(tmp_path / "run")
+    with (
+        pytest.raises(UserError, match="no such team"),
+        Tracking(own(Slow(refusal="no such team")), run, "") as tracking,
+    ):
+        tracking.begin()
+    assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize(("text", "line"), [
+    ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
+    ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),
+    ("vertex:Upper", "track=vertex:Upper: not of the form"), ("wandb:a/b/c", "track=wandb:a/b/c: not of the form"),
+    ("mlflow:http://me:secret@x#y", "track=mlflow:… holds a user, a password"),
+    ("mlflow:http://x?token=secret#y", "track=mlflow:… holds a user, a password"),
+    ("no.such:tracker", "track=no.such:tracker: cannot import no.such:tracker"),
+])  # fmt: skip
+def test_an_address_of_another_form_is_refused(text: str, line: str, tmp_path: Path, capsys: Capture) -> None:
+    assert main(["track", str(plant_run(tmp_path / "run")), f"--track={text}"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {line}")
+    assert "secret" not in error
+
+
+def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"started": "2026-11-01T00:00:00Z"})
+    append_stats(tmp_path, {"kind": "report", "step": 1, "gpus": [{"memory_gib": 2.0, "utilization_percent": None}]})
+    append_stats(tmp_path, {"kind": "report", "step": 2, "losses": {"loss": float("nan")}, "time": 1.8e9})
+    assert RunFiles(tmp_path, "x").points(ended=True) == [
+        Point(1, 1793491200.0, {"gpus/0/memory_gib": 2.0}), Point(2, 1.8e9, {})
+    ]  # fmt: skip
+
+
+def test_several_addresses_are_read() -> None:
+    first, second = read_addresses("wandb:project, mlflow:https://host:5000#an experiment")
+    assert first == Address("wandb:project", "wandb", "", "project")
+    assert (second.server, second.name) == ("https://host:5000", "an experiment")
+
+
+def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    page = (Path(__file__).parents[5] / "docs" / "tracking.md").read_text(encoding="utf-8")
+    (tmp_path / "csv_tracker.py").write_text(page.partition("```python\n")[2].partition("```")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = plant_run(tmp_path / "run")
+    for _ in range(2):
+        assert main(["track", str(run), "--track=csv_tracker:open_csv#."]) == 0
+    rows = [line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()]
+    assert [(int(step), float(value)) for name, step, value in rows if name == "loss"] == LOSSES

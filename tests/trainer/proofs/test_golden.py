@@ -1,0 +1,243 @@
+"""Tests golden files: verdicts on small runs of a user's own model, and what is refused."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from tests.fixtures import Capture
+from trainer import golden
+from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
+from trainer.base.settings.resolution import resolve
+from trainer.proofs.golden_check import described
+from trainer.proofs.golden_file import Golden, read_golden, recorded_steps, write_golden
+from trainer.proofs.sketches import Moment, distances, losses_apart, moment
+from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, Verdict, judge
+
+STEPS = [1, 2]
+SIZES = [600, 3]
+
+
+def tensors(change: float = 0.0) -> dict[str, Any]:
+    """Returns two tensors, the first of which has one number changed."""
+    draw = np.random.default_rng(0)
+    large, small = draw.normal(size=SIZES[0]), draw.normal(size=SIZES[1])
+    large[17] += change
+    return {"kernel": large, "bias": small}
+
+
+def content(change: float = 0.0, loss: float = 1.0, **other: Any) -> dict[str, Any]:
+    """Returns what measuring leaves of a run."""
+    moments = {str(step): moment(tensors(change), {"loss": loss}).as_json() for step in STEPS}
+    about = {"data": {"rows": 8}, "sources": {"mine.py": "1"}, "packages": {"keras": "3.12"}, "instructions": "avx2"}
+    return {"names": ["kernel", "bias"], "sizes": SIZES, "moments": moments, **about, **other}
+
+
+def recorded() -> Golden:
+    measured = content()
+    digests = {step: value["digest"] for step, value in measured["moments"].items()}
+    control = {str(step): {"tensors": [1e-12, 1e-13], "losses": 1e-13} for step in STEPS}
+    return Golden(
+        flags=["--recipe=x"], settings={"precision": "float64", "seed": 0}, steps=STEPS, learning_rate=1e-9,
+        names=measured["names"], sizes=SIZES, moments=measured["moments"], control=control, data=measured["data"],
+        sources=measured["sources"], packages=measured["packages"], digests={"avx2": digests},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("measured", "kind", "step", "tensor"), [
+    (content(), EQUAL, 0, ""),
+    (content(instructions="avx512f"), ROUNDING, 0, ""),  # no bits of this processor are recorded
+    (content(change=1e-13), ROUNDING, 0, ""),
+    (content(change=1e-4), CHANGED, 1, "kernel"),
+    (content(loss=1.001), CHANGED, 1, "kernel"),
+    (content(sizes=[600, 4]), CHANGED, 1, ""),
+    (content(sizes=[600, 3, 3]), CHANGED, 1, ""),
+])  # fmt: skip
+def test_verdicts(measured: dict[str, Any], kind: str, step: int, tensor: str) -> None:
+    verdict = judge(recorded(), measured)
+    assert verdict.kind == kind
+    if kind == CHANGED:
+        assert verdict.step == step
+        assert tensor in (verdict.tensor, "") or not verdict.reason
+    assert bool(verdict.reason) == (measured["sizes"] != SIZES)
+
+
+def test_a_change_of_a_small_tensor_is_not_hidden_by_large_ones() -> None:
+    measured = content()
+    for step in STEPS:
+        measured["moments"][str(step)] = moment(
+            {**tensors(), "bias": tensors()["bias"] + 1e-8}, {"loss": 1.0}
+        ).as_json()
+    verdict = judge(recorded(), measured)
+    assert (verdict.kind, verdict.tensor) == (CHANGED, "bias")
+
+
+def test_projections_estimate_the_norm_of_a_difference() -> None:
+    draw, ratios = np.random.default_rng(1), []
+    for place in range(200):
+        a, b = draw.normal(size=(2, 50))
+        names = {str(other): np.zeros(1) for other in range(place)}  # the signs depend on the place
+        pair = (moment({**names, "a": values}, {}) for values in (a, b))
+        ratios.append(distances(*pair)[-1] / np.linalg.norm(a - b))
+    assert 0.85 < np.sqrt(np.mean(np.square(ratios))) < 1.15
+    assert max(ratios) < 4
+
+
+@pytest.mark.parametrize(("losses", "others", "apart"), [
+    ({"loss": 1.0}, {"loss": 1.0}, 0.0), ({"loss": 2.0, "acc": 0.5}, {"loss": 1.0, "acc": 0.5}, 1.0),
+    ({"loss": 1.0}, {"mse": 1.0}, np.inf), ({"loss": np.nan}, {"loss": 1.0}, np.inf),
+    ({"loss": None}, {"loss": None}, 0.0),
+])  # fmt: skip
+def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: float) -> None:
+    assert losses_apart(losses, others) == apart
+
+
+def test_a_line_names_the_ways_and_what_differs() -> None:
+    same, near = Verdict(EQUAL), Verdict(ROUNDING, 1.3)
+    far = Verdict(CHANGED, 41.0, 3, "conv2d_1/kernel")
+    assert described([((1, 1), same), ((2, 1), same), ((1, 2), same)], "") == (
+        "equal bits on 1 and 2 replicas and 2 workers"
+    )
+    assert described([((1, 1), same), ((2, 1), near)], "settings equal, versions differ: keras 3.12 -> 3.15") == (
+        "equal bits on 1 replica; rounding on 2 replicas: 1.3 of 3 times what another order of the rows does "
+        "(versions differ: keras 3.12 -> 3.15)"
+    )
+    assert described([((1, 1), far), ((2, 1), far)], "settings equal, data equal, sources differ: model.py") == (
+        "CHANGED from step 3, first in conv2d_1/kernel, 41 times the control; settings equal, data equal, sources "
+        "differ: model.py"
+    )
+
+
+def test_a_file_is_read_as_it_was_written_and_reads_line_by_line(tmp_path: Path) -> None:
+    write_golden(tmp_path / "x.json", recorded())
+    assert read_golden(tmp_path / "x.json") == recorded()
+    assert len((tmp_path / "x.json").read_text().splitlines()) > 15
+    assert Moment.of_json(recorded().moments["1"]).losses == {"loss": 1.0}
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    (lambda path: path.unlink(), "is missing"),
+    (lambda path: path.write_text("{"), "cannot be read"),
+    (lambda path: path.write_text("[]"), "contains no JSON object"),
+    (lambda path: path.write_text('{"format": 9}'), "is no golden file of this version"),
+    (lambda path: path.write_text('{"format": 1, "steps": [1]}'), "is damaged"),
+    (lambda path: _without(path, "moments"), "is damaged"), (lambda path: _without(path, "control"), "is damaged"),
+])  # fmt: skip
+def test_a_damaged_file_is_told_in_one_line(tmp_path: Path, damage: Callable[[Path], object], message: str) -> None:
+    path = tmp_path / "x.json"
+    write_golden(path, recorded())
+    damage(path)
+    with pytest.raises(UserError, match=message) as caught:
+        read_golden(path)
+    assert "record it again (python -m trainer.golden record …)" in str(caught.value)
+
+
+def _without(path: Path, name: str) -> None:
+    text = json.loads(path.read_text())
+    text[name].pop("2")
+    path.write_text(json.dumps(text))
+
+
+def test_small_sizes_are_taken_where_no_flag_says_otherwise() -> None:
+    assert recorded_steps(30) == [1, 2, 4, 8, 16, 30]
+    assert recorded_steps(3) == [1, 2, 3]
+    given = ["--recipe=wgan_gp_digits", "--width=4"]
+    assert golden.small_flags(given, resolve(given)) == [
+        *given, "--steps=30", "--precision=float64", "--global_batch_size=16",
+    ]  # fmt: skip
+    short = ["--recipe=mlp_mnist", "--epochs=1", "--precision=float32", "--global-batch-size=4"]
+    assert golden.small_flags(short, resolve(short)) == [*short, "--width=8"]
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (["recrod"], "error: 'recrod' is no verb of trainer.golden: use record, check, bisect"),
+    (["record", "--recipe=wgan_gp_digits"], "error: --out=FILE is missing: name the golden file, as golden/mine.json"),
+    (["record", "--recipe=nowhere", "--out=x.json"], "error: recipe=nowhere"),
+    (["check", "x.json", "--replicas=0"], "error: argument --replicas: '0' is no list of whole"),
+    (["check", "missing.json"], "error: missing.json is missing: record it again"),
+    (["bisect", "missing.json", "--good=x"], "error: missing.json is missing: record it again"),
+])  # fmt: skip
+def test_a_mistake_is_one_line(words: list[str], line: str, capsys: Capture, tmp_path: Path) -> None:
+    assert golden.main(words) == USER_MUST_CHANGE
+    told = capsys.readouterr()
+    assert (told.out + told.err).startswith(line)
+    assert len((told.out + told.err).splitlines()) == 1
+
+
+MODEL = """\
+import keras
+import numpy as np
+
+def data(config):
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    return x, x.sum(axis=1)
+
+def model(config, dataset, *, units: int = 4):
+    network = keras.Sequential([keras.layers.Dense(units, "relu"), keras.layers.Dense(1)])
+    network.compile(keras.optimizers.Adam(config.learning_rate), loss="mse")
+    return network
+"""
+FLAGS = ["--model=mine:model", "--data=mine:data", "--steps=4"]
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs trainer.golden in a folder, as its user does."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[3]}", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.run([sys.executable, "-m", "trainer.golden", *words], cwd=folder, env=environment,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_users_model_is_recorded_checked_and_found_changed(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL)
+    assert command(tmp_path, "record", *FLAGS, "--out=golden/mine.json").returncode == DONE
+    assert (tmp_path / "golden" / "mine.json").stat().st_size < 12_000
+    same = command(tmp_path, "check", "golden/mine.json", "--replicas=1,2", "--workers=2")
+    assert same.returncode == DONE, same.stderr
+    assert same.stdout.startswith("mine   equal bits on 1 replica")
+    renamed = MODEL.replace("network", "net").replace('"relu")', '"relu", name="first")')
+    (tmp_path / "mine.py").write_text(renamed)
+    assert command(tmp_path, "check", "golden/mine.json").stdout == "mine   equal bits on 1 replica\n"
+    (tmp_path / "mine.py").write_text(
+        MODEL.replace("Adam(config.learning_rate)", "Adam(config.learning_rate, epsilon=2e-7)")
+    )
+    changed = command(tmp_path, "check", "golden/mine.json", "--junit=out.xml")
+    assert changed.returncode == USER_MUST_CHANGE
+    assert "CHANGED from step 1, first in" in changed.stderr
+    assert "settings equal, data equal, sources differ: mine.py, versions equal" in changed.stderr
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert (suite.get("failures"), suite[0][0].get("message", "")[:7]) == ("1", "CHANGED")
+    (tmp_path / "mine.py").unlink()
+    gone = command(tmp_path, "check", "golden/mine.json")
+    assert (gone.returncode, len(gone.stderr.splitlines())) == (USER_MUST_CHANGE, 1)
+    assert "golden/mine.json: " in gone.stderr
+
+
+@pytest.mark.slow
+def test_bisect_names_the_commit_that_changed_the_numbers(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    for number in range(8):
+        changed = MODEL.replace('"relu"', '"gelu"') if number >= 5 else MODEL
+        (tmp_path / "mine.py").write_text(f"# {number}\n{changed}")
+        git("add", "mine.py")
+        git("commit", "--quiet", "--message", f"Change {number}")
+        if number == 0:
+            assert command(tmp_path, "record", *FLAGS[:2], "--steps=1", "--out=mine.json").returncode == DONE
+    found = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    assert (found.returncode, found.stderr) == (DONE, "")
+    assert found.stdout.endswith("Change 5: is the first with other numbers\n")
+    (tmp_path / "mine.py").write_text("# not committed")
+    refused = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    assert refused.returncode == USER_MUST_CHANGE
+    assert "the working tree has changes, which git bisect would overwrite: commit or stash them" in refused.stderr

@@ -1,0 +1,97 @@
+"""Tests trainings that a tracker follows: interrupted and resumed, gone back after a NaN, failed, refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drill import lines, read
+from tests.fixtures import Make, Patch
+from tests.support import run_job as run
+from trainer.base.errors import UserError
+from trainer.base.tracker import Address, Opened, Point, TrackedRun
+
+DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
+TRACK = f"--track={__name__}:tracker#x"
+Points = list[tuple[str, int, float]]
+
+
+class Kept:
+    """Keeps what it gets, of each run. Meets `Tracker`."""
+
+    def __init__(self) -> None:
+        self.points: dict[str, Points] = {}
+        self.runs: list[TrackedRun] = []
+        self.refusal = ""
+
+    def begin(self, run: TrackedRun) -> Opened:
+        if self.refusal:
+            raise UserError(self.refusal)
+        last = {name: step for name, step, _ in self.points.setdefault(run.id, [])}
+        return Opened("", lambda name: last.get(name, -1))
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        self.runs.append(run)
+        self.points[run.id] += [(name, point.step, value) for point in points for name, value in point.values.items()]
+
+
+@pytest.fixture
+def kept(monkeypatch: Patch) -> Kept:
+    known = Kept()
+    monkeypatch.setattr(f"{__name__}.tracker", lambda address: known, raising=False)
+    return known
+
+
+def losses(known: Points, suffix: str = "") -> list[tuple[int, float]]:
+    return [(step, value) for name, step, value in known if name == f"loss{suffix}"]
+
+
+def in_file(folder: Path, *, rollbacks: int = 0) -> list[tuple[int, float]]:
+    return [(entry["step"], entry["losses"]["loss"]) for entry in lines(folder, "report")
+            if entry.get("rollbacks", 0) == rollbacks]  # fmt: skip
+
+
+def test_restarts_on_more_replicas_go_on_with_the_same_run(kept: Kept, small_config: Make) -> None:
+    flags = ("--model=mlp", "--report_every_steps=1", "--checkpoint_every_steps=2", TRACK)
+    folder = run(small_config(*flags, "--steps=3"))
+    run(small_config(*flags, "--steps=6", "--replicas=2"))
+    run(small_config(*flags, "--steps=6", "--replicas=2"))  # it has nothing to do
+    [points] = kept.points.values()
+    assert losses(points) == in_file(folder)
+    assert [step for step, _ in losses(points)] == [1, 2, 3, 4, 5, 6]
+    last = kept.runs[-1]
+    assert (last.state, last.id, last.parameters["replicas"]) == ("finished", read(folder / "run.json")["id"], "2")
+    assert last.tags["data_fingerprint"]
+
+
+def test_steps_after_a_rollback_have_other_names(kept: Kept, small_config: Make) -> None:
+    flags = (*DIVERGES, "--learning_rate=0.1", "--on_nan=rollback", "--report_every_steps=1", TRACK)
+    folder = run(small_config(*flags, "--steps=6"))
+    [points] = kept.points.values()
+    assert losses(points)[:2] == in_file(folder)
+    assert losses(points, "@3") == in_file(folder, rollbacks=2)
+    assert kept.runs[-1].tags["rollbacks"] == "2"
+
+
+def test_a_refusal_ends_the_run_before_training(kept: Kept, small_config: Make) -> None:
+    kept.refusal = "track=x: the server refuses it (401)"
+    config = small_config("--model=mlp", "--steps=3", TRACK)
+    with pytest.raises(UserError, match=r"refuses it \(401\)"):
+        run(config)
+    result = read(Path(config.job_dir) / "result.json")
+    assert (result["state"], result["error"]) == ("failed", kept.refusal)
+    assert lines(Path(config.job_dir), "report") == []
+
+
+def test_a_new_start_with_other_settings_after_a_failure_is_another_run(kept: Kept, small_config: Make) -> None:
+    flags = ("--model=tests.models:diverging", "--steps=6", "--checkpoint_every_steps=0", TRACK)
+    for rate in ("0.1", "0.1", "0.2"):
+        with pytest.raises(UserError, match="NaN"):
+            run(small_config(*flags, f"--learning_rate={rate}"))
+    assert len(kept.points) == 2
+    assert (kept.runs[-1].state, "NaN" in kept.runs[-1].tags["error"]) == ("failed", True)
+
+
+def tracker(address: Address) -> Any:
+    """Is replaced by `kept`."""

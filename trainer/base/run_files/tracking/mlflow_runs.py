@@ -1,0 +1,124 @@
+"""Sends runs to MLflow: by mlflow-skinny to a server, by the whole mlflow to a database file.
+
+https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from trainer.base.errors import UserError, reason
+from trainer.base.log import log
+from trainer.base.tracker import Address, Opened, Point, TrackedRun
+
+# The package's own retries would hold up the next report; it would send its use to its makers, and print.
+_ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true",
+                "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}  # fmt: skip
+_STATES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+_ID = "trainer.run"  # a tag: our id of the run
+_METRICS, _TAGS = 1000, 100  # most of one request
+
+
+class MlflowRuns:
+    """Finds a run by our id in a tag, so that no start makes a second one. Meets `Tracker`."""
+
+    def __init__(self, address: Address) -> None:
+        """Raises UserError if the package that the address needs is missing."""
+        text, whole = f"track={address.text}", find_spec("sqlalchemy") and find_spec("alembic")
+        if find_spec("mlflow") is None:
+            raise UserError(f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'")
+        if address.server.startswith("sqlite") and not whole:
+            raise UserError(f"{text}: a database file needs the whole package: pip install mlflow")
+        os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._address, self._text, self._client = address, text, MlflowClient(address.server)
+        self._run, self._tags, self._parameters = "", dict[str, str](), dict[str, str]()
+
+    def begin(self, run: TrackedRun) -> Opened:
+        return self._refusing(self._begin, run)
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        self._refusing(self._send, run, points)
+
+    def _begin(self, run: TrackedRun) -> Opened:
+        experiment = self._experiment()
+        before = self._find(experiment, run.id)
+        if before is None:
+            parent = self._find(experiment, run.parent) if run.parent else None
+            tags = {_ID: run.id, **({"mlflow.parentRunId": parent.info.run_id} if parent else {})}
+            before = self._client.create_run(experiment, tags=tags, run_name=run.name)
+        self._run, self._tags, self._parameters = before.info.run_id, before.data.tags, before.data.params
+        if before.info.status != "RUNNING":
+            self._client.update_run(self._run, status="RUNNING")
+        steps = {metric.key: metric.step for metric in before.data.to_proto().metrics}
+        server = self._address.server
+        link = f"{server}/#/experiments/{experiment}/runs/{self._run}" if server.startswith("http") else server
+        return Opened(link, lambda name: steps.get(_allowed(name), -1))
+
+    def _send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        metrics = [Metric(_allowed(name), value, int(1000 * point.time), point.step)
+                   for point in points for name, value in point.values.items()]  # fmt: skip
+        values = {_allowed(name): value for name, value in run.parameters.items()}
+        fresh = {name: value for name, value in values.items() if name not in self._parameters}
+        # A parameter of MLflow never changes: another value of it, as more replicas on resuming, is a tag.
+        changed = {name: value for name, value in values.items() if self._parameters.get(name, value) != value}
+        wanted = {**{_allowed(name): value for name, value in run.tags.items()}, **changed}
+        tags = {name: value for name, value in wanted.items() if self._tags.get(name) != value}
+        parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
+        while metrics or any(parts):
+            self._client.log_batch(self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts))
+            metrics, parts = metrics[_METRICS:], [part[_TAGS:] for part in parts]
+        self._tags, self._parameters = {**self._tags, **tags}, {**self._parameters, **fresh}
+        if run.state != "running":
+            self._client.set_terminated(self._run, _STATES[run.state])
+        for file in run.files:
+            try:
+                self._client.log_artifact(self._run, str(file))
+            except Exception as error:  # of the server's store of files, which may be another one
+                log.warning(f"{self._text}: {file} is not sent: {reason(error)}")
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        name = self._address.name
+        if (known := self._client.get_experiment_by_name(name)) is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException:  # another run may have made it at the same time
+                if (known := self._client.get_experiment_by_name(name)) is None:
+                    raise
+        if known.lifecycle_stage != "active":
+            raise UserError(f"{self._text}: the experiment was deleted: restore it, or use another name")
+        return str(known.experiment_id)
+
+    def _find(self, experiment: str, identity: str) -> Any:
+        found = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)
+        return found[0] if found else None
+
+    def _refusing(self, call: Callable[..., Any], *given: Any) -> Any:
+        """Calls; raises UserError for what the server refuses, but not for what a later try may send."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return call(*given)
+        except MlflowException as error:
+            match = re.search(r"error code (\d+)", str(error))
+            code = int(match[1]) if match else error.get_http_status_code()
+            if not 400 <= code < 500 or code in (408, 429):
+                raise
+            login = "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            advice = f": {login}" if code in (401, 403) else ""
+            raise UserError(f"{self._text}: the server refuses it ({code}): {reason(error)}{advice}") from error
+
+
+def _allowed(name: str) -> str:
+    """Returns a name that MLflow takes: loss.2 for loss@2."""
+    return re.sub(r"[^\w\-./: ]", "_", name.replace("@", "."))[:250]

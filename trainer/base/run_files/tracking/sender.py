@@ -1,0 +1,160 @@
+"""Sends runs to trackers: a thread for each follows the files of a running training, and holds nothing up.
+
+stats.jsonl is the queue: what a tracker cannot take now is sent when it answers, or by `python -m deploy track`.
+"""
+
+import importlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from trainer.base.errors import UserError, reason
+from trainer.base.log import log
+from trainer.base.run_files.tracking.tracked_files import RunFiles
+from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses
+
+_POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
+_ENDING_S, _LEAVING_S = 60.0, 3.0  # and for the rest to be sent: at its end, and after a signal or a failure
+_BATCH = 200  # points
+_HERE = "trainer.base.run_files.tracking"
+_BUILT_IN = {"mlflow": f"{_HERE}.mlflow_runs:MlflowRuns", "wandb": f"{_HERE}.wandb_runs:WandbRuns",
+             "vertex": f"{_HERE}.vertex_runs:VertexRuns"}  # fmt: skip
+
+
+class Source(Protocol):
+    """Represents what is known of a run: its files, or a table."""
+
+    def run(self, *, ended: bool) -> TrackedRun:
+        """Returns what a tracker shows of the run beside its points."""
+
+    def points(self, *, ended: bool) -> list[Point]:
+        """Returns the points since the last call."""
+
+    def rewind(self) -> None:
+        """Makes the next call of `points` return all of them."""
+
+
+def open_tracker(address: Address) -> Tracker:
+    """Returns the tracker at an address. Raises UserError if its package or a login is missing."""
+    name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        tracker: Tracker = getattr(importlib.import_module(name), function)(address)
+        return tracker
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)})") from error
+
+
+class Sender(threading.Thread):
+    """Sends one run to one tracker, each point once: it asks first what the tracker has.
+
+    As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
+    """
+
+    def __init__(self, address: Address, source: Source) -> None:
+        super().__init__(name="tracking", daemon=True)
+        self.text, self._tracker, self._source = f"track={address.text}", open_tracker(address), source
+        self._steps: dict[str, int] = {}  # of each metric, the last one that was read
+        self._unsent: list[Point] = []
+        self.opened: Opened | None = None
+        self.sent = 0  # points
+        self.refusal: UserError | None = None
+        self.outage = ""
+        self.begun, self._wake, self._ended = threading.Event(), threading.Event(), False
+
+    def send(self, *, ended: bool) -> None:
+        """Sends what is new; of a run that has ended everything, and how it ended.
+
+        Raises UserError if the tracker refuses it, and any other exception for an outage: the next call begins anew.
+        """
+        try:
+            if self.opened is None:
+                self._source.rewind()
+                self._unsent, self._steps = [], {}
+                self.opened = self._tracker.begin(self._source.run(ended=False))
+            for point in self._source.points(ended=ended):
+                there = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
+                new = {name: value for name, value in point.values.items() if point.step > there[name]}
+                self._steps.update(dict.fromkeys(new, point.step))
+                self._unsent += [point._replace(values=new)] if new else []
+            while self._unsent or ended:
+                batch, last = self._unsent[:_BATCH], len(self._unsent) <= _BATCH
+                self._tracker.send(self._source.run(ended=ended and last), batch)
+                del self._unsent[: len(batch)]
+                self.sent += len(batch)
+                if last:
+                    return
+        except Exception:
+            self.opened = None
+            raise
+
+    def run(self) -> None:
+        """Sends until the run has ended, or the tracker refuses it."""
+        pause, over = _POLL_S, False
+        while not over:
+            self._wake.clear()
+            ended = self._ended
+            try:
+                self.send(ended=ended)
+                pause, self.outage, over = _POLL_S, "", ended
+            except UserError as error:
+                self.refusal, over = error, True
+            except Exception as error:
+                if not self.outage:
+                    log.warning(f"{self.text}: {reason(error)}: the training goes on, and is sent later")
+                pause, self.outage = min(2 * pause, _LONGEST_PAUSE_S), reason(error)
+            self.begun.set()
+            if not over:
+                self._wake.wait(pause)
+
+    def end(self, seconds: float, where: str) -> None:
+        """Sends the rest, within these seconds; logs one line: what was sent, or how to send what was not."""
+        self._ended = True
+        self._wake.set()
+        self.join(seconds)
+        if self.opened and not self.is_alive():
+            log.info(f"{self.text}: {self.sent:,} steps sent: {self.opened.link}")
+            return
+        why = self.refusal or self.outage or f"no answer within {seconds:g} seconds"
+        log.warning(
+            f"{self.text}: not all is sent ({why}): send it with `python -m deploy track {where} --{self.text}`"
+        )
+
+
+class Tracking:
+    """Sends a training to its trackers, from `begin` to the end of the block, where result.json says how it ended."""
+
+    def __init__(self, addresses: str, folder: Path, where: str) -> None:
+        self._addresses, self._folder, self._where = read_addresses(addresses), folder, where
+        self._senders: list[Sender] = []
+
+    def begin(self) -> None:
+        """Begins to send, once run.json is there. Raises UserError if a tracker refuses it."""
+        if self._senders:
+            return  # the run has gone back to a checkpoint: its files say so
+        self._senders = [Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses]
+        for sender in self._senders:
+            sender.start()
+        until = time.monotonic() + _BEGINNING_S
+        for sender in self._senders:
+            if not sender.begun.wait(max(0.0, until - time.monotonic())):
+                log.warning(f"{sender.text}: no answer within {_BEGINNING_S:g} seconds: the training begins without it")
+            elif sender.refusal:
+                self._senders.remove(sender)
+                raise sender.refusal
+            elif sender.opened:
+                log.info(f"{sender.text}: {sender.opened.link}")
+
+    def __enter__(self) -> "Tracking":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for sender in self._senders:
+            finished = RunFiles(self._folder, self._where).run(ended=True).state == "finished"
+            sender.end(_ENDING_S if finished and not error else _LEAVING_S, self._where)

@@ -1,0 +1,80 @@
+"""Sends runs to Weights & Biases by its package, also where it is offline: https://docs.wandb.ai/ref/python/
+
+W&B numbers rows by steps that only rise: a row that it has is never sent again.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from trainer.base.errors import UserError, reason
+from trainer.base.tracker import Address, Opened, Point, TrackedRun
+
+# Nothing but what `send` gives: no code, packages, host, console or load of the machine.
+_SETTINGS: dict[str, Any] = {
+    "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
+    "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
+    "x_save_requirements": False, "host": "", "init_timeout": 60, "finish_timeout": 50,
+}  # fmt: skip
+_REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of an error of W&B
+
+
+class WandbRuns:
+    """Goes on with a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
+
+    def __init__(self, address: Address) -> None:
+        if find_spec("wandb") is None:
+            raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
+        import wandb
+
+        self._address, self._offline = address, os.environ.get("WANDB_MODE") == "offline"
+        self._run: Any = None
+        try:
+            if not self._offline:
+                wandb.Api()
+        except wandb.errors.UsageError as error:
+            raise UserError(
+                f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline "
+                "and send the files later by `wandb sync`"
+            ) from error
+
+    def begin(self, run: TrackedRun) -> Opened:
+        import wandb
+
+        for file in (run.folder / "wandb").glob(f"offline-run-*-{run.id}/*.wandb"):
+            if self._offline and not file.with_name(f"{file.name}.synced").exists():
+                shutil.rmtree(file.parent, ignore_errors=True)  # of an earlier start: this one has all its points
+        entity, _, project = self._address.name.rpartition("/")
+        try:
+            self._run = wandb.init(
+                entity=entity or None, project=project, id=run.id, name=run.name, group=run.parent or None,
+                resume=None if self._offline else "allow", dir=run.folder, settings=wandb.Settings(**_SETTINGS),
+            )  # fmt: skip
+        except wandb.errors.Error as error:
+            if isinstance(error, wandb.errors.UsageError) or any(word in str(error).lower() for word in _REFUSALS):
+                raise UserError(f"track={self._address.text}: W&B refuses it: {reason(error)}") from error
+            raise
+        first: int = self._run.step
+        link = f"{self._run.settings.sync_dir} (offline)" if self._offline else self._run.url
+        return Opened(link, lambda name: first - 1)
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        import wandb
+
+        self._run.config.update({**run.parameters, "tags": dict(run.tags)}, allow_val_change=True)
+        for point in points:
+            self._run.log({**point.values, "_timestamp": point.time}, step=point.step)
+        if run.state == "running":
+            return
+        for file in run.files:
+            if file.suffix == ".png" and points:
+                picture = {file.parent.name: wandb.Image(str(file)), "_timestamp": points[-1].time}
+                self._run.log(picture, step=points[-1].step)
+            else:
+                self._run.save(str(file), base_path=str(file.parent), policy="now")
+        self._run.summary["state"] = run.state
+        if run.state == "killed":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=int(run.state != "finished"))

@@ -1,0 +1,105 @@
+"""Defines what a tracker of runs is: two functions. docs/tracking.md has an example of 20 lines.
+
+Whoever sends a run asks a tracker first what it has already, so that each point is there once, however often the run
+restarts. Imports no tracker's package.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from trainer.base.errors import UserError
+
+KINDS = ("mlflow", "wandb", "vertex")
+_FORMS = "mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT or package.module:function#NAME"
+_NAMES = {"wandb": r"[\w.-]+(/[\w.-]+)?", "vertex": r"[a-z0-9][a-z0-9-]{0,90}"}  # what follows the colon
+
+
+class Point(NamedTuple):
+    """Holds all values that a run reports at one step; `time`: seconds since 1970."""
+
+    step: int
+    time: float
+    values: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """Holds what a tracker shows of a run beside its points.
+
+    `id`: small letters and digits, the same after each restart; `folder`: the job directory on this machine;
+    `parent`: the id of the run that this one belongs to; `state`: running, finished, failed or killed; `files`:
+    pictures and tables, complete once the state is not "running".
+    """
+
+    id: str
+    name: str
+    folder: Path
+    parent: str = ""
+    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    state: str = "running"
+    files: Sequence[Path] = ()
+
+
+class Opened(NamedTuple):
+    """Holds what a tracker has of a run: where people see it, and the last step of a metric, by its name; -1: none."""
+
+    link: str
+    last_step: Callable[[str], int]
+
+
+class Tracker(Protocol):
+    """Represents a tracker. Its functions run beside the training, never in it.
+
+    They raise UserError for what the user must change; any other exception is taken for an outage, after which
+    `begin` is called again.
+    """
+
+    def begin(self, run: TrackedRun) -> Opened:
+        """Opens the run with this id, a new one or the one that is there."""
+
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        """Adds points, in the order of their steps, and updates what `run` says. A state but "running" is the end."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+    """Holds one address of `--track`: its kind, or a function's dotted name; the server, if any; the experiment."""
+
+    text: str
+    kind: str
+    server: str
+    name: str
+
+
+def read_addresses(text: str) -> list[Address]:
+    """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for any other form."""
+    return [_read(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _read(text: str) -> Address:
+    kind, _, rest = text.partition(":")
+    if re.search(r"//[^/#]*@|[?&]", text):
+        raise UserError(
+            f"track={kind}:… holds a user, a password or a query, which would be stored with the run: leave them out, "
+            "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+    server, _, name = rest.partition("#") if kind == "mlflow" else ("", "", rest)
+    if kind == "mlflow" and re.match(r"(https?|sqlite)://.", server) and name:
+        return Address(text, kind, server, name)
+    if kind in _NAMES and re.fullmatch(_NAMES[kind], name):
+        return Address(text, kind, "", name)
+    function, _, name = text.partition("#")
+    if not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
+        return Address(text, function, "", name)
+    known = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
+    raise UserError(f"track={text}: {known}: write {_FORMS}; several with commas")
+
+
+def text_of(value: Any) -> str:
+    """Returns a setting's or tag's value as trackers show it, 500 characters at most."""
+    return ("" if value is None else str(value))[:500]
