@@ -15,7 +15,8 @@ CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 TUNE = ["optuna>=5", "matplotlib"]
-TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE]
+SERVE = ["starlette", "uvicorn"]
+TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE, *SERVE]
 
 
 class BuildWithCheckout(build_py):
@@ -62,7 +63,6 @@ setup(
             "report/report.html",
             "report/page.css",
             "planning/plan.html",
-            "planning/published.yaml",
             "planning/gpu_constants.json",
         ],
     },
@@ -80,6 +80,7 @@ setup(
         "local": ["tensorboard"],  # to look at logs/
         "deploy": DEPLOY,
         "report": ["matplotlib"],
+        "serve": SERVE,  # in the image that `deploy image` builds
         "tune": TUNE,  # studies of settings
         "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
         "wandb": ["wandb"],  # --track=wandb:…, with TensorFlow 2.18 or newer

@@ -108,7 +108,7 @@ def measure(case: str, seed: int, options: Namespace) -> None:
     whole = whole_of(case.partition("/")[0])
     flags = flags_of(case, seed, options)
     setup = setup_of(*flags, f"--fid_features={classifier(whole, options)}", f"--fid_samples={options.samples}")
-    fid = make_fid(setup.config, setup.model, examples_of(whole, options), setup.replicas, options.out)
+    fid = make_fid(setup.config, setup.model, examples_of(whole, options), setup.replicas)
     loop, spent, curve = TrainingLoop(setup), 0.0, Curve()
     loop(1)  # traces
     step_seconds = processor_seconds(loop, 1)

@@ -16,7 +16,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
-from trainer.models.optimizers import FusedAdam
 from trainer.run.build import TrainingSetup, build_setup
 from trainer.training.compilation import TimedSteps, choose
 from trainer.training.steps import StepRunner
@@ -104,8 +103,7 @@ def optimizers(model: keras.Model) -> list[Any]:
 
 def new_optimizers(model: keras.Model) -> list[Any]:
     """Returns new optimizers of Keras with the settings of the model's own."""
-    kinds = {FusedAdam: keras.optimizers.Adam}
-    return [kinds.get(type(own), type(own)).from_config(own.get_config()) for own in optimizers(model)]
+    return [type(own).from_config(own.get_config()) for own in optimizers(model)]
 
 
 def peer_batches(setup: TrainingSetup, batches_per_step: int) -> tf.data.Dataset:

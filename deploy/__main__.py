@@ -11,7 +11,7 @@ from trainer.base.settings.fields import nearest
 # verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
 VERBS = {
     "local": "rehearse a job locally, in the environment of Vertex AI",
-    "machines": "print the table of machines, accelerators and prices",
+    "machines": "print the tiers or, with --all, the machines, with prices",
     "render": "print the job spec of a tier and the trainer's flags, as gcloud takes it",
     "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end",
     "package": "build the trainer's wheel and store it in a bucket",
@@ -22,9 +22,13 @@ VERBS = {
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
     "tune": "try settings of one recipe, here or on Vertex AI, and report the best",
+    "serve": "answer requests with the model of a run, on this machine",
+    "register": "make a run's model a version in Vertex AI's Model Registry",
+    "predict": "answer a file of rows with a registered model, as a job on a tier",
     "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
+_SYNONYMS = {"logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,11 +68,12 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
-        raise UserError(f"{verb}: unknown verb{nearest(verb, VERBS)} Known: {', '.join(VERBS)}")
+        hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, VERBS)
+        raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(VERBS)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
-    from deploy.cli.arguments import refuse_empty  # imported late, because it would slow down --help
+    from deploy.cli.arguments import check_arguments  # imported late, because it would slow down --help
 
-    refuse_empty(arguments)
+    check_arguments(arguments)
     code: int = module.main(arguments)
     return code
 

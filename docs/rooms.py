@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 IMAGE = Path(__file__).parent / "images" / "rooms.png"
 # Modules that users type are one room, `entry`; aliases lead users' files of version 0.1 to where things are now.
-ENTRY = {"task", "check", "evaluate", "predict", "generate", "plan", "golden", "audit"}
+ENTRY = {"task", "check", "evaluate", "predict", "generate", "plan", "golden", "audit", "serve"}
 ALIASES = {"errors", "interface", "config", "distribution"}
 # Rooms from the top: a module imports its own room and those of lower lines, never its neighbours of the same line.
 CHAINS = {

@@ -12,7 +12,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.gradients import sum_and_build
-from trainer.models.optimizers import FusedAdam
 from trainer.training.state import variables_of
 
 
@@ -235,7 +234,7 @@ def stock_layers(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = Stock(len(dataset.class_names))
     model(tf.zeros((1, *dataset.image_shape)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(FusedAdam(config.learning_rate), loss=loss, metrics=["accuracy"])
+    model.compile(keras.optimizers.Adam(config.learning_rate), loss=loss, metrics=["accuracy"])
     return model
 
 

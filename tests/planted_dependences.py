@@ -78,6 +78,18 @@ own_softmax = _own(lambda y, p: tf.reduce_mean(tf.nn.softmax(p, axis=0) * y))
 own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
 
 
+def several_optimizers(config: Any, dataset: Any) -> keras.Model:
+    """Has another optimizer for its last layer; Keras before 3.14 has no MultiOptimizer."""
+    model = _network()
+    names = keras.optimizers
+    optimizer: Any = keras.optimizers.SGD(0.01)
+    if hasattr(names, "MultiOptimizer"):
+        parts = {f"{model.layers[-1].name}/.*": names.Adam(0.01)}
+        optimizer = names.MultiOptimizer(names.OptimizerMap(optimizer, parts))
+    model.compile(optimizer, "mse")
+    return model
+
+
 class Centred(keras.layers.Layer):
     """Subtracts the mean of the batch."""
 
@@ -95,4 +107,4 @@ DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
     "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
 )  # fmt: skip
-INDEPENDENT = ("row_losses", "mean_losses")
+INDEPENDENT = ("row_losses", "mean_losses", "several_optimizers")

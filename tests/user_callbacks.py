@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 SEEN: dict[str, list[Any]] = {}
 STEPS_PER_EPOCH, EPOCHS, BATCH = 5, 3, 8
@@ -112,6 +113,43 @@ class SaveBest(keras.callbacks.Callback):
         see("epochs", epoch, *(float(logs[name]) for name in ("loss", "mae", "val_loss", "val_mae")))
 
 
+class GradientNorm(keras.callbacks.Callback):
+    """Logs the norm of the gradient of some rows."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        x, y = rows(4)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.model(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, [weight.value for weight in self.model.trainable_weights])
+        see("gradients", float(tf.linalg.global_norm(gradients)))
+
+
+class FloatOfAll(keras.callbacks.Callback):
+    def on_batch_end(self, batch: int, logs: Any = None) -> None:
+        optimizer = self.model.optimizer
+        weights = [float(weight[0]) for weight in self.model.weights if len(weight.shape) == 1]
+        see("floats", float(optimizer.learning_rate), float(optimizer.iterations), *weights, *map(float, logs.values()))
+
+
+class AddsToLogs(keras.callbacks.Callback):
+    """Adds a value to those of the epoch, which later callbacks and the history have too."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["gap"] = float(logs["val_loss"]) - float(logs["loss"])
+
+
+class BestInMemory(keras.callbacks.Callback):
+    best = math.inf
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs["gap"] < self.best:
+            self.best, self.weights = logs["gap"], self.model.get_weights()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model.set_weights(self.weights)
+        see("best", self.best, *(float(weight.sum()) for weight in self.model.get_weights()))
+
+
 class StopByBatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         see("stop", batch)
@@ -131,6 +169,7 @@ def by_epoch() -> list[keras.callbacks.Callback]:
     return [
         keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")), keras.callbacks.TerminateOnNaN(),
         keras.callbacks.ReduceLROnPlateau("loss", patience=1), keras.callbacks.EarlyStopping("loss"),
+        AddsToLogs(), BestInMemory(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
     ]  # fmt: skip
 
@@ -141,7 +180,7 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         return rate * 0.9
 
     return [
-        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(),
+        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(), GradientNorm(), FloatOfAll(),
         keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])),
         keras.callbacks.LearningRateScheduler(scheduled),
         keras.callbacks.ModelCheckpoint(str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2),

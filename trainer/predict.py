@@ -1,6 +1,7 @@
 """Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
 
-These are the numbers of Keras's `model.predict`, on any number of replicas of this machine.
+These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With
+`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does, and with the same bytes.
 """
 
 import sys
@@ -8,8 +9,10 @@ from collections.abc import Sequence
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.settings.flags import Parser
+from trainer.base.run_files.serving_file import model_folder
+from trainer.base.settings.flags import Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
+from trainer.base.storage.staging import stage
 from trainer.run.requested_run import make_parser, read_request
 from trainer.user_code.command import quiet_start, run_command
 
@@ -20,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(arguments: Sequence[str] | None) -> int:
+    if any(argument.startswith("--rows_file") for argument in (sys.argv[1:] if arguments is None else arguments)):
+        return _predict_rows(arguments)
     run = read_request(_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out")
@@ -34,6 +39,23 @@ def _predict(arguments: Sequence[str] | None) -> int:
     write_whole(out, lambda path: saved_run.write_npz(path, arrays))
     shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")
+    return DONE
+
+
+def _predict_rows(arguments: Sequence[str] | None) -> int:
+    """Answers the lines of a file with the model of a run, as a server does."""
+    parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
+    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
+    parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
+    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
+    asked = parser.parse_args(arguments)
+    rows, folder = stage(asked.rows_file, "rows_file"), model_folder(asked.run)
+    with quiet_start():
+        from trainer.run.row_files import predict_rows
+        from trainer.run.served_model import ServedModel
+    answered, failed = predict_rows(ServedModel(folder, asked.run, asked.fixed_batch), rows, asked.out)
+    log.info(f"{asked.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
     return DONE
 
 

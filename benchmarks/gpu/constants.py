@@ -17,7 +17,11 @@ FEW, MANY = 100, 1_100  # operations in a call; their difference leaves the cost
 def main() -> None:
     """Keeps seconds and GiB."""
     results, before = Results(), used_gib()
-    replicas = make_replicas(resolve(["--recipe=wgan_gp_digits", "--global_batch_size=840"]).config)
+    replicas = make_replicas(
+        resolve(
+            ["--recipe=wgan_gp_digits", "--global_batch_size=840", *(["--replicas=2"] if rehearsing() else [])]
+        ).config
+    )
     device = replicas.devices[0]
     results.keep(launch_seconds=(_seconds(device, MANY) - _seconds(device, FEW)) / (MANY - FEW))
     after = used_gib()

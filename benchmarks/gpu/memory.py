@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.networks import ROWS
 from benchmarks.gpu.nvidia import used_gib
 from benchmarks.gpu.parts import CASES, MEMORY_CASES
 from benchmarks.runner import count, make_parser
@@ -69,9 +70,11 @@ def measured(case: str) -> dict[str, Any]:
     budget = _budget(peak_of(lines, 4 * rows))
     # What a GPU needs beside the tensors was measured with the batch itself.
     most = largest_rows(lines, budget - 2**30 * result.get("workspace_gib", 0.0))
+    most = min(most, ROWS * 10 // 11)  # one 10 % larger is tried too
     with _only(budget) as environment:
-        tried = {each: "peak_gib" in _child(case, each, environment) for each in (most, -(-most * 11 // 10)) if each}
-    return {**result, "budget_gib": budget / 2**30, "largest_batch_runs": tried}
+        tried = {each: _child(case, each, environment) for each in (most, -(-most * 11 // 10)) if each}
+    outcomes = {each: found.get("problem", "runs") for each, found in tried.items()}
+    return {**result, "budget_gib": budget / 2**30, "largest_batch": outcomes}
 
 
 def _budget(wanted: float) -> float:
@@ -120,9 +123,17 @@ def _child(case: str, rows: int, environment: dict[str, str] | None = None) -> d
                           check=False)  # fmt: skip
     last = done.stdout.strip().splitlines()
     if done.returncode or not last:
-        return {"problem": (done.stderr.strip().splitlines() or ["no reason was given"])[-1][:200]}
+        return {"problem": _problem(done.stderr)}
     content: dict[str, Any] = json.loads(last[-1])
     return content
+
+
+def _problem(errors: str) -> str:
+    """Returns `out of memory`, or the last error that the process printed."""
+    if any(words in errors for words in ("OOM when allocating", "Current allocation summary follows", "exhausted")):
+        return "out of memory"
+    lines = [line for line in errors.splitlines() if "Error" in line]
+    return (lines or errors.strip().splitlines() or ["no reason was given"])[-1][:200]
 
 
 def step_memory(flags: Sequence[str]) -> dict[str, Any]:

@@ -7,25 +7,25 @@ import numpy as np
 
 from trainer.base.settings.train_config import TrainConfig
 
-CLASSES, WORDS = 10, 8_000
+CLASSES, WORDS, ROWS = 10, 8_000, 1_024
 
 
 def photos(config: TrainConfig, *, size: int = 224) -> Any:
-    """Returns images (512, size, size, 3) uint8 and class numbers (512,)."""
+    """Returns images (ROWS, size, size, 3) uint8 and class numbers (ROWS,)."""
     draw = np.random.default_rng(0)
-    return draw.integers(0, 256, (512, size, size, 3), np.uint8), draw.integers(0, CLASSES, 512, np.int32)
+    return draw.integers(0, 256, (ROWS, size, size, 3), np.uint8), draw.integers(0, CLASSES, ROWS, np.int32)
 
 
 def masks(config: TrainConfig, *, size: int = 128) -> Any:
-    """Returns images (256, size, size, 3) uint8 and a class number for each pixel (256, size, size)."""
+    """Returns images (ROWS, size, size, 3) uint8 and a class number for each pixel (ROWS, size, size)."""
     draw = np.random.default_rng(0)
-    return draw.integers(0, 256, (256, size, size, 3), np.uint8), draw.integers(0, 3, (256, size, size), np.int32)
+    return draw.integers(0, 256, (ROWS, size, size, 3), np.uint8), draw.integers(0, 3, (ROWS, size, size), np.int32)
 
 
 def sentences(config: TrainConfig, *, length: int = 256) -> Any:
-    """Returns word numbers (2048, length) and class numbers (2048,)."""
+    """Returns word numbers (ROWS, length) and class numbers (ROWS,)."""
     draw = np.random.default_rng(0)
-    return draw.integers(0, WORDS, (2_048, length), np.int32), draw.integers(0, CLASSES, 2_048, np.int32)
+    return draw.integers(0, WORDS, (ROWS, length), np.int32), draw.integers(0, CLASSES, ROWS, np.int32)
 
 
 def resnet50(config: TrainConfig, dataset: Any, *, size: int = 224) -> keras.Model:

@@ -106,7 +106,7 @@ def _table(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
-        value = ", ".join(f"{key}: {'runs' if ran else 'does not'}" for key, ran in value.items())
+        value = ", ".join(f"{key}: {outcome}" for key, outcome in value.items())
     return (_number(value) if isinstance(value, float) else str(value)).replace("|", "/")
 
 

@@ -10,15 +10,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from deploy.tiers.images import INSTALL, PLAIN_IMAGE
 from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
-from trainer.base.errors import UserError
+from deploy.vertex.session import BACKENDS
+from trainer.base.errors import UserError, printable
 from trainer.base.settings import TrainConfig
 from trainer.base.settings.fields import nearest, refuse_removed
 from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 from trainer.base.storage import expanded
+
+MOST_WORDS = 100_000  # characters of a script's arguments, which Vertex AI takes
 
 
 class VerbParser(Parser):
@@ -40,35 +44,6 @@ class VerbParser(Parser):
 def parser(verb: str, description: str, usage: str) -> VerbParser:
     """Returns a parser for `python -m deploy VERB` whose errors are one line."""
     return VerbParser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
-
-
-# Flags of several verbs. Those that are not given are empty.
-_SHARED: dict[str, dict[str, Any]] = {
-    "project": {"metavar": "ID", "help": "Google Cloud project (default: gcloud's)"},
-    "region": {"metavar": "NAME", "help": "as us-central1 (default: gcloud's ai/region)"},
-    "bucket": {"metavar": "gs://NAME[/PREFIX]", "help": "where packages and job directories go"},
-    "package": {"metavar": "PATH", "help": "a Python package of yours, or one .py file, to ship with the job"},
-    "max_package_mb": {
-        "metavar": "MB", "help": f"largest size of --package (default: {MOST_MB})", "type": whole(1, 100_000),
-        "default": MOST_MB,
-    },
-    "prices": {"metavar": "FILE", "help": "YAML of your own prices, in USD an hour"},
-    "price_per_hour": {
-        "metavar": "TIER=USD", "help": "the price of all machines of a tier", "action": "append", "default": [],
-    },
-}  # fmt: skip
-
-
-def add_flags(cli: argparse.ArgumentParser, *names: str) -> None:
-    """Declares flags that several verbs share."""
-    for name in names:
-        cli.add_argument(f"--{name}", **{"default": "", **_SHARED[name]})
-
-
-def add_table_flags(cli: argparse.ArgumentParser) -> None:
-    """Declares the flags of every verb that prints a comparison table."""
-    cli.add_argument("--baseline", default="", metavar="TIER", help="base of the speed-ups (default: the first)")
-    add_flags(cli, "price_per_hour")
 
 
 def usd(text: str) -> float:
@@ -98,6 +73,64 @@ def factor(text: str) -> float:
     return float(text)
 
 
+# Flags of several verbs: metavar (empty for a switch), help, and what else argparse needs. Not given they are empty.
+_FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
+    "project": ("ID", "Google Cloud project (default: gcloud's)"),
+    "region": ("NAME", "as us-central1 (default: gcloud's ai/region); submit: several, as us-central1,us-east4, are "
+               "tried in this order where there are no machines"),
+    "bucket": ("gs://NAME[/PREFIX]", "where packages and job directories go"),
+    "package": ("PATH", "a Python package of yours, or one .py file, to ship with the job"),
+    "max_package_mb": ("MB", f"largest size of --package (default: {MOST_MB})",
+                       {"type": whole(1, 100_000), "default": MOST_MB}),
+    "prices": ("FILE", "YAML of your own prices, in USD an hour"),
+    "price_per_hour": ("TIER=USD", "the price of all machines of a tier", {"action": "append", "default": []}),
+    "baseline": ("TIER", "base of the speed-ups (default: the first)"),
+    "backend": ("gcloud|sdk", "what creates jobs: gcloud (default), or Google's Python SDK",
+                {"choices": BACKENDS, "default": "gcloud"}),
+    "script": ("FILE", "a training script of yours, which runs instead of the trainer with the arguments after `--`; "
+               "its folder goes along"),
+    "module": ("NAME", "the same for a module, as `python -m` takes it; its package goes along: --package, or the "
+               "folder of that name here"),
+    "image": ("IMAGE", f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
+              f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed at each start "
+              f"(default: the tier's, else the one that `image` built in this folder, else {INSTALL})"),
+    "max_cost": ("USD", "the most that a job may cost (each job of a comparison, all trials of a study): it is stopped "
+                 "when that is spent", {"type": usd, "default": None}),
+    "stop_if_idle": ("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, as 30m",
+                     {"type": seconds, "default": 0.0}),
+    "stop_if_over": ("FACTOR", "the job saves and ends itself after so many times the upper end of its plan, in hours "
+                     "or USD, as 1.5", {"type": factor, "default": 0.0}),
+    "timeout": ("TIME", "the longest time of a job, as 6h (default: the tier's)", {"type": seconds, "default": None}),
+    "max_wait": ("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or region "
+                 "tried; as FLEX_START the service ends the wait", {"type": seconds, "default": None}),
+    "flex_start": ("", "as FLEX_START, which waits for machines (--max_wait), and is cheaper"),
+    "spot": ("", "on spot machines: cheaper, and they may be taken away"),
+    "disk_gb": ("GB", "each machine's disk (default: the tier's)", {"type": whole(100, 64_000), "default": None}),
+    "reservation": ("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R"),
+    "labels": ("KEY=VALUE,…", "labels of the jobs, as team=vision,cost=42"),
+    "kms_key": ("NAME", "your own key, which encrypts the jobs' disks: "
+                "projects/P/locations/REGION/keyRings/…/cryptoKeys/…"),
+    "service_account": ("EMAIL", "the account that the jobs run as"),
+    "network": ("NAME", "projects/NUMBER/global/networks/NAME, peered"),
+    "env": ("NAME=VALUE", "a variable of the job; it can be read in the job's spec",
+            {"action": "append", "default": []}),
+    "secret": ("NAME=VERSION", "a variable that the job reads from Secret Manager at its start, as "
+               "TOKEN=projects/P/secrets/S/versions/latest", {"action": "append", "default": []}),
+    "web_access": ("", "an interactive shell in each worker, whose link is printed"),
+}  # fmt: skip
+
+
+def add_flags(cli: Parser, *names: str) -> None:
+    """Declares flags that several verbs share."""
+    for name in names:
+        metavar, meaning, *more = _FLAGS[name]
+        options: dict[str, Any] = {"default": "", "metavar": metavar, "help": meaning}
+        if metavar:
+            cli.add_argument(f"--{name}", **{**options, **dict(*more)})
+        else:
+            cli.add_boolean(name, meaning)
+
+
 def read_prices(values: Sequence[str]) -> dict[str, float]:
     """Returns `["l4x1=0.71"]` as {"l4x1": 0.71}, in USD an hour. Raises UserError for anything else."""
     prices = {}
@@ -124,8 +157,11 @@ def _may_be_empty(name: str) -> bool:
     return "" in (usual.get(name), *of_models) and name not in ("recipe", "job_dir")
 
 
-def refuse_empty(arguments: Sequence[str]) -> None:
-    """Raises UserError for an empty argument or value, which an unset shell variable leaves."""
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raises UserError for an empty argument or value, which an unset shell variable leaves, and for broken text."""
+    for argument in arguments:
+        if not argument.isascii() and any("\ud800" <= sign <= "\udfff" for sign in argument):
+            raise UserError(f"argument {printable(argument)} is not valid UTF-8: write it anew, or rename the file")
     before = ""
     for argument in split_words(arguments)[0]:
         flag, equals, value = underscored(argument).partition("=")
@@ -137,19 +173,24 @@ def refuse_empty(arguments: Sequence[str]) -> None:
         before = flag[2:] if flag.startswith("--") and not equals else ""
 
 
-def add_script_flags(cli: Parser) -> None:
-    """Declares the flags of a user's script, which runs instead of the trainer."""
-    cli.add_argument("--script", default="", metavar="FILE", help="a training script of yours, which runs instead of "
-                     "the trainer with the arguments after `--`; its folder goes along")  # fmt: skip
-    cli.add_argument("--module", default="", metavar="NAME", help="the same for a module, as `python -m` takes it; its "
-                     "package goes along: --package, or the folder of that name here")  # fmt: skip
+def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments before `--`, and those after it, which are a script's own."""
+    end = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:end]), list(arguments[end + 1 :])
+
+
+# Flags of verbs that take a recipe or a script, and that say nothing of a script; one with the value that is refused.
+_NOT_OF_SCRIPTS = {
+    "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
+    "plan": "--plan is for recipes: the memory of a script is not known: drop it",
+    "scaling=weak": "--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out",
+}
 
 
 def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides | Script]:
-    """Returns what `parse` does or, with --script or --module, the verb's own arguments and the script."""
+    """Returns the verb's own arguments and, with --script or --module, the script, else the trainer's settings."""
     flags, words = split_words(arguments)
-    named = flag_values(flags, ("script", "module"))
-    if not any(named.values()):
+    if not any(flag_values(flags, ("script", "module")).values()):
         if len(flags) < len(arguments):
             raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
         return parse(cli, arguments)
@@ -159,28 +200,18 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
         refuse_removed(underscored(unknown[0]).partition("=")[0].removeprefix("--"), unknown[0])
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
-    for name, refusal in _NOT_OF_SCRIPTS.items():
-        if getattr(asked, name, False):
+    for flag, refusal in _NOT_OF_SCRIPTS.items():
+        name, _, value = flag.partition("=")
+        if (given := getattr(asked, name, False)) and given == (value or given):
             raise UserError(refusal)
-    if getattr(asked, "scaling", "") == "weak":
-        raise UserError("--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out")
     if asked.job_dir and cli.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
-    package = getattr(asked, "package", "")
-    return asked, read_script(asked.script, asked.module, package, words, asked.job_dir)
-
-
-# Flags of verbs that take a recipe or a script, and that say nothing of a script.
-_NOT_OF_SCRIPTS = {
-    "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
-    "plan": "--plan is for recipes: the memory of a script is not known: drop it",
-}
-
-
-def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments before `--`, and those after it, which are a script's own."""
-    end = list(arguments).index("--") if "--" in arguments else len(arguments)
-    return list(arguments[:end]), list(arguments[end + 1 :])
+    if (size := sum(map(len, words))) > MOST_WORDS:
+        raise UserError(
+            f"the arguments of the script have {size:,} characters, and a job takes {MOST_WORDS:,}: put them into a "
+            "file of the script's folder"
+        )
+    return asked, read_script(asked.script, asked.module, getattr(asked, "package", ""), words, asked.job_dir)
 
 
 def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
@@ -189,16 +220,15 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     first, of_verb = str(expanded(package).resolve().parent) if package else "", cli.names
     settings = own_settings(arguments, first)
     flags = flags_of(settings.settings)
-    if both := [field.name for field in flags if field.name in of_verb]:
+    names = {field.name for field in flags}
+    if both := [name for name in of_verb if name in names]:
         raise UserError(f"--{both[0]} is a flag of `{cli.prog}` and a setting of your own: rename the setting")
     add_setting_flags(cli, flags, hidden=True)
     asked, unknown = cli.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
-    refuse_unknown(unknown, [*of_verb, *(field.name for field in flags)], settings.hint, listed)
-    names = {field.name for field in flags}
+    refuse_unknown(unknown, [*of_verb, *names], settings.hint, listed)
     texts = {name: value for name, value in vars(asked).items() if name in names}
-    if texts.pop("print_config", "false") != "false":
-        raise UserError("--print_config trains nothing: use it with `python -m trainer.task`")
-    if texts.pop("verbose", "false") != "false":
-        raise UserError("--verbose is a flag of one run on this machine: use it with `python -m trainer.task`")
+    for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
+        if texts.pop(name, "false") != "false":
+            raise UserError(f"--{name} {reason}: use it with `python -m trainer.task`")
     return asked, Overrides.read(texts, first)

@@ -8,7 +8,7 @@ from deploy.cli.arguments import parser
 from deploy.cli.target import add_target, find_target
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import JobStatus
-from deploy.vertex.cancellation import cancel_and_wait, cancel_double, oldest_first, that_count
+from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -23,15 +23,15 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_target(cli)
     cli.add_boolean("yes", "do not ask for confirmation")
     args = cli.parse_args(arguments)
-    target = find_target(args)
+    target = find_target(args, session)
     with exit_on_api_error(target.gcp):
-        backend = target.open(session)
+        backend = target.backend
         status = retried(lambda: backend.state(target.job), session.clock)
         if not status.over:
             _confirm(status, args, session.clock)
         if not status.over:
             status = cancel_and_wait(backend, target.job, session.clock)
-        _cancel_doubles(backend, status, session.clock)
+        _cancel_duplicates(backend, status, session.clock)
     target.record(status, session)
     print(f"{target.job}: {status.state}")
     return DONE if status.over else FAULT
@@ -49,11 +49,11 @@ def _confirm(status: JobStatus, args: argparse.Namespace, clock: Clock) -> None:
         raise UserError("not cancelled: answer y, or use --yes")
 
 
-def _cancel_doubles(backend: Backend, status: JobStatus, clock: Clock) -> None:
-    """Cancels the jobs that a lost response created beside this one."""
+def _cancel_duplicates(backend: Backend, status: JobStatus, clock: Clock) -> None:
+    """Cancels the jobs that a lost response created beside this one, older ones too."""
     label = status.labels.get(LABEL)
-    jobs = oldest_first(label, backend, clock) if label else []
-    counts = {name: job.name for name, job in that_count(jobs).items()}
+    jobs = jobs_of(label, backend, clock) if label else []
+    by_name = originals(jobs)
     for job in jobs:
-        if job.name != status.name and counts[job.name] == counts.get(status.name) and not job.over:
-            cancel_double(job, status, backend, clock)
+        if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
+            cancel_duplicate(job, status.name, backend, clock)

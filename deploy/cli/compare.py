@@ -10,23 +10,10 @@ from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from deploy.cli.arguments import add_script_flags, add_table_flags, command_line, parse_program, parser, read_prices
-from deploy.cli.job_flags import (
-    add_place_flags,
-    add_plan_flags,
-    read_changes,
-    read_options,
-    refuse_flags_of_vertex,
-)
+from deploy.cli.arguments import add_flags, command_line, parse_program, parser, read_prices
+from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import (
-    ComparisonRequest,
-    Runner,
-    announce,
-    compare,
-    missing_runs,
-    read_tiers,
-)
+from deploy.comparison.execution import ComparisonRequest, Runner, announce, compare, missing_runs, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
@@ -92,8 +79,7 @@ def _flags() -> Parser:
     jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
     add_place_flags(cli, jobs, dry_run, disable_retries=True)
     add_plan_flags(cli)
-    add_table_flags(cli)
-    add_script_flags(cli)
+    add_flags(cli, "baseline", "price_per_hour", "script", "module")
     return cli
 
 

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     code = _run(command)
     if code == DONE:
         sources = {package.name: package.digest for package in packages}
-        remember(BuiltImage(args.image, args.tensorflow, sources, time.strftime("%Y-%m-%d %H:%M", time.gmtime())))
+        remember(BuiltImage(args.image, args.tensorflow, sources, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())))
         print("jobs that are submitted in this folder, with these sources, run in this image")
     return code
 

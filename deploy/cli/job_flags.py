@@ -1,4 +1,4 @@
-"""Declares the flags of a job that is submitted, and reads them into JobOptions."""
+"""Declares the flags of a job that is submitted, and reads them into JobOptions and SpecChanges."""
 
 import argparse
 import re
@@ -6,62 +6,40 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, add_script_flags, command_line, factor, seconds, usd
-from deploy.cli.target import add_backend
-from deploy.tiers.images import INSTALL, PLAIN_IMAGE, check_asked_image, installs, remembered
+from deploy.cli.arguments import add_flags, command_line
+from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, Program
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
 from deploy.tiers.sources import MOST_MB
-from deploy.tiers.spec_changes import SpecChanges, read_labels
+from deploy.tiers.spec_changes import SpecChanges, read_labels, read_secrets, read_variables
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
 
+# Flags that change any tier, for `read_changes`, and the labels and the key of its jobs.
+CHANGES = (
+    "timeout", "flex_start", "spot", "disk_gb", "reservation", "labels", "kms_key", "service_account", "network",
+    "env", "web_access",
+)  # fmt: skip
+# Flags of jobs of Vertex AI, wherever they are submitted from.
+_OF_VERTEX = (
+    "project", "region", "bucket", "package", "image", "max_cost", "stop_if_idle", "stop_if_over", "max_wait",
+    *CHANGES, "secret", "backend",
+)  # fmt: skip
+
 
 def add_job_flags(cli: Parser) -> None:
-    """Declares the flags of one job; `read_options` reads them."""
-    cli.add_argument("tier", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, l4x4")
-    add_submission_flags(cli)
-    add_script_flags(cli)
+    """Declares the tiers and the flags of one job; `read_options` and `read_changes` read them."""
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, "
+                     "l4x4; submit: of several the next is tried where there are no machines")  # fmt: skip
+    cli.add_argument("--machine_type", default="", metavar="NAME", help="a machine instead of a TIER, as g2-standard-4")
+    cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
+    add_flags(cli, *_OF_VERTEX, "max_package_mb", "prices", "script", "module")
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
     cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
                      "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
     cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
-
-
-def add_submission_flags(cli: Parser) -> None:
-    """Declares the flags that apply to one job and to the jobs of a comparison alike."""
-    add_flags(cli, "project", "region", "bucket", "package", "max_package_mb", "prices")
-    cli.add_argument("--image", default="", metavar="IMAGE", help="the image that jobs run in: the URI of your own; "
-                     f"{INSTALL}: a public Python image ({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the "
-                     f"packages are installed at each start (default: the "
-                     f"tier's, else the one that `image` built in this folder, else {INSTALL})")  # fmt: skip
-    add_tier_flags(cli)
-    cli.add_argument("--max_cost", type=usd, metavar="USD", help="the most that a job may cost (each job of a "
-                     "comparison, all trials of a study): it is stopped when that is spent")  # fmt: skip
-    cli.add_argument("--stop_if_idle", type=seconds, default=0.0, metavar="TIME", help="the job saves and ends itself "
-                     "when all its GPUs are below 10 %% for so long, as 30m")  # fmt: skip
-    cli.add_argument("--stop_if_over", type=factor, default=0.0, metavar="FACTOR", help="the job saves and ends itself "
-                     "after so many times the upper end of its plan, in hours or USD, as 1.5")  # fmt: skip
-
-
-def add_tier_flags(cli: Parser) -> None:
-    """Declares the flags that change any tier; `read_changes` and `read_options` read them."""
-    cli.add_argument("--labels", default="", metavar="KEY=VALUE,…", help="labels of the jobs, as team=vision,cost=42")
-    cli.add_argument("--kms_key", default="", metavar="NAME", help="your own key, which encrypts the jobs' disks: "
-                     "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
-    cli.add_argument("--service_account", default="", metavar="EMAIL", help="the account that the jobs run as")
-    cli.add_argument("--network", default="", metavar="NAME", help="projects/NUMBER/global/networks/NAME, peered")
-    cli.add_boolean("spot", "on spot machines: cheaper, and they may be taken away")
-    cli.add_argument("--flex_start", type=seconds, metavar="TIME", help="as FLEX_START, which waits for machines, so "
-                     "long at most, as 2h")  # fmt: skip
-
-
-_OF_VERTEX = (
-    "project", "region", "bucket", "package", "image", "max_cost", "backend", "stop_if_idle", "stop_if_over",
-    "labels", "kms_key", "service_account", "network", "spot", "flex_start",
-)  # fmt: skip
 
 
 def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
@@ -69,8 +47,7 @@ def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bo
     cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      f"or {jobs}; the flags of `submit` say where")  # fmt: skip
     cli.add_boolean("dry_run", dry_run)
-    add_submission_flags(cli)
-    add_backend(cli)
+    add_flags(cli, *_OF_VERTEX, "max_package_mb", "prices")
     cli.set_defaults(name="", disable_retries=disable_retries, backend="")
 
 
@@ -83,11 +60,16 @@ def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
 
 def read_changes(asked: argparse.Namespace) -> SpecChanges:
     """Returns what the flags change in the spec of every tier. Raises UserError if they contradict each other."""
-    if asked.spot and asked.flex_start:
-        raise UserError("--spot and --flex_start contradict each other: drop one of them")
-    if asked.flex_start and getattr(asked, "max_wait", None):
-        raise UserError("--flex_start and --max_wait both limit the wait for machines: drop --max_wait")
-    return SpecChanges(asked.service_account, asked.network, asked.spot, asked.flex_start)
+    kinds = [name for name in ("spot", "flex_start", "reservation") if getattr(asked, name)]
+    if len(kinds) > 1:
+        raise UserError(f"--{kinds[0]} and --{kinds[1]} contradict each other: a job has machines of one kind")
+    if asked.reservation and not re.fullmatch(r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+", asked.reservation):
+        raise UserError(f"reservation={asked.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+    env, secret = read_variables(asked.env), read_secrets(getattr(asked, "secret", []))
+    return SpecChanges(
+        asked.service_account, asked.network, asked.spot, asked.flex_start, asked.timeout, asked.disk_gb,
+        asked.reservation, asked.web_access, env, secret,
+    )  # fmt: skip
 
 
 def add_plan_flags(cli: Parser) -> None:
@@ -114,11 +96,10 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
         subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
-        asked.max_cost,
-        stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over, plan=getattr(asked, "plan", False) is True,
+        asked.max_cost, asked.max_wait, asked.disable_retries, read_labels(asked.labels), asked.kms_key,
         tensorboard=getattr(asked, "tensorboard_instance", ""),
-        disable_retries=asked.disable_retries, labels=read_labels(asked.labels), kms_key=asked.kms_key,
-        force=getattr(asked, "force", False),
+        force=getattr(asked, "force", False), stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over,
+        plan=getattr(asked, "plan", "") is True,
     )  # fmt: skip
 
 

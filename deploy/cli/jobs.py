@@ -1,17 +1,17 @@
 """Lists the jobs in a region that this package created, from any machine.
 
-`python -m deploy jobs` cancels doubles: jobs of one submission, of which a lost response created the second.
+`python -m deploy jobs` cancels duplicates: jobs of one submission, of which a lost response created the second.
 """
 
+import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.cli.target import add_backend
-from deploy.tiers.gcp_config import GcpConfig, checked_region, needed_project, needed_region, read_project, read_region
-from deploy.vertex.api import STOPPED, JobStatus
-from deploy.vertex.cancellation import by_submission, cancel_doubles
+from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
+from deploy.vertex.api import STATES, STOPPED, JobStatus
+from deploy.vertex.cancellation import by_submission, cancel_duplicates
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.history import find_attempt
 from deploy.vertex.job_end import settled
@@ -19,41 +19,44 @@ from deploy.vertex.live import LiveLines
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE
+from trainer.base.settings.flags import whole
+
+HEADER = "created (UTC)     state      time         cost  name  job"
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
-    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--regions=NAME,NAME]")
-    add_flags(cli, "project", "region")
-    cli.add_argument("--regions", default="", metavar="A,B", help="several regions, instead of --region")
-    add_backend(cli)
+    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
+    add_flags(cli, "project", "region", "backend")
+    cli.add_argument("--state", type=str.upper, choices=STATES, default="", metavar="STATE", help="only those in this "
+                     "state, as RUNNING")  # fmt: skip
+    cli.add_argument("--limit", type=whole(1, 10_000), default=50, metavar="COUNT", help="the newest of each region "
+                     "(default: %(default)s)")  # fmt: skip
     args = cli.parse_args(arguments)
-    if args.region and args.regions:
-        raise UserError("--region contradicts --regions: drop one of them")
     project = needed_project(read_project(args.project) or _of_last_submission("project"))
-    if args.regions:
-        regions = [checked_region(name) for name in args.regions.split(",")]
-    else:
-        regions = [needed_region(read_region(args.region) or _of_last_submission("region"))]
-    for region in regions:
-        _list_region(GcpConfig(project, region, ""), args.backend, session)
+    named = regions_in(args.region or read_region("") or _of_last_submission("region"))
+    for region in map(needed_region, named):
+        _list_region(GcpConfig(project, region, ""), args, session)
     return DONE
 
 
-def _list_region(gcp: GcpConfig, backend_name: str, session: Session) -> None:
+def _list_region(gcp: GcpConfig, args: argparse.Namespace, session: Session) -> None:
     with exit_on_api_error(gcp):
-        backend = session.open(backend_name, gcp.project, gcp.region)
+        backend = session.open(args.backend, gcp.project, gcp.region)
         found = retried(backend.jobs, session.clock)
         for jobs in by_submission(found):
-            cancel_doubles(jobs, backend, session.clock)
-        for status in sorted(found, key=lambda status: status.created or 0.0, reverse=True):
+            cancel_duplicates(jobs, backend, session.clock)
+        newest = sorted(found, key=lambda status: status.created or 0.0, reverse=True)
+        shown = [status for status in newest if args.state in ("", status.state)][: args.limit]
+        print(HEADER if shown else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {gcp.region}")
+        for status in shown:
             status = settled(status, session.clock.now()) if status.limited else status
             print(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
             for line in LiveLines(status, session.clock).lines(status):
                 print(f"  {line}")
-    if not found:
-        print(f"no jobs of this package in {gcp.region}")
+        if len(shown) == args.limit < len(found):
+            print(f"the newest {args.limit} of {len(found)}: --limit= shows more, --state= those in one state")
 
 
 def _of_last_submission(name: str) -> str:

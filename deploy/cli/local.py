@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deploy.cli.arguments import add_script_flags, command_line, parse_program, parser
+from deploy.cli.arguments import add_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     cli.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
-    add_script_flags(cli)
+    add_flags(cli, "script", "module")
     asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
     if not (asked.script or asked.module):

@@ -1,26 +1,32 @@
-"""Prints the table of machines, or a part of it: `python -m deploy machines`."""
+"""Prints the tiers, or the table of machines: `python -m deploy machines`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import add_flags, parser
-from deploy.tiers.machine_table import MachineOption, Machines, load_machines
+from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
+from deploy.tiers.spec_changes import SpecChanges
+from deploy.tiers.tier import load_tier, tier_names
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.flags import whole
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the machines with the given accelerator and count."""
+    """Prints the tiers; with --all, --accelerator or --count the machines."""
     cli = parser(
         "machines",
-        "Lists the machines of Vertex AI training: accelerators, memory, price an hour, quota, regions.",
-        "[--accelerator=TEXT] [--count=INT]",
+        "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions.",
+        "[--all] [--accelerator=TEXT] [--count=INT]",
     )
+    cli.add_boolean("all", "all machines, not only those of the tiers")
     cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
     cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
     add_flags(cli, "prices")
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)
+    if not (args.all or args.accelerator or args.count is not None):
+        print("\n".join([*_tiers(args.prices), "", _source(table), "all machines, quota and regions: --all"]))
+        return DONE
     part = args.accelerator.upper().replace("-", "_")
     if part and not any(part in name for name in table.accelerators):
         raise UserError(
@@ -34,33 +40,48 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if not options:
         raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
-    print(_table(options, table))
+    print("\n".join(_machines(options, table)))
     return DONE
 
 
-def _table(options: Sequence[MachineOption], table: Machines) -> str:
+def _tiers(prices: str) -> Iterator[str]:
+    """Yields the table of tiers, with USD an hour of all their machines."""
+    rows = []
+    for name in tier_names():
+        tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
+        bound = tier.price_lower_bound or spot.price_lower_bound
+        price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred, lower_bound=bound)
+        rows.append((name, tier.machine, *_prices(price)))
+    return _lines([("tier", "machines", "USD/h", "spot USD/h"), *rows])
+
+
+def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
-    rows = [header, *(_row(option) for option in options)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in rows)
-    ]
-    lines += [
-        "",
-        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
-        "list price (for spot inferred), without the boot disk; > without that fee: a lower bound",
-    ]
+    yield from _lines([header, *(_row(option) for option in options)])
+    yield from ("", _source(table))
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
+        yield f"{accelerator.name}: {accelerator.note}"
         metric = accelerator.quota_metric or "unknown quota metric"
-        quota = f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
-        lines += [f"{accelerator.name}: {accelerator.note}", quota, f"  {' '.join(accelerator.regions)}"]
-        lines += [
-            f"  only on Google's page of {page}: {' '.join(names)}"
-            for page, names in accelerator.one_page.items()
-            if names
-        ]
-    return "\n".join(lines)
+        yield f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
+        yield f"  {' '.join(accelerator.regions)}"
+        for page, names in accelerator.one_page.items():
+            if names:
+                yield f"  only on Google's page of {page}: {' '.join(names)}"
+
+
+def _source(table: Machines) -> str:
+    return (
+        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
+        "list price (for spot inferred), without the boot disk; > without that fee: a lower bound"
+    )
+
+
+def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Yields the rows with aligned columns; the first two hold text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        yield "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in cells)
 
 
 def _row(option: MachineOption) -> tuple[str, ...]:
@@ -68,6 +89,9 @@ def _row(option: MachineOption) -> tuple[str, ...]:
     memory = accelerator.memory_gb if accelerator else None
     facts = (option.count or None, memory, machine.vcpus, machine.memory_gb)
     cells = ["" if value is None else f"{value:g}" for value in facts]
-    sign = ">" if option.price.lower_bound else "~" if option.price.inferred else ""
-    prices = ["" if usd is None else f"{sign}{usd:.2f}" for usd in (option.price.list, option.price.spot)]
-    return (machine.name, accelerator.name if accelerator else "", *cells, *prices)
+    return (machine.name, accelerator.name if accelerator else "", *cells, *_prices(option.price))
+
+
+def _prices(price: Price) -> list[str]:
+    sign = ">" if price.lower_bound else "~" if price.inferred else ""
+    return ["" if usd is None else f"{sign}{usd:.2f}" for usd in (price.list, price.spot)]

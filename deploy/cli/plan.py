@@ -8,7 +8,6 @@ hand (--from) from these, which is much narrower. No machine is started.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
@@ -16,7 +15,7 @@ from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import forecasts, scale_by_graph
+from deploy.planning.forecast import forecasts
 from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
@@ -46,8 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     estimates: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
-        scale = partial(scale_by_graph, plan, config, machines)
-        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config, scale)
+        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {forecast.tier: forecast for forecast in estimates}
     forecast_by_tier = forecasts(specs, plan, config, machines, by_name, own_image=remembered() is not None)
     kept = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}

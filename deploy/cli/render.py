@@ -9,8 +9,8 @@ from deploy.cli.job_flags import add_job_flags, package_command, read_changes, r
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import read_gcp_config
 from deploy.tiers.job_spec import render, request_on, to_yaml
-from deploy.tiers.tier import load_tier
-from trainer.base.errors import DONE
+from deploy.tiers.tier import read_tiers_or_machine
+from trainer.base.errors import DONE, UserError
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -22,7 +22,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     add_job_flags(cli)
     asked, program = parse_program(cli, arguments)
-    tier, options = load_tier(asked.tier, asked.prices, read_changes(asked)), read_options(asked, program)
+    changes = read_changes(asked)
+    tier, *more = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, changes)
+    if more:
+        raise UserError(f"a spec is of one tier: render {tier.name} and {more[0].name} one after another")
+    options = read_options(asked, program)
     with sent_to_the_cloud():
         request = request_on(tier, program)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)

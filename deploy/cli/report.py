@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_table_flags, parser, read_prices
+from deploy.cli.arguments import add_flags, parser, read_prices
 from deploy.report.html_page import write_report
 from trainer.base.errors import DONE
 from trainer.base.storage import is_remote
@@ -16,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     flags.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
-    add_table_flags(flags)
+    add_flags(flags, "baseline", "price_per_hour")
     args = flags.parse_args(arguments)
     beside = "runs/report" if is_remote(args.folders[0]) else args.folders[0]
     write_report(args.folders, args.out or beside, args.baseline, read_prices(args.price_per_hour))

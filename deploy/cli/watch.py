@@ -17,9 +17,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(cli)
     args = cli.parse_args(arguments)
-    target = find_target(args)
+    target = find_target(args, session)
     with exit_on_api_error(target.gcp), on_signals(signal.default_int_handler, signal.SIGTERM):
-        status = watch_job(target.open(session), target.job, target.gcp, session.clock)
+        status = watch_job(target.backend, target.job, target.gcp, session.clock)
     if status is None:
         return INTERRUPTED
     target.record(status, session)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from deploy.vertex.api import JobStatus
 from deploy.vertex.cancellation import find_job
+from deploy.vertex.history import attempt_label
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
-from deploy.vertex.submission import attempt_label
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json
 from trainer.base.storage import write_whole

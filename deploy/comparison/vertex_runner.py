@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
-from deploy.planning.kept import cost_lines, memory_lines, with_prediction
+from deploy.planning.kept import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, JobRequest
@@ -140,7 +140,8 @@ class VertexRunner:
         return exit_code(status)
 
     def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> Job:
-        options = with_prediction(run, dataclasses.replace(self._options, submission=submission))
+        options = dataclasses.replace(self._options, submission=submission)
+        options = with_limits(run, options)
         return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
     def _send(self, run: JobRequest, job_dir: Path, previous: SentJob | None) -> tuple[SentJob, str]:
@@ -151,8 +152,7 @@ class VertexRunner:
             self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
             job = self._job(run, submission, previous.output if previous else "")
-            backend = self._open(job.gcp.project, job.gcp.region)
-            upload_packages(job.packages, job.gcp.bucket, backend, self._clock)
+            upload_packages(job.packages, job.gcp.bucket)
         self._check_stop()
         sent = SentJob(job.gcp.project, job.gcp.region, submission, job.output)
         sent.write(job_dir)

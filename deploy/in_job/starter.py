@@ -3,11 +3,13 @@
 It lies in the bucket beside the packages, and the command of a job's spec reads it there and runs it: it uses the
 standard library alone. The variable
 TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module"; for a
-script instead of a module "code", [address, SHA-256] of its archive, and "script", for `script_worker`.
+script instead of a module "code", [address, SHA-256] of its archive, and "script", for `script_worker`. The variable
+TRAINER_SECRETS names versions of secrets, by the variable that gets the value of each.
 """
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import hashlib
 import json
@@ -31,11 +33,14 @@ def main() -> None:
     plan = json.loads(os.environ["TRAINER_START"])
     if plan["gpus"]:
         find_driver()
+    for name, version in json.loads(os.environ.pop("TRAINER_SECRETS", "{}")).items():
+        os.environ[name] = secret(version)
     if "script" in plan:
         become_script(plan)
     with tempfile.TemporaryDirectory() as folder:
         wheels = [download(address, digest, folder) for address, digest in plan["packages"]]
-        install([*plan["requirements"], *wheels])
+        if what := [*plan["requirements"], *wheels]:
+            install(what)
     os.execv(sys.executable, [sys.executable, "-m", plan["module"], *sys.argv[1:]])  # noqa: S606 (no shell is meant)
 
 
@@ -71,7 +76,7 @@ def download(address: str, digest: str, folder: str) -> str:
     bucket, _, name = address.removeprefix("gs://").partition("/")
     host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
     url = f"{host}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
-    content = read(url, address)
+    content = read(url, address, "roles/storage.objectViewer")
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
         end(
@@ -94,12 +99,26 @@ def token() -> str:
     return str(json.loads(request(url, {"Metadata-Flavor": "Google"}))["access_token"])
 
 
-def read(url: str, subject: str) -> bytes:
-    """Returns what the job's account reads at a URL. Exits with one line if it cannot be read."""
+def secret(version: str) -> str:
+    """Returns the text of a version of a secret, projects/P/secrets/S/versions/V.
+
+    https://docs.cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
+    """
+    host = os.environ.get("SECRET_MANAGER_HOST", "https://secretmanager.googleapis.com")
+    answer = json.loads(read(f"{host}/v1/{version}:access", version, "roles/secretmanager.secretAccessor"))
+    try:
+        return base64.b64decode(answer["payload"]["data"]).decode()
+    except (KeyError, TypeError, ValueError):
+        end(f"{version}: it is no text, as a variable needs", MUST_CHANGE)
+    raise AssertionError
+
+
+def read(url: str, subject: str, role: str) -> bytes:
+    """Returns what the job's account reads at a URL, with `role`. Exits with one line if it cannot be read."""
     try:
         return request(url, {"Authorization": f"Bearer {token()}"})
     except Refused as error:
-        end(f"{subject}: {error}: the job's account must be able to read it (roles/storage.objectViewer)", MUST_CHANGE)
+        end(f"{subject}: {error}: the job's account must be able to read it ({role})", MUST_CHANGE)
     except OSError as error:
         end(f"{subject}: cannot be read: {error}", FAULT)
     raise AssertionError

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.interval import Interval
 from deploy.planning.offers import Offer, lost_by_preemption, not_priced, offers, prices
-from deploy.planning.step_time import arithmetic, ratio, step_seconds
+from deploy.planning.step_time import arithmetic, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.report.tier_summary import TierSummary
 from deploy.tiers.images import ImageContents, choose_image
 from deploy.tiers.machine_table import Machines, Rates
 from deploy.tiers.plain_image import install_seconds
@@ -17,7 +16,10 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.train_config import TrainConfig
 
-START_SECONDS = 60.0  # assumed: from the start of the process to the first step
+# Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in
+# a plain image, as a factor of plain_image.py's guess.
+START_SECONDS = Interval(30.0, 60.0, 180.0)
+INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
 BY_GRAPH, BY_RUNS = "graph", "runs"
 
 
@@ -33,7 +35,7 @@ class Forecast:
     fit: Fit | None
     step: Interval | None  # seconds
     seconds: Interval | None  # of the whole job, without installation and preemptions
-    install_seconds: float  # before it, in a plain Python image; 0 in another
+    install_seconds: Interval  # before it, in a plain Python image; 0 in another
     steps: int
     basis: str  # BY_GRAPH, BY_RUNS; "" without times
     offers: tuple[Offer, ...]
@@ -76,7 +78,7 @@ def _forecast(
             step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
             seconds = step.times(steps).plus(START_SECONDS)
     plain = not own_image and choose_image(tier, "", None, ()).contents is ImageContents.PYTHON
-    installing = install_seconds(tier.accelerators) if plain else 0.0
+    installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     offered: list[Offer] = []
     if step and seconds and not too_large:
         lost = lost_by_preemption(
@@ -95,7 +97,9 @@ def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Itera
     if not offered:
         yield f"no price: give --price_per_hour={tier.name}=USD"
     elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in offered}:
-        yield "as spot, preemptions would lose more than is done"
+        yield "as spot, preemptions might lose more than is done"
+    if tier.price_lower_bound:
+        yield "its prices are lower bounds, without Vertex AI's fee, which is not known"
     yield from not_priced(tier, table)
 
 
@@ -109,14 +113,3 @@ def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates
     if not arithmetic(config, rates):
         return None, f"no rate for precision={config.precision}: give a run on it with --from="
     return rates, ""
-
-
-def scale_by_graph(
-    plan: StepPlan, config: TrainConfig, table: Machines, tier: TierFacts, row: TierSummary
-) -> Interval | None:
-    """Returns how many times as long a step takes on `tier` as in the measured `row`; None if rates are not known."""
-    there, _ = _rates(tier, table, config)
-    measured = table.accelerators.get(row.kind)
-    if there is None or measured is None or measured.rates is None or row.simulated:
-        return None
-    return ratio(plan, config, (measured.rates, row.devices, row.workers), (there, tier.devices, tier.workers))

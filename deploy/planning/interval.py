@@ -17,12 +17,12 @@ class Interval:
         """Returns all three numbers multiplied by a factor."""
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
-    def plus(self, other: float) -> Interval:
-        """Returns all three numbers with `other` added."""
-        return Interval(self.low + other, self.middle + other, self.high + other)
+    def plus(self, other: Interval) -> Interval:
+        """Returns the sum, whose ends are the sums of the ends: both may err the same way at once."""
+        return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def product(self, other: Interval) -> Interval:
-        """Returns the product of two intervals of positive numbers that err independently, if both do at once."""
+        """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
     @property

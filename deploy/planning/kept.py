@@ -1,6 +1,5 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from dataclasses import replace
 from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
-from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE
+from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
@@ -43,50 +42,39 @@ def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Fo
     return forecasts([tier], read_plan(path), config, load_machines(), {}, own_image=own_image)[0]
 
 
-def prediction(tier: Tier, config: TrainConfig) -> str:
-    """Returns what the kept plan says of a job on the tier, for `predicted` of plan_file.py; "" if none."""
-    with suppress(UserError):
-        if known := _forecast(tier, config):
-            fit = known.fit
-            values = _three("step_seconds", known.step) if known.step else {}
-            if fit:
-                values |= {**_three("device_gib", fit.needed.times(1 / GIB)), "largest_batch": fit.largest_batch}
-            if fit and fit.micro_batches:
-                values["micro_batches"] = fit.micro_batches
-            return json.dumps(values)
-    return ""
-
-
-def _three(name: str, value: Interval) -> dict[str, float]:
-    low, middle, high = (float(f"{number:.4g}") for number in (value.low, value.middle, value.high))
-    return {name: middle, f"{name}_low": low, f"{name}_high": high}
-
-
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
     return list(dict.fromkeys(line for job in jobs for line in _of_cost(job)))
 
 
 def _of_cost(job: Job) -> Iterator[str]:
-    tier, most_usd, training = job.tier, job.tier.most_usd, job.request.training
-    if job.checks or training is None or most_usd is None:
-        return
+    tier, usd = job.tier, estimated_usd(job)
+    if usd and tier.most_usd is not None and usd.middle > tier.most_usd:
+        yield (
+            f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+            f"{STRATEGIES[tier.strategy]}, and the job is stopped at {tier.most_usd:.2f} USD: raise --max_cost (or its "
+            "file's scheduling.timeout), or train fewer steps"
+        )
+
+
+def estimated_usd(job: Job) -> Interval | None:
+    """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
+    tier, training = job.tier, job.request.training
+    if job.checks or training is None or tier.most_usd is None:
+        return None
     with suppress(UserError):
         known = _forecast(tier, training.config, own_image=job.image.contents is not ImageContents.PYTHON)
-        usd = next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
-        if usd and usd.middle > most_usd:
-            yield (
-                f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
-                f"{STRATEGIES[tier.strategy]}, and the job is stopped at {most_usd:.2f} USD: raise --max_cost (or its "
-                "file's scheduling.timeout), or train fewer steps"
-            )
+        return next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
+    return None
 
 
 def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
-    """Returns the options of a job that takes along the limits at which it ends itself.
+    """Returns the options of a job that takes along the limits at which it ends itself; those of a check as they are.
 
     Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
     """
+    if options.check:
+        return options
     tier, factor = request.tier, options.stop_if_over
     if options.stop_if_idle_s and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
@@ -110,19 +98,6 @@ def _longest_hours(request: JobRequest, options: JobOptions) -> float | None:
     offers = known.offers if known else ()
     return next((min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
                  for offer in offers if offer.strategy == tier.strategy), None)  # fmt: skip
-
-
-def with_prediction(request: JobRequest, options: JobOptions) -> JobOptions:
-    """Returns the options of a job that takes along what its plan says, and its limits; those of a check as they are.
-
-    Raises UserError as `with_limits` does.
-    """
-    if options.check:
-        return options
-    options = with_limits(request, options)
-    if request.training is None:
-        return options
-    return replace(options, predicted=prediction(request.tier, request.training.config))
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:
@@ -152,7 +127,7 @@ def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
     except UserError as error:
         return f"whether it fits the memory is not known: {error}", False
     if known is None:
-        return "whether it fits the memory was not looked at: --plan does so (some steps on this CPU)", False
+        return "whether it fits the memory is not known: --plan measures it (some steps on this CPU)", False
     if known.fit is None:
         return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
     said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]

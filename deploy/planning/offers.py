@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Machines, Price, load_machines
+from deploy.tiers.spec_rules import FLEX_START
 from deploy.tiers.tier import Tier
 
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # with their names in words
-PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine
+PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine; none in the best case, twice as many in the worst
 RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
 
 
@@ -32,9 +33,10 @@ def offers(tier: Tier, table: Machines, seconds: Interval, lost_seconds: float) 
         share = 0.0
         if strategy == "SPOT":
             share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
-        if share >= 1:
-            continue  # more is lost than is done
-        hours = Interval(seconds.low, seconds.middle / (1 - share), seconds.high / (1 - share)).times(1 / 3600)
+        if 2 * share >= 1:
+            continue  # more may be lost than is done
+        longer = Interval(1.0, 1 / (1 - share), 1 / (1 - 2 * share))
+        hours = seconds.product(longer).times(1 / 3600)
         yield Offer(strategy, price, hours, hours.times(price))
 
 
@@ -50,20 +52,32 @@ def prices(tier: Tier, table: Machines) -> dict[str, float]:
 
 
 def not_priced(tier: Tier, table: Machines) -> Iterator[str]:
-    """Yields a line that names the offers which have a price in the package's table alone, if there are any."""
+    """Yields under which strategies the tier's machines are offered without a known price; of the user's own, why."""
     listed, priced = load_machines(), prices(tier, table)
     unit = [listed.price(pool.machine_type, pool.accelerator_type, pool.accelerators) for pool in tier.pools]
-    missing = [STRATEGIES[strategy] for strategy in _by_strategy(tier, table, unit) if strategy not in priced]
-    if missing and priced:
+    missing = [strategy for strategy in _offered(tier, table) if strategy not in priced]
+    own = [STRATEGIES[strategy] for strategy in missing if None not in {price.under(strategy) for price in unit}]
+    unknown = [STRATEGIES[strategy] for strategy in missing if STRATEGIES[strategy] not in own]
+    if own and priced:
         named = " and ".join(STRATEGIES[strategy] for strategy in priced)
-        yield (f"your own price is for {named} alone, and the table's for {' and '.join(missing)} is not mixed with it:"
+        yield (f"your own price is for {named} alone, and the table's for {' and '.join(own)} is not mixed with it:"
                " give all in --prices=FILE, as g2-standard-48: {list: 4.60, spot: 2.35}")  # fmt: skip
+    if unknown and priced:
+        yield f"no price known as {' or '.join(unknown)}"
+
+
+def _offered(tier: Tier, table: Machines) -> Iterator[str]:
+    """Yields the strategies under which the tier's machines are offered."""
+    machine = table.machines.get(tier.machine_type)
+    for strategy in (machine.strategies if machine else ()) or STRATEGIES:
+        if strategy != "FLEX_START" or FLEX_START.fullmatch(tier.accelerator_type):
+            yield strategy
 
 
 def _by_strategy(tier: Tier, table: Machines, unit: Sequence[Price]) -> dict[str, float]:
     """Returns USD an hour of all machines by strategy. `unit`: the price of one machine of every pool."""
-    machine, by_strategy = table.machines.get(tier.machine_type), {}
-    for strategy in (machine.strategies if machine else ()) or STRATEGIES:
+    by_strategy = {}
+    for strategy in _offered(tier, table):
         usd = [price.under(strategy) for price in unit]
         if None not in usd:
             by_strategy[strategy] = sum(

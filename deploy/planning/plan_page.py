@@ -1,25 +1,22 @@
 """Makes plan.html: hours against USD of all offers, what each GPU needs and has, the table. One file, no scripts."""
 
 import html
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deploy.planning.forecast import Forecast
-from deploy.planning.offers import STRATEGIES, Offer
-from deploy.planning.plan_table import TITLES, Choice, PlanTable, Wish
+from deploy.planning.offers import STRATEGIES
+from deploy.planning.plan_table import TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
 from deploy.report.html_page import html_table, items, page
-from deploy.report.plots import Point, name_points, scale, svg
+from deploy.report.plots import name_points, scale, svg
 from deploy.report.table import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TEMPLATE = Path(__file__).with_name("plan.html")
-_MARKS = {"STANDARD": "o", "SPOT": "s", "FLEX_START": "^"}
-_COLOURS = {"STANDARD": "#010210", "SPOT": "#010211", "FLEX_START": "#010212"}  # --c10 … of the page
+_MARKS = {"STANDARD": ("o", "#010210"), "SPOT": ("s", "#010211"), "FLEX_START": ("^", "#010212")}  # --c10 … of the page
 
 
 def to_html(table: PlanTable, wish: Wish) -> str:
@@ -37,54 +34,26 @@ def to_html(table: PlanTable, wish: Wish) -> str:
 
 
 def _draw(axes: "Axes", table: PlanTable) -> None:
-    """Draws every offer with its intervals; those that no other beats have their names, and a line joins them."""
-    offers = table.offers
-    for strategy in STRATEGIES:
-        some = [offer for _, offer in offers if offer.strategy == strategy]
-        if some:
-            _points(axes, some, strategy)
-    best = sorted((offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
-    axes.plot(*zip(*(_place(offer) for _, offer in best), strict=True), color="#010201", linewidth=1, zorder=1)
+    """Draws every offer with its intervals; a line joins those that no other beats, each tier named once."""
+    for strategy, (mark, colour) in _MARKS.items():
+        some = [offer for _, offer in table.offers if offer.strategy == strategy]
+        for offer in some:
+            axes.errorbar(
+                offer.hours.middle, offer.usd.middle, fmt=mark, color=colour, markersize=5, elinewidth=0.6,
+                label=STRATEGIES[strategy] if offer is some[0] else None,
+                xerr=[[offer.hours.middle - offer.hours.low], [offer.hours.high - offer.hours.middle]],
+                yerr=[[offer.usd.middle - offer.usd.low], [offer.usd.high - offer.usd.middle]],
+            )  # fmt: skip
+    best = sorted((table.offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
+    places = [(offer.hours.middle, offer.usd.middle) for _, offer in best]
+    axes.plot(*zip(*places, strict=True), color="#010201", linewidth=1, zorder=1)
     axes.set(xlabel="hours", ylabel="USD")
-    scale(axes, "x", [value for _, offer in offers for value in (offer.hours.low, offer.hours.high)])
-    scale(axes, "y", [value for _, offer in offers for value in (offer.usd.low, offer.usd.high)])
+    scale(axes, "x", [value for _, offer in table.offers for value in (offer.hours.low, offer.hours.high)])
+    scale(axes, "y", [value for _, offer in table.offers for value in (offer.usd.low, offer.usd.high)])
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9)
-    name_points(axes, chart_names(best), [_place(offer) for _, offer in offers])
-
-
-def chart_names(best: Sequence[Choice]) -> list[tuple[Point, str]]:
-    """Returns each place with its tier, and the strategy too if the tier has two places; marks that touch are one."""
-    named: list[Choice] = []
-    for forecast, offer in best:
-        if not named or named[-1][0] is not forecast or not _touch(named[-1][1], offer):
-            named.append((forecast, offer))
-    tiers = [forecast.tier for forecast, _ in named]
-    return [
-        (
-            _place(offer),
-            f"{forecast.tier} {STRATEGIES[offer.strategy]}" if tiers.count(forecast.tier) > 1 else forecast.tier,
-        )
-        for forecast, offer in named
-    ]
-
-
-def _touch(first: Offer, other: Offer) -> bool:
-    return all(math.isclose(*pair, rel_tol=0.05) for pair in zip(_place(first), _place(other), strict=True))
-
-
-def _place(offer: Offer) -> Point:
-    return offer.hours.middle, offer.usd.middle
-
-
-def _points(axes: "Axes", some: Sequence[Offer], strategy: str) -> None:
-    spans = [
-        [[value.middle - value.low for value in values], [value.high - value.middle for value in values]]
-        for values in ([offer.hours for offer in some], [offer.usd for offer in some])
-    ]
-    axes.errorbar(
-        [offer.hours.middle for offer in some], [offer.usd.middle for offer in some], xerr=spans[0], yerr=spans[1],
-        fmt=_MARKS[strategy], color=_COLOURS[strategy], markersize=5, elinewidth=0.6, label=STRATEGIES[strategy],
-    )  # fmt: skip
+    named = {forecast.tier: place for (forecast, _), place in zip(reversed(best), reversed(places), strict=True)}
+    all_places = [(offer.hours.middle, offer.usd.middle) for _, offer in table.offers]
+    name_points(axes, [(place, tier) for tier, place in named.items()], all_places)
 
 
 def _bar(forecast: Forecast) -> str:

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast
 from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
-from deploy.planning.offers import RESTART_SECONDS, STRATEGIES, Offer
-from deploy.planning.tier_memory import GIB, NEAR, TOO_LARGE
+from deploy.planning.offers import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
+from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
 from deploy.report.plots import pareto_front
 from deploy.report.table import figures, money
 from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 
 Choice = tuple[Forecast, Offer]
+MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 
 
@@ -84,10 +85,11 @@ class PlanTable:
         if not self.offers:
             yield _why_none(self.forecasts)
             return
-        yield f"The cheapest: {_offered(*self.offers[0])}."
         by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
-        yield f"The fastest: {_offered(*by_time[0])}."
+        yield _best("The cheapest", self.offers, lambda offer: offer.usd)
+        yield _best("The fastest", by_time, lambda offer: offer.hours)
         yield from _worth(self.forecasts)
+        yield from _try_it([self.offers[0], by_time[0]])
         if wish.within_hours is not None:
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
             what = f"The cheapest that ends within {figures(wish.within_hours)} hours"
@@ -102,7 +104,8 @@ class PlanTable:
         table, memory = load_machines(), self.plan.memory
         bases = {forecast.basis for forecast in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
-               f"{100 * memory.error:.1f} % off with the fewest. {CONSTANTS.source.capitalize()} of a GPU: "
+               f"up to {memory.worst_order:.2f} x as much in another order of operations, {FRAGMENTS:g} x that with "
+               f"fragments. {CONSTANTS.source.capitalize()} of a GPU: "
                f"{CONSTANTS.context_gib:g} GiB for CUDA, {CONSTANTS.workspace_gib:g} GiB of workspaces, "
                f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases:
@@ -110,15 +113,16 @@ class PlanTable:
                    "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
-        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour. "
-               "The time to get machines is not included, nor are saving and evaluation where no run shows "
-               "them.")  # fmt: skip
-        installing = sorted({forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds})
+        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
+               "Vertex AI's fee is in them, for spot by inference. The time to get machines is not included, nor are "
+               "saving and evaluation where no run shows them.")  # fmt: skip
+        installing = [forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds.middle]
         if installing:
-            minutes = " to ".join(f"{seconds / 60:.0f}" for seconds in installing)
-            yield (f"Hours and USD include {minutes} minutes (a guess) in which each job installs TensorFlow before it "
-                   "starts; an image of your own (python -m deploy image) saves them.")  # fmt: skip
-        yield f"Spot: a preemption loses half of the time between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes."
+            most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
+            yield (f"Hours and USD include the minutes in which each job installs TensorFlow first, a "
+                   f"guess: up to {ranged(most)}; an own image (python -m deploy image) saves them.")  # fmt: skip
+        yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
+               f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
         tiers: dict[str, list[str]] = {}
         for forecast in self.forecasts:
             for problem in forecast.problems:
@@ -157,6 +161,31 @@ def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
                 for forecast, offer in others
             )
             yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
+
+
+def _best(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval]) -> str:
+    """Returns the first of the sorted choices, or the cheapest of those whose intervals reach to it: they are equal."""
+    least = measure(choices[0][1]).middle
+    equal = [choice for choice in choices if measure(choice[1]).low <= least]
+    best = min(equal, key=lambda choice: choice[1].usd.middle)
+    names = [f"{forecast.tier} as {STRATEGIES[offer.strategy]}" for forecast, offer in equal if offer is not best[1]]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    said = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
+    return f"{what}: {_offered(*best)}{said}."
+
+
+def _try_it(choices: Sequence[Choice]) -> Iterator[str]:
+    """Yields how to measure what is not known well, and what that costs."""
+    if all(forecast.step and forecast.step.half_width <= MOST_DOUBT for forecast, _ in choices):
+        return
+    parts = dict[str, float]()
+    for forecast, offer in choices:
+        if forecast.step:
+            seconds = forecast.install_seconds.plus(START_SECONDS).plus(forecast.step.times(_TRIED)).middle
+            parts[forecast.tier] = seconds / 3600 * offer.usd_per_hour
+    doubt = max(forecast.step.half_width for forecast, _ in choices if forecast.step)
+    yield (f"These times may be off by {100 * doubt:.0f} %: try it: `python -m deploy compare {' '.join(parts)} "
+           f"--on=vertex --steps={_TRIED} …` costs about {money(sum(parts.values()))}.")  # fmt: skip
 
 
 def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:

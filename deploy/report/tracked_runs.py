@@ -28,11 +28,8 @@ class _Listed:
     def run(self, *, ended: bool) -> TrackedRun:
         return self.about if ended else dataclasses.replace(self.about, state="running", files=())
 
-    def points(self, *, ended: bool) -> list[Point]:
+    def points(self, *, ended: bool, again: bool = False) -> list[Point]:
         return [*self.values]
-
-    def rewind(self) -> None:
-        """Does nothing: all points come with each call."""
 
 
 def trackers_in(settings: Mapping[str, Any]) -> str:

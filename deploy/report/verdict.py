@@ -8,13 +8,13 @@ from typing import Any
 
 from deploy.report.collection import Collection
 from deploy.report.measures import best
-from deploy.report.repeats import Spread, largest
-from deploy.report.table import counted_devices, figures, money, percent, with_spread
+from deploy.report.repeats import Spread
+from deploy.report.table import counted_devices, figures, money, percent
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
 from trainer.base.run_files.goodput import CLASSES, COMPILATION, REPEATED, RESTART, SAVE, shares_in_words
 from trainer.base.run_files.goodput import INPUT as INPUT_WAIT
-from trainer.base.run_files.records import items, mapping, number
+from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
@@ -41,7 +41,6 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_ends(rows),
         *_startup(done),
         *_estimates(collection, rows),
-        *_predictions(rows),
     ]
     return [in_units(sentence, rows) for sentence in sentences]
 
@@ -264,33 +263,6 @@ def _estimates(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[
             f"{figures(row.total_seconds)} s: {abs(off):.0f} % too {'high' if off > 0 else 'low'}, "
             f"{'inside' if inside else 'outside'} its interval."
         )
-
-
-def _predictions(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields what the plans of jobs said when they were submitted, beside what was measured."""
-    for row in rows:
-        said = next(filter(None, (mapping(run.result, "predicted") for run in row.group.runs)), {})
-        peaks = [number(peak) for run in row.group.runs for peak in items(run.result, "peak_device_memory_gib")]
-        step, device = row.step_seconds and row.step_seconds.median, largest(filter(None, peaks))
-        parts = [
-            f"{interval} {unit}, measured {figures(factor * measured)}"
-            for key, factor, unit, measured in (
-                ("step_seconds", 1e3, "ms/step", step),
-                ("device_gib", 1.0, "GiB of a device with what CUDA takes", device),
-            )
-            if measured is not None and (interval := _predicted(said, key, factor))
-        ]
-        if parts:
-            yield f"Predicted for {row.tier}: {'; '.join(parts)}."
-
-
-def _predicted(said: Mapping[str, Any], key: str, factor: float) -> str:
-    """Returns the middle with the ends of its interval; "" if it is not known."""
-    middle, *ends = (number(said.get(name)) for name in (key, f"{key}_low", f"{key}_high"))
-    if middle is None:
-        return ""
-    low, high = (middle if end is None else end for end in ends)
-    return with_spread(Spread(middle, low, high, count=2), factor)
 
 
 # Settings that do not change the work, or that the number of steps replaces.

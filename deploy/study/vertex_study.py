@@ -28,14 +28,14 @@ from deploy.tiers.job_spec import Job, TrainingRequest, render
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.job_end import stopped
 from deploy.vertex.logs import watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import attempt_label, check_resources, custom_job, submit_job, upload_packages
+from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.fields import as_text
@@ -103,7 +103,8 @@ class VertexStudy:
         """Yields what is submitted, what each trial costs, and the most that all may cost."""
         job, count = self._trial_job, self._plan.most_trials
         yield f"{job.name}: each trial on {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
-        yield f"writes to {job.output}/1 and so on"
+        if not SentJob.read(self._out):  # else it goes on in the folder of the first command
+            yield f"writes to {job.output}/1 and so on"
         yield from (package.about for package in job.packages if package.about)
         yield from job.about
         yield f"each trial: {price_and_limit(job.tier)}"
@@ -137,12 +138,11 @@ class VertexStudy:
 
     def _ended(self, content: Mapping[str, Any]) -> "FrozenTrial":
         """Returns a trial; one that ended itself at a limit is not complete."""
-        return read_vertex_trial(
-            content, self._plan, stopped(f"{self._output}/{content['id']}") if self._limited else ""
-        )
+        why_stopped = stopped(f"{self._output}/{content['id']}") if self._limited else ""
+        return read_vertex_trial(content, self._plan, why_stopped)
 
     def _find(self) -> str:
-        """Returns the name of the job that this study's folder records, and cancels its doubles; empty if none."""
+        """Returns the name of the job that this study's folder records, and cancels its duplicates; empty if none."""
         sent = SentJob.read(self._out)
         status = sent.find(self._open(sent.project, sent.region), self._session.clock) if sent else None
         if sent is None or status is None:
@@ -155,7 +155,7 @@ class VertexStudy:
         clock, gcp = self._session.clock, self._gcp
         backend = self._open(gcp.project, gcp.region)
         check_resources(self._trial_job, backend, clock)
-        upload_packages(self._job.packages, gcp.bucket, backend, clock)
+        upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)
 

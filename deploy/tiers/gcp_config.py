@@ -58,6 +58,14 @@ def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str
     return checked_region(region)
 
 
+def regions_in(text: str) -> list[str]:
+    """Returns "a,b" as a list of regions, [""] of empty text. Raises UserError if one stands there twice."""
+    regions = [name.strip() for name in text.split(",")]
+    if doubled := next((name for name in regions if regions.count(name) > 1), ""):
+        raise UserError(f"region={text}: {doubled} stands there twice: drop one of them")
+    return [checked_region(name) for name in regions] if text else [""]
+
+
 def read_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns the flag, or gcloud's region; empty if neither is set."""
     return flag or gcloud_property("ai", "region", environment) or gcloud_property("compute", "region", environment)

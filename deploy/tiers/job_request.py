@@ -36,7 +36,6 @@ class JobOptions:
     tensorboard: str = ""  # --tensorboard_instance=
     force: bool = False  # send what looks as if it would fail
     check: bool = False  # check the GPUs of the tier instead of training
-    predicted: str = ""  # what the plan says of the job, as JSON, for its result.json
     stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
     stop_if_over: float = 0.0
     plan: bool = False  # make a plan that is missing

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,14 +26,13 @@ from deploy.tiers.job_request import JobOptions, JobRequest, Written
 from deploy.tiers.job_tracking import check_trackers, requirements, tensorboard_name, variables, warnings_of_trackers
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package, built
-from deploy.tiers.plain_image import about_installing, run_in_plain_image, starter
+from deploy.tiers.plain_image import about_installing, read_secrets_first, run_in_plain_image, starter
 from deploy.tiers.script import Script, ScriptRequest
-from deploy.tiers.spec_changes import check_kms_key
+from deploy.tiers.spec_changes import SECRETS, check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.limits import LIMITS
-from trainer.base.run_files.plan_file import PREDICTED
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
@@ -112,6 +112,11 @@ class TrainingRequest(JobRequest):
         packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
         arguments, track = self._arguments_there(), self.config.track
         check_trackers(track, image, options.packages)
+        secrets = SECRETS in json.dumps(spec)
+        if secrets and image.contents is ImageContents.TENSORFLOW:
+            raise UserError(
+                f"{tier.name}: --secret needs --image=install or an image of yours: Vertex AI starts this one"
+            )
         images = set()
         for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
             task, module = _task(spec["workerPoolSpecs"][index], image)
@@ -121,16 +126,18 @@ class TrainingRequest(JobRequest):
                 module = CHECK
                 _run_check(task)
             added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
-            sent = {PREDICTED: options.predicted, LIMITS: options.limits}
-            added += [{"name": name, "value": value} for name, value in sent.items() if value]
+            if options.limits:
+                added.append({"name": LIMITS, "value": options.limits})
             if added:
                 task["env"] = [*task.get("env", []), *added]
             if plain:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket, requirements(track))
+            elif secrets:
+                read_secrets_first(task, module, gcp.bucket)
             elif packages:
                 task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
         about = (about_installing(tier, image.uri, "network" in spec),) if plain else ()
-        with_start = (*packages, starter()) if plain else packages
+        with_start = (*packages, starter()) if plain or secrets else packages
         warned = (*warnings(tier, self.config, images), *warnings_of_trackers(track, spec))
         return Written(with_start, about, warned)
 

@@ -86,6 +86,11 @@ def run_in_plain_image(
     )
 
 
+def read_secrets_first(task: dict[str, Any], module: str, bucket: str) -> None:
+    """Changes the containerSpec of an image that has all: the starter reads secrets, and then runs the module."""
+    write_start(task, {"requirements": [], "packages": [], "module": module}, 0, bucket)
+
+
 def install_seconds(gpus: int) -> float:
     """Returns how long each worker with so many GPUs installs at each start; a guess."""
     return 60.0 * _MINUTES[bool(gpus)]

@@ -34,15 +34,20 @@ NO_TPU = (
 LEAST_TIMEOUT_S = 60
 FLEX_START_LONGEST_S = 604_800
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/schedule-jobs-dws
-_FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
+FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80GB|H200_141GB|B200)")
 
 
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
-    _check_value(spec, "CustomJobSpec", name)
+    check_shape(spec, name)
     problem = next(_problems(spec), None)
     if problem:
         raise UserError(f"{name}: {problem}")
+
+
+def check_shape(spec: Spec, name: str) -> None:
+    """Raises UserError, which begins with `name`, for an unknown field and for a value of the wrong type."""
+    _check_value(spec, "CustomJobSpec", name)
 
 
 def check_format(field: str, text: Any, where: str) -> None:
@@ -248,7 +253,7 @@ def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -
                 f"scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(host.strategies)}: set the "
                 "strategy, or take a larger machine"
             )
-        if flexible and not _FLEX_START.fullmatch(accelerator):
+        if flexible and not FLEX_START.fullmatch(accelerator):
             yield (
                 f"scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for L4, A100, "
                 "H100, H200 and B200: drop the strategy, or use SPOT"

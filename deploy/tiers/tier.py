@@ -107,15 +107,60 @@ def one_machine(tier: Tier, timeout_s: int) -> Tier:
 def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
     """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
-    spec = read_yaml(path, path.name)
-    spec, origin = changes.applied(spec, path.name)
+    return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
+
+
+def read_tiers_or_machine(
+    names: Sequence[str], machine_type: str, accelerator: str, price_file: str, changes: SpecChanges
+) -> list[Tier]:
+    """Returns the tiers of these names or, without any, the one of a machine. Raises UserError if that is neither."""
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UserError(f"tier {twice} is given twice: drop one of them")
+    if names and (machine_type or accelerator):
+        given = "machine_type" if machine_type else "accelerator"
+        raise UserError(
+            f"tier {names[0]} and --{given} contradict each other: a tier has its machine: drop one of them"
+        )
+    if not names and not machine_type:
+        raise UserError(
+            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
+            "--accelerator=NVIDIA_L4:1"
+        )
+    if machine_type:
+        return [machine_tier(machine_type, accelerator, price_file, changes)]
+    return [load_tier(name, price_file, changes) for name in names]
+
+
+def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
+    """Returns the tier of one machine without a file. `accelerator`: NAME or NAME:COUNT, empty for none.
+
+    Raises UserError if Vertex AI could not run it.
+    """
+    kind, _, count = accelerator.partition(":")
+    allowed = load_machines().machines[machine_type].counts if machine_type in load_machines().machines else {}
+    name = next((known for known in allowed if kind and kind.upper().replace("-", "_") in known), kind)
+    if not count and name in allowed:
+        count = str(min(allowed[name]))
+    if accelerator and not re.fullmatch(r"[1-9]\d?", count or "1"):
+        raise UserError(f"accelerator={accelerator}: write NAME:COUNT, as NVIDIA_L4:1")
+    machine: dict[str, Any] = {"machineType": machine_type}
+    if name:
+        machine |= {"acceleratorType": name, "acceleratorCount": int(count or 1)}
+    pool = {"machineSpec": machine, "replicaCount": 1, "pythonPackageSpec": {"pythonModule": "trainer.task"}}
+    spec = {"workerPoolSpecs": [pool], "scheduling": {"timeout": "86400s"}}
+    title = f"{machine_type}-x{count or 1}" if name else machine_type
+    return _tier(title, spec, f"--machine_type={machine_type}", price_file, changes)
+
+
+def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: SpecChanges) -> Tier:
+    spec, origin = changes.applied(spec, origin)
     check_spec(spec, origin)
     pools = tuple(_pools(spec, load_machines(price_file)))
     first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
     prices = [pool.price.under(strategy) for pool in pools]
     usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
     return Tier(
-        name=path.stem,
+        name=name,
         machine_type=first.machine_type,
         accelerator_type=first.accelerator_type or "",
         accelerators=first.accelerators,

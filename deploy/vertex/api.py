@@ -25,6 +25,7 @@ _NOT_HERE = re.compile(
 )
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 STOPPED = "STOPPED"  # our word for a job that succeeded in ending itself at one of its limits
+STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
 
 
 class ApiError(Exception):
@@ -113,6 +114,7 @@ class JobStatus:
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # the GPUs of its tier, and trains nothing
     limited: bool = False  # it may end itself: LIMITS
+    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
 
     @property
     def over(self) -> bool:
@@ -172,6 +174,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
                 for task in ("containerSpec", "pythonPackageSpec")),
             f"'{LIMITS}'" in str(spec),
+            dict(job.get("webAccessUris", {})),
         )  # fmt: skip
 
 

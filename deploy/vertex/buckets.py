@@ -1,109 +1,59 @@
-"""Reads and writes buckets with google-cloud-storage, and looks whether an image exists."""
+"""Reads and writes what a submission needs in buckets.
 
-import contextlib
-import os
-from collections.abc import Callable
+The client of `trainer.base.storage` repeats what may be repeated. Raises UserError or PlatformFault, one line each.
+"""
+
 from pathlib import Path
-from typing import Any, TypeVar
 
-from deploy.tiers.images import tag_name
-from deploy.vertex.api import ApiError
-from deploy.vertex.failures import converted_errors
-
-T = TypeVar("T")
-_ONCE: dict[str, Any] = {"retry": None, "timeout": 60.0}  # callers retry; seconds
+from trainer.base.errors import UserError
+from trainer.base.storage import Address, parse
+from trainer.base.storage.gcs import connect
+from trainer.base.storage.gcs_errors import NoPermission
 
 
-class Buckets:
-    """Calls Cloud Storage, and Artifact Registry, with the process's one client. Methods raise ApiError."""
+def upload(file: Path, uri: str) -> None:
+    """Uploads `file`, unless the object exists: its address has a hash of the content."""
+    if connect().get(_address(uri)) is None:
+        connect().upload(file, _address(uri))
 
-    def upload(self, file: Path, uri: str) -> None:
-        """Uploads `file` with its checksum, unless the object already exists: the address has a hash of the sources."""
-        from google.api_core.exceptions import PreconditionFailed
 
-        with converted_errors(), contextlib.suppress(PreconditionFailed):
-            blob = _blob(uri)
-            if not blob.exists(**_ONCE):
-                blob.upload_from_filename(str(file), if_generation_match=0, checksum="crc32c", **_ONCE)
+def read(uri: str) -> tuple[str, int]:
+    """Returns text and generation of a small object; ("", 0) if there is none."""
+    found = connect().get(_address(uri))
+    return (connect().read(found).decode(errors="replace"), found.generation) if found else ("", 0)
 
-    def read(self, uri: str) -> tuple[str, int] | None:
-        """Returns text and generation of a small object; None if it does not exist."""
-        bucket, name = _parts(uri)
-        with converted_errors():
-            blob = _client().bucket(bucket).get_blob(name, **_ONCE)
-            if blob is None:
-                return None
-            generation = int(blob.generation)  # the download may clear it
-            return blob.download_as_bytes(if_generation_match=generation, **_ONCE).decode(), generation
 
-    def write(self, uri: str, text: str, generation: int) -> bool:
-        """Replaces a small object of this generation, 0 for none; returns False if it has another one."""
-        from google.api_core.exceptions import PreconditionFailed
+def write(uri: str, text: str, generation: int) -> int:
+    """Replaces a small object of this generation, 0 for none; returns its new one. Raises Conflict for another one."""
+    return connect().upload(text.encode(), _address(uri), generation, strict=True)
 
-        with converted_errors():
-            try:
-                _blob(uri).upload_from_string(text, "application/json", if_generation_match=generation, **_ONCE)
-            except PreconditionFailed:
-                return False
+
+def delete(uri: str, generation: int) -> None:
+    """Deletes an object of this generation, if it still has that."""
+    found = connect().get(_address(uri))
+    if found and found.generation == generation:
+        connect().delete(found)
+
+
+def exists(uri: str) -> bool:
+    """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
+    address = _address(uri)
+    try:
+        return bool(connect().list(address, most=1) or (address.name and connect().get(address)))
+    except NoPermission:  # the job's account may have it
         return True
 
-    def delete(self, uri: str, generation: int) -> None:
-        """Deletes an object of this generation; ApiError if it has another one."""
-        with converted_errors():
-            _blob(uri).delete(if_generation_match=generation, **_ONCE)
 
-    def exists(self, address: str) -> bool:
-        """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
-        bucket, name = _parts(address.rstrip("/"))
-
-        def is_there() -> bool:
-            below = _client().list_blobs(bucket, prefix=f"{name}/" if name else "", max_results=1, **_ONCE)
-            return any(True for _ in below) or _client().bucket(bucket).get_blob(name or " ", **_ONCE) is not None
-
-        return _unless_forbidden(is_there, default=True)
-
-    def location(self, bucket: str) -> str:
-        """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
-        name, _ = _parts(bucket)
-        return _unless_forbidden(lambda: str(_client().get_bucket(name, **_ONCE).location), default="")
-
-    def has_image(self, uri: str) -> bool:
-        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
-        name = tag_name(uri)
-        host = os.environ.get(
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com"
-        )
-        if not name:
-            return True
-        with converted_errors():
-            response = _client()._http.get(f"{host.rstrip('/')}/v1/{name}", timeout=_ONCE["timeout"])
-        if response.status_code >= 500:
-            raise ApiError(response.status_code, f"Artifact Registry: {response.reason}")
-        return bool(response.status_code != 404)
-
-
-def _unless_forbidden(call: Callable[[], T], default: T) -> T:
-    """Returns the result of `call`, or `default` after a 403: the job's account may have the permission."""
+def location(bucket: str) -> str:
+    """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
     try:
-        with converted_errors():
-            return call()
-    except ApiError as error:
-        if error.code == 403:
-            return default
-        raise
+        return connect().location(_address(bucket).bucket)
+    except NoPermission:
+        return ""
 
 
-def _client() -> Any:
-    from trainer.base.storage.gcs import connect
-
-    return connect().client
-
-
-def _blob(uri: str) -> Any:
-    bucket, name = _parts(uri)
-    return _client().bucket(bucket).blob(name)
-
-
-def _parts(uri: str) -> tuple[str, str]:
-    bucket, _, name = uri.removeprefix("gs://").partition("/")
-    return bucket, name
+def _address(uri: str) -> Address:
+    address = parse(uri, "address")
+    if address is None:
+        raise UserError(f"{uri}: an address looks like gs://bucket/object")
+    return address

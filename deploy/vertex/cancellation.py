@@ -1,8 +1,8 @@
-"""Cancels jobs, and the doubles of a job: those that a lost response created unnoticed."""
+"""Cancels jobs, and the duplicates of a job: those that a lost response created unnoticed."""
 
-import functools
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import JobStatus
@@ -14,54 +14,59 @@ CANCEL_POLL_S = 5.0
 
 
 def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
-    """Cancels the job and returns its status when it is over, or after WAIT_S."""
-    retried(functools.partial(backend.cancel, name), clock)
+    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
+    retried(partial(backend.cancel, name), clock)
     began = clock.now()
     while True:
-        status = retried(functools.partial(backend.state, name), clock)
+        status = retried(partial(backend.state, name), clock)
         if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
             return status
         clock.sleep(CANCEL_POLL_S)
 
 
-def oldest_first(label: str, backend: Backend, clock: Clock) -> list[JobStatus]:
-    """Returns the jobs with this label, oldest first."""
-    return _by_age(retried(functools.partial(backend.jobs, label), clock))
+def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
+    """Returns, by the name of each job of one submission, oldest first, the job of which it is a duplicate, or itself.
 
-
-def that_count(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
-    """Returns, by the name of each job of one submission, oldest first, the job that counts for it.
-
-    A job that was created while an older one was not over is its double. One created later is none: somebody pasted
+    A job that was created while an older one was not over is its duplicate. One created later is none: somebody pasted
     the printed command again.
     """
-    found: dict[str, JobStatus] = {}
-    counts = None
-    for job in _by_age(jobs):
-        if counts is None or (counts.over and (job.created or 0.0) > (counts.ended or 0.0)):
-            counts = job
-        found[job.name] = counts
-    return found
+    by_name: dict[str, JobStatus] = {}
+    original = None
+    for job in sorted(jobs, key=lambda job: (job.created or 0.0, job.name)):
+        if original is None or (original.over and (job.created or 0.0) > (original.ended or 0.0)):
+            original = job
+        by_name[job.name] = original
+    return by_name
 
 
-def cancel_doubles(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> dict[str, JobStatus]:
-    """Cancels the doubles among the jobs of one submission, and returns `that_count`."""
-    found = that_count(jobs)
+def cancel_duplicates(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> dict[str, JobStatus]:
+    """Cancels the duplicates among the jobs of one submission, and returns `originals`."""
+    by_name = originals(jobs)
     for job in jobs:
-        if found[job.name].name != job.name and not job.over:
-            cancel_double(job, found[job.name], backend, clock)
-    return found
+        if by_name[job.name].name != job.name and not job.over:
+            cancel_duplicate(job, by_name[job.name].name, backend, clock)
+    return by_name
+
+
+def cancel_duplicate(job: JobStatus, original: str, backend: Backend, clock: Clock) -> None:
+    """Cancels a job beside another one of the same submission."""
+    retried(partial(backend.cancel, job.name), clock)
+    print(f"cancelled {job.name}: a duplicate of {original}", file=sys.stderr, flush=True)
+
+
+def jobs_of(label: str, backend: Backend, clock: Clock) -> Sequence[JobStatus]:
+    """Returns the jobs with this label, in no order."""
+    return retried(partial(backend.jobs, label), clock)
+
+
+def newest_original(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> JobStatus | None:
+    """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
+    return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
 
 
 def find_job(label: str, backend: Backend, clock: Clock) -> JobStatus | None:
-    """Returns the newest job with this label that counts, and cancels its doubles; None if there is none."""
-    return next(reversed(cancel_doubles(oldest_first(label, backend, clock), backend, clock).values()), None)
-
-
-def cancel_double(job: JobStatus, counts: JobStatus, backend: Backend, clock: Clock) -> None:
-    """Cancels a job beside the one that counts."""
-    retried(functools.partial(backend.cancel, job.name), clock)
-    print(f"cancelled {job.name}: a double of {counts.name}", file=sys.stderr, flush=True)
+    """Returns the newest job with this label that is no duplicate, and cancels the others; None if there is none."""
+    return newest_original(jobs_of(label, backend, clock), backend, clock)
 
 
 def by_submission(jobs: Sequence[JobStatus]) -> list[list[JobStatus]]:
@@ -70,7 +75,3 @@ def by_submission(jobs: Sequence[JobStatus]) -> list[list[JobStatus]]:
     for job in jobs:
         groups.setdefault(job.labels.get(LABEL, job.name), []).append(job)
     return list(groups.values())
-
-
-def _by_age(jobs: Sequence[JobStatus]) -> list[JobStatus]:
-    return sorted(jobs, key=lambda job: (job.created or 0.0, job.name))

@@ -109,7 +109,7 @@ def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:
     return (
         f"no quota left in {gcp.region} for {name}: new projects often have 0: request more at "
         f"https://console.cloud.google.com/iam-admin/quotas?project={gcp.project} or use another region or tier "
-        "(submit: --regions=, --fallback=)"
+        "(submit TIER TIER --region=A,B tries them in turn)"
     )
 
 

@@ -16,7 +16,10 @@ from deploy.vertex.rest import Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import gcloud_environment
 
-COMMAND_TIMEOUT_S = 300.0  # of one command; gcloud itself retries for half a minute
+COMMAND_TIMEOUT_S = (
+    120.0  # of one command; a submission that says nothing for longer is taken for dead (reservation.py)
+)
+_CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gcloud's log
 
 
 class Gcloud(Backend):
@@ -37,28 +40,47 @@ class Gcloud(Backend):
     def submit(self, request: CustomJob) -> str:
         """Runs `gcloud ai custom-jobs create`, of a study hp-tuning-jobs, and kills it when it is about to retry.
 
-        gcloud repeats its POST after 5xx and dropped connections, which can create a second job.
+        gcloud repeats its POST after 5xx and dropped connections, which can create a second job. Its log tells whether
+        it has connected to a server.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
         with contextlib.ExitStack() as stack:
             with converted_errors():
                 environment = stack.enter_context(gcloud_environment())
+            self.sent = True  # unless its log says otherwise
             process = stack.enter_context(_running(command, environment))
-            assert process.stdin
-            assert process.stdout
-            assert process.stderr
-            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-                stdin.write(to_yaml(request.spec))
-            log = []
-            for line in process.stderr:
-                if "Retrying request to url" in line:
-                    _kill(process)
-                    raise lost_response(line + process.stderr.read())
-                log.append(line)
-            name = process.stdout.read().strip()
+            log: list[str] = []
+            reader = threading.Thread(target=_read_log, args=(process, log), daemon=True)
+            try:
+                reader.start()
+                assert process.stdin
+                assert process.stdout
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    stdin.write(to_yaml(request.spec))
+                name = process.stdout.read().strip()
+                process.wait()
+            except KeyboardInterrupt:
+                _kill(process)
+                raise
+            finally:
+                if reader.ident is not None:
+                    reader.join()
+                    self.sent = any(_CONNECTS in line for line in log)
+        retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
+        if retry is not None:
+            raise lost_response("".join(log[retry:]))
         if process.returncode:
             raise gcloud_error(process.returncode, "".join(log))
         return api.created_name(name)
+
+
+def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
+    assert process.stderr
+    with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
+        for line in process.stderr:
+            log.append(line)
+            if _RETRIES in line:
+                _kill(process)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

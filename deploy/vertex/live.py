@@ -95,7 +95,11 @@ class LiveLines:
         self._shown = {""}
 
     def lines(self, status: JobStatus) -> Iterator[str]:
-        """Yields the lines that are due."""
+        """Yields the lines that are due, and the link of an interactive shell as soon as there is one."""
+        for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items()):
+            if line not in self._shown:
+                self._shown.add(line)
+                yield line
         if status.state != "RUNNING" or self._clock.now() < self._due:
             return
         self._due = self._clock.now() + LIVE_S

@@ -11,12 +11,12 @@ from functools import partial
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
-from deploy.vertex.cancellation import cancel_and_wait, cancel_doubles
+from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock, retried
+from deploy.vertex.retry import RETRY_S, Clock, retried
 from deploy.vertex.spending import describe_run, format_duration, spent
 from deploy.vertex.waiting import Waiting
 from trainer.base.errors import FAULT, INTERRUPTED
@@ -24,8 +24,8 @@ from trainer.base.errors import FAULT, INTERRUPTED
 LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
-LAST_RETRY_S = 300.0  # for the last read of the logs
-LOOK_S = 300.0  # between looks for doubles
+LAST_RETRY_S = 30.0  # for the last read of the logs
+LOOK_S = 60.0  # between looks for duplicates
 UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
 
 PrintLine = Callable[[str], None]
@@ -60,63 +60,64 @@ def follow_job(
     backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus:  # fmt: skip
-    """Prints states and logs until the job is over, and cancels its doubles; returns the status of the one that counts.
+    """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
 
     StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
     only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
     """
     tail, shown, waiting = LogTail(backend, name), "", Waiting(clock, gcp.region, max_wait_s)
     live: LiveLines | None = None
-    unseen_until, look_at = clock.now() + UNSEEN_S if created else 0.0, 0.0
+    unseen, look_at = created, 0.0
     while True:
-        status = _read_state(backend, name, gcp, clock, unseen_until)
-        unseen_until = 0.0
-        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a double
+        status = _read_state(backend, name, gcp, clock, unseen=unseen)
+        unseen = False
+        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
             look_at = clock.now() + LOOK_S
-            counts = _without_doubles(status, backend, clock)
-            if counts != status.name:
-                print_line(f"{_time(clock.now())}  follows {counts}")
-                tail, name, live = LogTail(backend, counts), counts, None
+            original = _original(status, backend, clock)
+            if original != status.name:
+                print_line(f"{_time(clock.now())}  follows {original}")
+                tail, name, live = LogTail(backend, original), original, None
                 continue
-        if status.state != shown:
-            shown = status.state
-            print_line(f"{_time(clock.now())}  {shown}")
+        live = live or LiveLines(status, clock)
+        news = [] if status.state == shown else [status.state]
+        shown = status.state
+        for line in (*news, *waiting.lines(status), *live.lines(status)):
+            print_line(f"{_time(clock.now())}  {line}")
         if status.over:
             _print_last_logs(tail, gcp, clock, print_line)
             return settled(status, clock.now())
-        live = live or LiveLines(status, clock)
-        for line in (*waiting.lines(status), *live.lines(status)):
-            print_line(f"{_time(clock.now())}  {line}")
         if waiting.too_long(status):
             return _give_up(backend, name, clock, max_wait_s)
         _print_logs(tail, gcp, clock, 0.0, print_line)
         clock.sleep(LOG_POLL_S)
 
 
-def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, unseen_until: float) -> JobStatus:
+def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
+    """Returns the job's status. `unseen`: it was just created, and may be answered with 404 for UNSEEN_S."""
+
     def read() -> JobStatus:
         try:
             return backend.state(name)
         except ApiError as error:
-            if error.code == 404 and clock.now() < unseen_until:
-                raise ApiError(0, str(error)) from None  # transient
-            raise
+            raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
 
     try:
-        return retried(read, clock)
+        return retried(read, clock, UNSEEN_S if unseen else RETRY_S)
     except ApiError as error:
-        if error.code == 404 and not unseen_until:  # the job does not exist
+        if unseen and error.transient and error.code:  # no 404: the service is away
+            return _read_state(backend, name, gcp, clock, unseen=False)
+        if error.code == 404:  # the job does not exist
             raise
         message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
         raise StateUnknownError(error.code, message) from None
 
 
-def _without_doubles(status: JobStatus, backend: Backend, clock: Clock) -> str:
-    """Cancels the doubles of a job and returns the name of the one that counts; its own if they cannot be listed."""
-    label, counts = status.labels.get(LABEL), dict[str, JobStatus]()
+def _original(status: JobStatus, backend: Backend, clock: Clock) -> str:
+    """Cancels the duplicates of a job, or of the one that it duplicates, whose name is returned; its own if unknown."""
+    label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
     with contextlib.suppress(ApiError):
-        counts = cancel_doubles(backend.jobs(label) if label else [], backend, clock)
-    return counts[status.name].name if status.name in counts else status.name
+        by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
+    return by_name[status.name].name if status.name in by_name else status.name
 
 
 def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> JobStatus:
@@ -157,7 +158,7 @@ def _print_last_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, print_line: Pr
 
 
 def _time(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S")
+    return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S UTC")
 
 
 def watch_job(
@@ -170,10 +171,10 @@ def watch_job(
     try:
         status = follow_job(backend, name, gcp, clock, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
-        print(f"the job is still running; {watch_hint(name)}")
+        print(f"no longer watched, and not cancelled; {watch_hint(name)}")
         return None
     except BrokenPipeError:
-        print(f"the job is still running; {watch_hint(name)}", file=sys.stderr)
+        print(f"no longer watched, and not cancelled; {watch_hint(name)}", file=sys.stderr)
         raise
     ran, cost = describe_run(status, clock.now())
     before = LiveReader(status).try_read()[1]

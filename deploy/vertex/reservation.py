@@ -1,119 +1,132 @@
 """Reserves a job directory in a bucket for one submission, so that no two running jobs write to it.
 
 The record submission.json in the directory names the submission that may write there. It is replaced only if its
-generation is still the one that was read, from whichever machine, and only once no job of that submission runs. It also
-holds what the jobs of earlier submissions into the directory cost.
+generation is still the one that was read, from whichever machine, and only once no job of that submission runs or can
+still appear. It also holds what the jobs of earlier submissions into the directory cost.
 """
 
-import dataclasses
-import functools
 import json
+import os
 import platform
-import sys
+import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError
-from deploy.vertex.cancellation import oldest_first
+from deploy.vertex import buckets
+from deploy.vertex.cancellation import jobs_of
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import RETRY_S, Clock, retried
+from deploy.vertex.retry import Clock, tell
 from deploy.vertex.spending import format_duration, spent
-from trainer.base.errors import UserError
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.storage.gcs_errors import Conflict, NoPermission
 
 SUBMISSION_RECORD = "submission.json"
-UNLISTED_S = RETRY_S + 300.0  # a submission lasts no longer: if no job of it is listed after that, there is none
+SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
+# So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
+LISTED_S = 60.0
 
 OpenBackend = Callable[[str, str], Backend]  # (project, region)
 
 
-def reserve(output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, clock: Clock) -> None:
-    """Reserves the job directory `output` for the submission `label`. Raises UserError if another one may write to it.
+class Reservation:
+    """Represents the right of one submission to write to the job directory `output`.
 
-    An account that may not write there is warned: the job's account may have the permission.
+    An account that may not write there is warned, and reserves nothing: the job's account may have the permission.
     """
-    uri, backend = f"{output}/{SUBMISSION_RECORD}", open_backend(gcp.project, gcp.region)
-    about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node()}
-    text = functools.partial(_text, {**about, "time": clock.now()})
+
+    def __init__(self, output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, clock: Clock) -> None:
+        self._output, self._uri, self._clock, self._open = output, f"{output}/{SUBMISSION_RECORD}", clock, open_backend
+        self._about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node(),
+                       "machine": _machine(), "process": os.getpid()}  # fmt: skip
+        self._spent_usd = 0.0  # by the submissions before it
+        self._generation: int | None = None  # of the record; None: not reserved
+
+    def take(self) -> None:
+        """Reserves the directory. Raises UserError if another submission may write to it."""
+        try:
+            text, generation = buckets.read(self._uri)
+            if text:
+                self._spent_usd = self._spent_once_free(text)
+            self._write(generation, sending=False)
+        except NoPermission as error:
+            tell(f"warning: {error}: make sure that no other job writes to {self._output}")
+
+    def renew(self) -> None:
+        """Shows that the submission goes on, and that it sends a request now.
+
+        Raises UserError if another submission took the directory meanwhile, as while this machine slept.
+        """
+        if self._generation is not None:
+            self._write(self._generation, sending=True)
+
+    def release(self) -> None:
+        """Frees the directory, as no job was created. Does nothing if that fails, or if it was not reserved."""
+        with suppress(UserError, PlatformFault, ValueError, AttributeError):
+            text, generation = buckets.read(self._uri)
+            if json.loads(text or "{}").get("submission") != self._about["submission"]:
+                return
+            if self._spent_usd:
+                self._about["submission"] = ""
+                self._write(generation, sending=False)
+            else:
+                buckets.delete(self._uri, generation)
+
+    def _write(self, generation: int, *, sending: bool) -> None:
+        record = {**self._about, "time": self._clock.now(), "sending": sending, "spent_usd": round(self._spent_usd, 4)}
+        try:
+            self._generation = buckets.write(self._uri, json.dumps(record, indent=2) + "\n", generation)
+        except Conflict:
+            raise UserError(
+                f"{self._output}: another submission into it began meanwhile: use another --name or --job_dir"
+            ) from None
+
+    def _spent_once_free(self, text: str) -> float:
+        """Returns the USD that the jobs of the record, and those before, cost. Raises UserError while one may run."""
+        try:
+            record: Mapping[str, Any] = json.loads(text)
+            before, began = float(record.get("spent_usd", 0.0)), float(record["time"])
+            submission, place = str(record["submission"]), (str(record["project"]), str(record["region"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
+        if not submission:
+            return before
+        ended = record.get("machine") == _machine() and not _runs(record.get("process"))
+        until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
+        while True:
+            jobs, now = jobs_of(submission, self._open(*place), self._clock), self._clock.now()
+            if running := next((job for job in jobs if not job.over), None):
+                raise UserError(
+                    f"{self._output}: a job writes to it already: {running.name} ({running.state}): watch it: python "
+                    f"-m deploy watch {running.name}; cancel it: python -m deploy cancel {running.name}; or use "
+                    "another --name or --job_dir"
+                )
+            if jobs or now >= until:
+                return before + sum(spent(job, now) for job in jobs)
+            if not ended:
+                raise UserError(
+                    f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
+                    f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
+                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
+                )
+            self._clock.sleep_told(until - now, "a submission that ended here may have created a job: looks for it")
+
+
+def _machine() -> str:
+    """Returns what tells this machine, since its last start, and its container from others."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {uuid.getnode():x}"
+
+
+def _runs(process: Any) -> bool:
+    """Returns whether a process of this machine runs; one of another user does."""
     try:
-        if retried(functools.partial(backend.write, uri, text(0.0), 0), clock):
-            return
-        present, generation = retried(functools.partial(backend.read, uri), clock) or ("", 0)
-        record = _parse(present, output) if present else None
-        if record and record.submission == label:  # the response to the first write was lost
-            return
-        before_us = _spent_once_free(record, output, open_backend, clock) if record else 0.0
-        if retried(functools.partial(backend.write, uri, text(before_us), generation), clock):
-            return
-    except ApiError as error:
-        if error.code != 403:
-            raise
-        warning = f"warning: {uri} cannot be written ({error}): make sure that no other job writes to that folder"
-        print(warning, file=sys.stderr, flush=True)
-        return
-    raise UserError(f"{output}: another submission into it began at this moment: use another --name or --job_dir")
-
-
-def release(output: str, label: str, backend: Backend) -> None:
-    """Removes the record of a submission that created no job, or its name if jobs before it cost something.
-
-    Does nothing if that fails.
-    """
-    uri = f"{output}/{SUBMISSION_RECORD}"
-    try:
-        text, generation = backend.read(uri) or ("{}", 0)
-        content = json.loads(text)
-        if content.get("submission") != label:
-            return
-        if content.get("spent_usd"):
-            backend.write(uri, _text({**content, "submission": ""}, content["spent_usd"]), generation)
-        else:
-            backend.delete(uri, generation)
-    except (ApiError, ValueError, AttributeError):
-        return
-
-
-@dataclasses.dataclass(frozen=True)
-class _Record:
-    """Holds the content of submission.json. `submission`: empty if that created no job."""
-
-    submission: str
-    project: str
-    region: str
-    host: str
-    time: float
-    spent_usd: float = 0.0  # by the submissions before it
-
-
-def _text(about: Mapping[str, Any], spent_usd: float) -> str:
-    return json.dumps({**about, "spent_usd": round(spent_usd, 4)}, indent=2) + "\n"
-
-
-def _parse(text: str, output: str) -> _Record:
-    try:
-        content = json.loads(text)
-        submission, project, region, host = (str(content[name]) for name in ("submission", "project", "region", "host"))
-        return _Record(submission, project, region, host, float(content["time"]), float(content.get("spent_usd", 0.0)))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{output}/{SUBMISSION_RECORD} is damaged: remove it if no job writes to that folder") from None
-
-
-def _spent_once_free(record: _Record, output: str, open_backend: OpenBackend, clock: Clock) -> float:
-    """Returns the USD that the jobs of the record, and those before, cost; UserError if one of them may run."""
-    if not record.submission:
-        return record.spent_usd
-    jobs = oldest_first(record.submission, open_backend(record.project, record.region), clock)
-    running = next((job for job in jobs if not job.over), None)
-    if running:
-        raise UserError(
-            f"{output}: a job writes to it already: {running.name} ({running.state}): watch it: python -m deploy watch "
-            f"{running.name}; cancel it: python -m deploy cancel {running.name}; or use another --name or --job_dir"
-        )
-    left = record.time + UNLISTED_S - clock.now()
-    if not jobs and left > 0:
-        raise UserError(
-            f"{output}: a submission into it began on {record.host} "
-            f"{format_duration(max(clock.now() - record.time, 0.0))} ago, and its job is not listed yet: "
-            f"wait {format_duration(left)}, or remove {output}/{SUBMISSION_RECORD} if it was stopped"
-        )
-    return record.spent_usd + sum(spent(job, clock.now()) for job in jobs)
+        os.kill(int(process), 0)
+    except (ProcessLookupError, TypeError, ValueError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True

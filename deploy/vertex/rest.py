@@ -4,18 +4,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from deploy.tiers.images import tag_name
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
-from deploy.vertex.api import CustomJob, JobStatus, LogEntry
-from deploy.vertex.buckets import Buckets
+from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
 from deploy.vertex.failures import converted_errors, response_error
 from trainer.base.storage.login import credentials
 
 REQUEST_TIMEOUT_S = 60.0  # of one request
 
 
-class Backend(Buckets):
-    """Represents Vertex AI, Cloud Logging and Cloud Storage for one project and region.
+class Backend:
+    """Represents Vertex AI, Cloud Logging and Artifact Registry for one project and region.
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
     callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
@@ -26,10 +26,11 @@ class Backend(Buckets):
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
         self._project, self._region, self._login = project, region, login
-        self._parent = f"projects/{project}/locations/{region}"
+        self.sent = False  # whether the request of the last `submit` may have reached the service
+        self.parent = f"projects/{project}/locations/{region}"
 
     def submit(self, request: CustomJob) -> str:
-        """Creates the job and returns its name; sends at most one create request. gcloud and the SDK each do that."""
+        """Creates the job and returns its name; sends at most one create request, and sets `sent` before it does."""
         raise NotImplementedError
 
     def state(self, name: str) -> JobStatus:
@@ -59,9 +60,27 @@ class Backend(Buckets):
         """Requests cancellation and returns at once; `state` shows when the job is over."""
         self._call("POST", f"{self._service}/{name}:cancel", json={})
 
+    def has_image(self, uri: str) -> bool:
+        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
+        registry = _address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
+        try:
+            return not tag_name(uri) or bool(self._call("GET", f"{registry}/v1/{tag_name(uri)}"))
+        except ApiError as error:
+            if error.transient:
+                raise
+            return error.code != 404
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
+        return self._call(method, f"{self._service}/{path}", **request)
+
+    def listed(self, path: str, key: str) -> Iterator[Any]:
+        """Yields the items of a list of Vertex AI, of all its pages."""
+        return _pages(key, lambda token: self.call("GET", path, params=token))
+
     def _listed(self, collection: str, label: str) -> Iterator[Any]:
         only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
-        url = f"{self._service}/{self._parent}/{collection}"
+        url = f"{self._service}/{self.parent}/{collection}"
         return _pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
 
     @property

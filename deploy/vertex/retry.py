@@ -1,9 +1,11 @@
-"""Retries calls while a service fails, with a clock that tests can replace."""
+"""Retries calls while a service fails, with a clock that tests can replace, and tells what is waited for."""
 
 import dataclasses
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from deploy.vertex.api import ApiError
@@ -13,6 +15,7 @@ T = TypeVar("T")
 RETRY_S = 1800.0  # how long calls are retried
 LONGEST_WAIT_S = 60.0
 ANNOUNCED_WAIT_S = 30.0  # the first wait of this length or longer is announced
+TELL_S = 10.0  # between lines on what a submission waits for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +25,37 @@ class Clock:
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
+    def sleep_told(self, seconds: float, what: str) -> None:
+        """Sleeps, and prints every TELL_S what is waited for."""
+        until = self.now() + seconds
+        while (left := until - self.now()) > 0:
+            self.sleep(min(left, TELL_S))
+            if left > TELL_S:
+                tell(f"{what}: {seconds - left + TELL_S:.0f} s of {seconds:.0f} s")
+
 
 SYSTEM_CLOCK = Clock()
+
+
+def tell(line: str) -> None:
+    """Prints a line for the user, beside the output proper."""
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    """Prints every TELL_S, while the block runs, what is waited for; by the system's clock."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def tell_on() -> None:
+        while not ended.wait(TELL_S):
+            tell(f"{what}: {time.monotonic() - began:.0f} s")
+
+    threading.Thread(target=tell_on, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def backoff(first: float = 1.0) -> Iterator[float]:
@@ -49,7 +81,6 @@ def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
             if wait >= ANNOUNCED_WAIT_S and not announced:
                 announced = True
                 end = time.strftime("%H:%M UTC", time.gmtime(deadline))
-                reason = f"{error} ({error.code or 'no response'})"
-                print(f"{reason}: retrying until {end}; Ctrl-C stops", file=sys.stderr, flush=True)
+                tell(f"{error} ({error.code or 'no response'}): retrying until {end}; Ctrl-C stops")
         clock.sleep(wait)
     raise AssertionError("backoff never ends")

@@ -34,4 +34,5 @@ class Sdk(Backend):
             )
             job = {name: message.from_json(json.dumps(content))}
             create = getattr(client, f"create_{name}")
-            return api.created_name(create(parent=self._parent, retry=None, timeout=REQUEST_TIMEOUT_S, **job).name)
+            self.sent = True
+            return api.created_name(create(parent=self.parent, retry=None, timeout=REQUEST_TIMEOUT_S, **job).name)

@@ -16,7 +16,8 @@ def price_and_limit(tier: Tier) -> str:
     """Describes the hourly price, the highest cost and the timeout of a job on `tier`."""
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
-        return f"the price of this tier is not known (--prices=FILE); it runs {limit} at most"
+        kind = {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(tier.strategy, "price")
+        return f"the {kind} of {tier.machine} is not known (--prices=FILE); it runs {limit} at most"
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price_inferred else ""
     hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"

@@ -15,7 +15,7 @@ _REASONS = {
 }
 _STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
 _QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy jobs` lists yours"
-_ADVICE = "; submit --max_wait=1h with --regions= or --fallback= tries others by itself"
+_ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
 
 
 class Waiting:

@@ -17,7 +17,7 @@ def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Pat
     """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update."""
     gib = 2.0**30
     lines = [Line(gib, row_gib * gib)]
-    memory = Memory(lines, [Line(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 0.01, 1.2)
+    memory = Memory(lines, [Line(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
     work = [
         StepWork("MatMul", 100, Line(0.0, gflop * 1e9), Line(1e6, 50e6)),
         StepWork("Mul", 900, Line(0.0, 0.0), Line(1.0, 0.0)),

@@ -68,7 +68,7 @@ def test_a_misspelt_verb_is_named(refused: Command) -> None:
         ["local", "cpu", "--recipe="],
         ["local", ""],
         ["render", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--package", " "],
-        ["submit", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--regions=", "--dry_run"],
+        ["submit", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--machine_type=", "--dry_run"],
         ["compare", "cpu", "--recipe=wgan_gp_digits", "--out="],
         ["jobs", "--project=", "--region=us-central1"],
         ["machines", "--accelerator="],

@@ -193,6 +193,9 @@ CUTOFFS = {
     "deploy plan": "deploy.cli.plan.plan_of",
     "deploy report": "deploy.cli.report.write_report",
     "deploy track": "deploy.cli.track.track",
+    "deploy serve": "deploy.cli.serve.os.execv",
+    "deploy register": "deploy.cli.register.read_registration",
+    "deploy predict": "deploy.cli.predict.find_version",
 }
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,
@@ -203,7 +206,7 @@ RULES: Mapping[str, Rule] = {
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
-    "docs.rooms": module_exists,
+    "docs.rooms": module_exists, "trainer.serve": module_exists,
 }  # fmt: skip
 
 

@@ -15,14 +15,14 @@ from trainer.base.settings.metric_names import OF_IMAGES
 from trainer.base.settings.resolution import recipe_names
 from trainer.base.settings.train_config import DATA_KINDS
 
-README, TIERS, RECIPES, EXAMPLES, TRAINING, QUALITY = (
+README, TIERS, RECIPES, EXAMPLES, RUNS, QUALITY = (
     (ROOT / page).read_text(encoding="utf-8")
     for page in (
         "README.md",
         "docs/tiers.md",
         "docs/recipes.md",
         "examples/README.md",
-        "docs/training.md",
+        "docs/runs.md",
         "docs/quality.md",
     )
 )
@@ -86,12 +86,12 @@ def first_cells(page: str, heads: str) -> list[str]:
 
 
 def test_every_kind_of_data_has_a_row() -> None:
-    assert sorted(first_cells(TRAINING, "| kind | content |")) == sorted(DATA_KINDS)
+    assert sorted(first_cells(RUNS, "| kind | content |")) == sorted(DATA_KINDS)
 
 
 def test_every_measure_of_images_has_a_row() -> None:
     assert sorted(first_cells(QUALITY, "| | formula | source | better |")) == sorted(OF_IMAGES)
-    assert sorted(first_cells(TRAINING, "| | | better |")) == sorted(OF_IMAGES)
+    assert sorted(first_cells(RUNS, "| | | better |")) == sorted(OF_IMAGES)
 
 
 def test_the_readme_counts_what_there_is() -> None:

@@ -255,9 +255,9 @@ def npz(home: Path, level: int) -> None:
 
 
 DIFFERENT = {  # of settings: tests/trainer/cluster/test_peers.py
-    "files": "do not run the same job (digest of data: ",
+    "files": "do not run the same job (sample of data: ",
     "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
-    "rows": "do not read the same data (training rows: ",
+    "rows": "do not read the same data (training digest: ",
 }
 
 

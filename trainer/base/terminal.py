@@ -26,7 +26,7 @@ class ProgressBar:
         if self.shown:
             from rich import progress as rich
 
-            made = {
+            columns_by_name = {
                 "bar": rich.BarColumn(20),
                 "count": rich.MofNCompleteColumn(),
                 "bytes": rich.DownloadColumn(),
@@ -34,7 +34,7 @@ class ProgressBar:
                 "left": rich.TimeRemainingColumn(),
                 "text": rich.TextColumn("{task.description}", markup=False),
             }
-            self._bar = rich.Progress(*(made[name] for name in columns))
+            self._bar = rich.Progress(*(columns_by_name[name] for name in columns))
             self._task = self._bar.add_task(text, total=total, completed=completed)
             self._bar.start()
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -24,7 +24,6 @@ class Cluster:
 
     addresses: tuple[str, ...] = ()  # host:port of each worker; empty for one machine
     index: int = 0
-    note: str = ""  # a line for the log about how the variables were read
 
     @property
     def workers(self) -> int:
@@ -49,16 +48,12 @@ class Cluster:
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     """Returns the cluster that the environment describes; one machine if there is none, or only a chief.
 
-    TF_CONFIG has precedence over CLUSTER_SPEC, as TensorFlow reads it too. Raises UserError if one is malformed.
+    TF_CONFIG has precedence over CLUSTER_SPEC, as TensorFlow reads it too. Raises UserError if it is malformed.
     """
-    texts = {name: environment.get(name) for name in ("TF_CONFIG", "CLUSTER_SPEC")}
-    clusters = [cluster for name, text in texts.items() if text and (cluster := _read(name, text))]
-    if not clusters:
-        return Cluster()
-    if clusters[-1] != clusters[0]:
-        note = "TF_CONFIG and CLUSTER_SPEC name different clusters: TF_CONFIG is used, as TensorFlow does"
-        return replace(clusters[0], note=note)
-    return clusters[0]
+    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
+        if (text := environment.get(name)) and (cluster := _read(name, text)):
+            return cluster
+    return Cluster()
 
 
 def _read(name: str, text: str) -> Cluster | None:
@@ -87,9 +82,9 @@ def _parse(name: str, text: str) -> Any:
         raise UserError(f"{name}: not valid JSON ({error}): fix it, or unset {name} for one machine") from None
 
 
-def _object(name: str, value: Any, what: str) -> dict[str, Any]:
+def _object(name: str, value: Any, part: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{name}: {what} must be a JSON object, not {str(value)[:60]!r}")
+        raise UserError(f"{name}: {part} must be a JSON object, not {str(value)[:60]!r}")
     return value
 
 

@@ -8,95 +8,37 @@ behind the others. A message is a JSON object on a line:
 
     worker  {"hello": index, "runs": {…}}
     chief   {"start": true}, or {"refused": "…"}, when all are there
-    both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…", "index": worker}
+    both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…"}
             {"idle": seconds of its GPUs}, {"stop": "…"}, from --stop_if_idle and --stop_if_over
 
-Anyone who reaches the port may connect (docs/security.md), so a connection that sends nothing, too much or nonsense
-must hold up no worker: lines, waits and the number of connections have limits.
+Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too much or nonsense holds
+up no worker.
 """
 
 import contextlib
-import errno
-import ipaddress
 import json
 import os
-import selectors
 import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, printable, shortened
+from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, printable
 from trainer.base.log import log
+from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.connections import Link, endpoint, own_port, warn_of_open_ports
 
-REFUSAL_SECONDS = 10.0  # how long other workers may still connect and be refused too, once one runs something else
 BEAT_SECONDS = 5.0  # between two heartbeats
 SUSPECT_SECONDS = 20.0  # without a heartbeat, after which a peer is the likely cause of an error of TensorFlow
 GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and at least for their last words
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
-ADVISORY = "?"  # ends the names of values that may differ
+_ANSWER_SECONDS = 10.0  # that a worker grants the chief beyond its own limit: they start at different times
 _LOG_SECONDS = 10.0
-_LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
-_MOST_STRANGERS = 64  # connections without a hello, or as many as there are workers; a new one closes the oldest
+_TURN_SECONDS = 0.02  # between two looks at what has arrived
 _MOST_NAMES = 8  # of workers on a line
-
-
-@dataclass(eq=False)
-class _Link:
-    """Holds one connection, what arrived by it, and the last known state of the worker at its other end."""
-
-    connection: socket.socket
-    index: int = 0  # of that worker; on the chief 0 until its hello
-    inbox: deque[Any] = field(default_factory=deque)  # of messages; None for a line that is no JSON
-    rest: bytes = b""  # of a line that has not ended
-    last_message: float = 0.0
-    calls: int = 0  # to the devices, according to its newest heartbeat
-    in_step: float = 0.0  # when its count last rose, or was as high as ours
-    idle_s: float = 0.0  # of its GPUs
-    done: bool = False  # it has no more work; of the chief: it has finished last
-    closed: bool = False
-
-    def receive(self) -> None:
-        """Moves what has arrived to the inbox. Raises OSError if the connection has ended or a line is too long."""
-        data = self.connection.recv(65536)
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if not data or len(self.rest) > _LONGEST_LINE:
-            raise ConnectionError
-        self.inbox += map(_parse, lines)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message; whoever receives from a lost connection notices it."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self.closed = True
-        self.connection.close()
-
-    def fileno(self) -> int:
-        """Returns the descriptor by which a selector waits."""
-        return self.connection.fileno()
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _ready(waiting: Iterable[Any], seconds: float) -> list[Any]:
-    """Returns the sockets and links by which something has arrived; waits up to `seconds` for the first."""
-    with selectors.DefaultSelector() as selector:
-        for item in waiting:
-            selector.register(item, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 def meet(
@@ -107,205 +49,132 @@ def meet(
 ) -> "Peers":
     """Waits until all workers are connected; raises UserError on each of them if their `runs` differ.
 
-    `runs`: values that must be equal on all workers, by name, all valid in JSON; those whose name ends in "?" are only
-    compared, and a difference is logged. Raises PlatformFault if a worker does not connect within `timeout_seconds`, as
-    its image is still pulled or its machine is missing.
-
-    `on_loss` is called with the error line and the exit code just before this process ends because a worker is lost.
+    `runs`: values that must be equal on all workers, by name, all valid in JSON. `on_loss` is called with the error
+    line and the exit code just before this process ends because a worker is lost. Raises PlatformFault if a worker does
+    not connect within `timeout_seconds`, as its image is still pulled or its machine is missing.
     """
-    runs = {**runs, "TF_CONFIG": list(cluster.addresses)}
-    _warn_of_open_ports(cluster)
-    with _own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
+    runs = json.loads(json.dumps({**runs, "TF_CONFIG": cluster.addresses}))
+    warn_of_open_ports(cluster)
+    with own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
-            with contextlib.closing(_Arrivals(cluster, server, runs)) as arrivals:
-                links = arrivals.await_all(timeout_seconds)
+            links = _gather(cluster, server, runs, timeout_seconds)
         else:
-            links = [_call_chief(cluster, runs, timeout_seconds)]
+            links = [_join(cluster, runs, timeout_seconds)]
     return Peers(cluster, links, timeout_seconds, on_loss)
 
 
-def differing(chief: Mapping[str, Any], worker: Mapping[str, Any], advisory: bool = False) -> str:
-    """Returns the names and values that differ, of those that may or of those that must not; empty if all are equal."""
-    chief = json.loads(json.dumps(chief))
-    names = [name for name in {**chief, **worker} if name.endswith(ADVISORY) == advisory]
-    names = [name for name in names if chief.get(name) != worker.get(name)]
-    return "; ".join(
-        f"{name.rstrip(ADVISORY)}: {shortened(repr(chief.get(name)))} on the chief, "
-        f"{shortened(repr(worker.get(name)))} on the worker"
-        for name in names[:3]
-    )
-
-
-def _endpoint(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _warn_of_open_ports(cluster: Cluster) -> None:
-    """Logs a warning where others may reach the ports: on a public address, and where only loopback was named."""
-    host, _ = _endpoint(cluster.addresses[cluster.index])
-    with contextlib.suppress(OSError, ValueError):
-        addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
-        if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
-            log.warning(
-                f"TensorFlow's servers listen on all addresses of their machines, not on {host} alone, and whoever "
-                "reaches a port of TF_CONFIG reads and writes files as this job: close these ports to others "
-                "(docs/security.md)"
-            )
-
-
-def _own_port(cluster: Cluster) -> socket.socket:
-    """Opens a server on our own address, which proves that the port is free: TensorFlow would share it silently."""
-    host, port = _endpoint(cluster.addresses[cluster.index])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], timeout_seconds: float) -> list[Link]:
+    """Returns the chief's connections to all workers. Raises UserError on all of them if one runs something else."""
+    began = logged = time.monotonic()
+    server.setblocking(False)
+    links: list[Link] = []
+    workers: dict[int, Link] = {}
+    kept: list[Link] = []
     try:
-        return socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
-    except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
-
-
-class _Arrivals:
-    """Accepts connections to the chief and compares what their workers run."""
-
-    def __init__(self, cluster: Cluster, server: socket.socket, runs: Mapping[str, Any]) -> None:
-        self._cluster, self._server, self._runs = cluster, server, runs
-        self._links: list[_Link] = []  # the oldest first
-        self._refusal, self._refused_at = "", float("inf")
-        server.setblocking(False)
-
-    @property
-    def _workers(self) -> dict[int, _Link]:
-        """Returns the connections of workers, by index."""
-        return {link.index: link for link in self._links if link.index}
-
-    def await_all(self, timeout_seconds: float) -> list[_Link]:
-        """Returns the connections of all workers, which were told to start. Raises UserError if one was refused."""
-        began = logged = time.monotonic()
-        while missing := sorted(set(range(1, self._cluster.workers)) - self._workers.keys()):
-            names = ", ".join(map(self._cluster.name, missing[:_MOST_NAMES]))
+        while missing := [index for index in range(1, cluster.workers) if index not in workers]:
+            names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
             names += f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
-            now = time.monotonic()
-            if now > self._refused_at + REFUSAL_SECONDS:
-                break
-            if now > began + timeout_seconds and not self._refusal:
+            if (now := time.monotonic()) > began + timeout_seconds:
                 raise PlatformFault(f"{names} did not start within {timeout_seconds:.0f} seconds (see its log)")
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
-            self._serve()
-        workers = list(self._workers.values())
-        for link in workers:
-            link.send({"refused": self._refusal} if self._refusal else {"start": True})
-        if self._refusal:
-            raise UserError(self._refusal)
-        self._links = [link for link in self._links if not link.index]
-        return workers
+            with contextlib.suppress(OSError):  # nobody else calls now
+                while True:
+                    links.append(Link(server.accept()[0]))
+            for link in links:
+                if not (link.index or link.closed) and _greets(link, cluster.workers):
+                    workers[link.index] = link  # of a worker that was restarted the newest counts
+            time.sleep(_TURN_SECONDS)
+        _compare(cluster, runs, [*workers.values()])
+        kept = [*workers.values()]
+        return kept
+    finally:
+        for link in links:
+            if link not in kept:
+                link.close()
 
-    def close(self) -> None:
-        """Closes all connections but those that `await_all` has returned."""
-        for link in self._links:
+
+def _greets(link: Link, workers: int) -> bool:
+    """Returns whether a worker has said hello; closes a connection that says anything else."""
+    link.receive()
+    match [*link.inbox]:
+        case [{"hello": int(index), "runs": dict()}] if 0 < index < workers:
+            link.index = index
+        case [_, *_]:
             link.close()
-
-    def _serve(self) -> None:
-        """Handles what arrives within a second."""
-        for ready in _ready([self._server, *self._links], 1.0):
-            if ready is self._server:
-                self._accept()
-            elif not self._is_worker(ready):
-                ready.close()
-        self._links = [link for link in self._links if not link.closed]
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has hung up already
-            self._links.append(_Link(self._server.accept()[0]))
-            self._links[-1].connection.setblocking(False)
-        strangers = [link for link in self._links if not link.index]
-        if len(strangers) > max(_MOST_STRANGERS, self._cluster.workers):
-            strangers[0].close()
-
-    def _is_worker(self, link: _Link) -> bool:
-        """Compares what a worker runs; returns False for a connection that sends anything but one hello, or ends."""
-        with contextlib.suppress(OSError, RecursionError):
-            link.receive()
-            match (link.index, *link.inbox):
-                case (0,):
-                    return True  # perhaps: the line has not ended
-                case (0, {"hello": int(index), "runs": dict(runs)}) if 0 < index < self._cluster.workers:
-                    self._compare(self._cluster.name(index), runs)
-                    if index in self._workers:
-                        self._workers[index].close()  # the worker was restarted
-                    link.index = index
-                    link.inbox.clear()
-                    return True
-        return False
-
-    def _compare(self, name: str, runs: Mapping[str, Any]) -> None:
-        if (names := differing(self._runs, runs)) and not self._refusal:
-            self._refused_at = time.monotonic()
-            self._refusal = printable(f"{name} and the chief do not run the same job ({names}): start them alike")
-        if names := differing(self._runs, runs, advisory=True):
-            log.warning(printable(f"{name} and the chief may round differently ({names})"))
+    return link.index > 0
 
 
-def _call_chief(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float) -> _Link:
+def _compare(cluster: Cluster, runs: Mapping[str, Any], links: Sequence[Link]) -> None:
+    """Tells the workers to start; tells all of them, and raises UserError, if one runs something else."""
+    refusal = None
+    for link in links:
+        if names := differing(runs, link.inbox.popleft()["runs"]):
+            refusal = unlike(cluster.name(link.index), "run the same job", names)
+    for link in links:
+        link.send({"refused": str(refusal)} if refusal else {"start": True})
+    if refusal:
+        raise refusal
+
+
+def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float) -> Link:
+    """Returns a worker's connection to the chief. Raises UserError if the chief refuses it."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            link = _Link(socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5))
-            link.send({"hello": cluster.index, "runs": dict(runs)})
-            match _verdict(link, deadline + REFUSAL_SECONDS):
+            link = Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5))
+            link.send({"hello": cluster.index, "runs": runs})
+            while not (link.inbox or link.closed) and time.monotonic() < deadline + _ANSWER_SECONDS:
+                link.receive()
+                time.sleep(_TURN_SECONDS)
+            match link.inbox.popleft() if link.inbox else None:
                 case {"start": True}:
                     return link
                 case {"refused": str(line)}:
                     link.close()
                     raise UserError(line)
             link.close()
-        time.sleep(0.2)  # the chief is not there yet, or this is the server of an older run that is about to end
+        time.sleep(10 * _TURN_SECONDS)  # the chief is not there yet, or this is an older run that is about to end
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
-
-
-def _verdict(link: _Link, deadline: float) -> Any:
-    """Returns the first message from the chief; None if it does not come in time."""
-    with contextlib.suppress(OSError):
-        while (left := deadline - time.monotonic()) > 0:
-            link.connection.settimeout(left)
-            link.receive()
-            if link.inbox:
-                return link.inbox.popleft()
-    return None
 
 
 class Peers:
     """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in a thread."""
 
     def __init__(
-        self, cluster: Cluster, links: Sequence[_Link], timeout_seconds: float, on_loss: Callable[[str, int], None]
+        self, cluster: Cluster, links: Sequence[Link], timeout_seconds: float, on_loss: Callable[[str, int], None]
     ) -> None:
         self._cluster, self._peers, self._on_loss = cluster, links, on_loss
         self._timeout_seconds = self._silence_seconds = timeout_seconds
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
-        self._calls, self._stage = 0, ""  # a stage of the start that all workers take together completes "it did not …"
-        self._connects_since = float("inf")  # while TensorFlow's servers wait for each other
+        self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
         self.stop_reason = ""  # of the chief's guard
         for peer in links:
             peer.last_message = peer.in_step = time.monotonic()
-            peer.connection.settimeout(timeout_seconds)
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
     @contextlib.contextmanager
     def connecting(self) -> Iterator[None]:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
-        self._calls, self._stage, self._connects_since = 1, "start TensorFlow", time.monotonic()
-        yield
-        self._calls, self._stage, self._connects_since = 2, "load its data and build the model", float("inf")
+        limit = f"{self._timeout_seconds:.0f} seconds"
+        line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
+        # Later than a worker that did not start TensorFlow is named.
+        seconds = self._timeout_seconds + 3 * self._beat_seconds
+        timer = threading.Timer(seconds, self._leave, (line, INTERRUPTED, 0.0))
+        timer.start()
+        self.begin_call()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self.begin_call()
 
     def begin_call(self) -> None:
-        """Counts a call to the devices, which all workers make together."""
-        self._calls, self._stage = self._calls + 1, ""
+        """Counts a call to the devices, or another step of a job, which all workers make together."""
+        self._calls += 1
 
     @property
     def is_chief(self) -> bool:
@@ -327,22 +196,18 @@ class Peers:
         self._send({"done": True})
 
     def finish(self) -> None:
-        """Waits as the last barrier: a worker until the chief has written everything, so that the chief ends last.
-
-        The chief, when all its work is done, waits for the workers as long as they may be late.
-        """
-        if self._cluster.is_chief:
-            self._await(lambda peer: peer.done, max(self._timeout_seconds, GOODBYE_SECONDS))
-            self._send({"done": True})
+        """Waits as the last barrier: a worker until the chief has written everything, so that the chief ends last."""
+        chief = self._cluster.is_chief
+        self._send({"done": True})  # a lost chief ends a worker that waits for this
+        self._await(lambda peer: peer.done, max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf"))
+        if chief:
             self._await(lambda peer: peer.closed, GOODBYE_SECONDS)  # closing first could lose our message
-        else:
-            self._send({"done": True})
-            self._await(lambda peer: peer.done, float("inf"))  # a lost chief ends this process instead
         self._close()
 
     def fail(self, code: int, error: str) -> None:
         """Sends the others the reason why this worker ends, so that they end for the same reason."""
-        self._send({"failed": code, "error": error[:2000], "index": self._cluster.index})
+        line = f"{self._cluster.name(self._cluster.index)} stopped: {error[:2000]}"
+        self._send({"failed": code, "error": line})
         self._close()
 
     def await_verdict(self) -> None:
@@ -350,19 +215,19 @@ class Peers:
         self._silence_seconds = min(self._silence_seconds, SUSPECT_SECONDS)
         self._over.wait(self._silence_seconds + BEAT_SECONDS)
 
-    def _await(self, reached: Callable[[_Link], bool], seconds: float) -> None:
+    def _await(self, reached: Callable[[Link], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while self._thread.is_alive() and time.monotonic() < deadline and not all(map(reached, self._peers)):
-            time.sleep(0.02)
+            time.sleep(_TURN_SECONDS)
 
     def _close(self) -> None:
         self._over.set()
         self._thread.join(2 * BEAT_SECONDS)
 
-    def _send(self, message: Mapping[str, Any], *, skip: int | None = None) -> None:
+    def _send(self, message: Mapping[str, Any], *, skip: Link | None = None) -> None:
         with self._lock:
             for peer in self._peers:
-                if peer.index != skip and not peer.closed:
+                if peer is not skip and not peer.closed:
                     peer.send(message)
 
     def _watch(self) -> None:
@@ -372,24 +237,16 @@ class Peers:
                 self._send({"beat": self._calls})
                 next_beat = time.monotonic() + self._beat_seconds
             for peer in self._peers:
+                if not peer.closed:
+                    peer.receive()
                 while peer.inbox:  # also what came with the chief's start
                     self._handle(peer, peer.inbox.popleft())
             self._check(time.monotonic())
-            for peer in _ready([peer for peer in self._peers if not peer.closed], 0.1):
-                self._receive(peer)
+            time.sleep(_TURN_SECONDS)
         for peer in self._peers:
-            peer.connection.close()
+            peer.close()
 
-    def _receive(self, peer: _Link) -> None:
-        try:
-            peer.receive()
-            peer.last_message = time.monotonic()
-        except OSError:
-            peer.closed = True
-            if not peer.done:
-                self._lost(peer, "its process has ended")
-
-    def _handle(self, peer: _Link, message: Any) -> None:
+    def _handle(self, peer: Link, message: Any) -> None:
         """Handles a message; ignores what none of our workers would send."""
         match message:
             case {"beat": int(calls)} if calls != peer.calls:
@@ -400,35 +257,31 @@ class Peers:
                 peer.idle_s = seconds
             case {"stop": str(reason)}:
                 self.stop_reason = reason
-            case {"failed": int(code), "error": str(error), "index": int(index)} if 0 <= index < self._cluster.workers:
-                self._send({"failed": code, "error": error, "index": index}, skip=peer.index)
-                self._leave(f"{self._cluster.name(index)} stopped: {error}", code, LEAVE_SECONDS)
+            case {"failed": int(code), "error": str(line)}:
+                self._send(message, skip=peer)
+                self._leave(line, code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
-        """Gives up a peer that is silent, or that makes no progress while behind, and a start that takes too long."""
+        """Gives up a peer that has ended, that is silent or, on the chief, one that makes no progress while behind."""
         # Our count of a peer's calls is as old as its newest heartbeat.
-        allowed, limit = self._timeout_seconds + 2 * self._beat_seconds, f"{self._timeout_seconds:.0f} seconds"
+        allowed = self._timeout_seconds + 2 * self._beat_seconds
         for peer in self._peers:
-            if peer.done or peer.closed:
+            if peer.done:
                 continue
             if peer.calls >= self._calls:
                 peer.in_step = now
-            behind = now - peer.in_step > allowed
-            if now - peer.last_message > self._silence_seconds:
+            if peer.closed:
+                self._lost(peer, "its process has ended")
+            elif now - peer.last_message > self._silence_seconds:
                 self._lost(peer, f"it sent nothing for {self._silence_seconds:.0f} seconds")
-            elif behind and self._stage:
-                self._lost(peer, f"it did not {self._stage} within {limit}")
-            elif behind and self._cluster.is_chief:  # a worker does not know what the chief alone has to do
-                self._lost(peer, f"it made no progress for {limit} while the others did")
-        if now - self._connects_since > allowed:
-            line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
-            self._leave(line, INTERRUPTED, 0.0)
+            elif self._cluster.is_chief and now - peer.in_step > allowed:  # only the chief has work of its own
+                self._lost(peer, f"it made no progress for {self._timeout_seconds:.0f} seconds while the others did")
 
-    def _lost(self, peer: _Link, reason: str) -> None:
-        error = f"{self._cluster.name(peer.index)} was lost: {reason}"
-        self._send({"failed": INTERRUPTED, "error": error, "index": self._cluster.index}, skip=peer.index)
-        advice = "run the same command again to resume from the last checkpoint"
-        self._leave(f"{error}; {advice}", INTERRUPTED, 0.0)
+    def _lost(self, peer: Link, reason: str) -> None:
+        line = f"{self._cluster.name(peer.index)} was lost: {reason}"
+        line += "; run the same command again to resume from the last checkpoint"
+        self._send({"failed": INTERRUPTED, "error": line}, skip=peer)
+        self._leave(line, INTERRUPTED, 0.0)
 
     def _leave(self, line: str, code: int, grace_seconds: float) -> None:
         """Ends this process: its main thread may wait in C++ for a worker that never responds."""

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.gpu_software import gpu_software
-from trainer.cluster.meeting import differing
 from trainer.invariance.compat import cpu_devices_per_worker
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
@@ -24,6 +25,8 @@ SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a 
 ONE_MACHINE = Cluster()
 
 Vector = npt.NDArray[np.float64]
+
+_DRIVER = Path("/proc/driver/nvidia/version")  # of the driver that is loaded
 
 
 @dataclass(frozen=True)
@@ -92,10 +95,10 @@ class Replicas:
         sent = self.sum_over_workers(text if is_sender else np.zeros(length))
         return json.loads(sent.astype(np.uint8).tobytes())
 
-    def refuse_differences(self, value: Mapping[str, Any], what: str) -> None:
+    def refuse_differences(self, value: Mapping[str, Any], action: str) -> None:
         """Raises UserError on all workers if `value`, valid in JSON, is not the same on each; all must call it.
 
-        what: names what differs, in "worker 1 and the chief do not read the same data".
+        action: as in "worker 1 and the chief do not read the same data".
         """
         if not self.cluster.several:
             return
@@ -106,7 +109,7 @@ class Replicas:
         if len(workers):
             index = int(workers[0])
             names = differing(chief, self.from_worker(index, value))
-            raise UserError(f"{self.cluster.name(index)} and the chief do not {what} ({names}): start them alike")
+            raise unlike(self.cluster.name(index), action, names)
 
     @cached_property
     def _sum(self) -> Any:
@@ -198,8 +201,13 @@ def simulated_devices() -> int:
 def _check_expected(expected: int, visible: int) -> None:
     if visible >= expected:
         return
+    build = tf.sysconfig.get_build_info()
+    cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
+    version = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
+    driver = f"driver {version[1]}" if version else f"no driver in {_DRIVER.parent}"
+    software = f"TensorFlow {tf.__version__}, built {cuda}; {driver}"
     raise UserError(
-        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({gpu_software()}): check the "
+        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({software}): check the "
         "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "
         "why), or lower --expect_devices"
     )

@@ -74,8 +74,8 @@ def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     result = np.empty((len(images), size, size, channels), np.uint8)
     chunk = max(1, _CHUNK_PIXELS // (size * size * channels))
     for first in range(0, len(images), chunk):
-        some = images[first : first + chunk].astype(np.float32)
-        resized = tf.image.resize(some, (size, size), method="bicubic", antialias=True).numpy()
+        batch = images[first : first + chunk].astype(np.float32)
+        resized = tf.image.resize(batch, (size, size), method="bicubic", antialias=True).numpy()
         result[first : first + chunk] = np.clip(np.rint(resized), 0, 255)
     return result
 

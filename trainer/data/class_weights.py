@@ -23,8 +23,10 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
         labels = _labels(y)
-        known = tf.gather(tf.constant(table, keras.config.floatx()), tf.clip_by_value(labels, 0, len(table) - 1))
-        by_class = tf.where(labels < len(table), known, tf.ones_like(known))
+        table_weights = tf.gather(
+            tf.constant(table, keras.config.floatx()), tf.clip_by_value(labels, 0, len(table) - 1)
+        )
+        by_class = tf.where(labels < len(table), table_weights, tf.ones_like(table_weights))
         return x, y, by_class if sample_weight is None else by_class * sample_weight
 
     return weighted

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
 FIRST_ROWS = 8  # of a fingerprint
-_MOST_BYTES = 32 * 2**20  # read for a fingerprint
+SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
 
 
 class AnyExamples(ABC):
@@ -64,13 +64,15 @@ class AnyExamples(ABC):
         digest = hashlib.sha256()
         for array in self.sample():
             digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
-            text = array.dtype == object
-            digest.update(b"\0".join(array.ravel().tolist()) if text else np.ascontiguousarray(array).tobytes())
+            if array.dtype == object:
+                digest.update(b"\0".join(tf.compat.as_bytes(text) for text in array.flat))
+            else:
+                digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()[:32]
 
-    def sample(self) -> list[Array]:
-        """Returns the arrays of some rows, the same at each call."""
-        return list(tf.nest.flatten(self.first(FIRST_ROWS)))
+    @abstractmethod
+    def sample(self) -> Iterable[Array]:
+        """Returns the arrays of a fingerprint: of all rows or of some, the same at each call."""
 
 
 class Examples(AnyExamples):
@@ -112,9 +114,9 @@ class Examples(AnyExamples):
         numbers = tf.data.Dataset.range(math.ceil(self.count / size)).shard(takers, taker)
         return numbers.map(batch, num_parallel_calls=2, deterministic=True).prefetch(2)
 
-    def sample(self) -> list[Array]:
+    def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
-        most = max(FIRST_ROWS, min(self.sampled_rows, _MOST_BYTES // row_bytes))
+        most = max(FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
         rows = np.arange(min(FIRST_ROWS, self.count))
         if self.count > len(rows):
             keyed = np.random.default_rng(self.count).integers(0, self.count, most)
@@ -171,6 +173,9 @@ class Subset(Examples):
         """Returns the numbers that these rows have in the other examples, in the shape of `rows`."""
         positions = rows.ravel() + self._first
         return shuffled(positions, self._examples.count, self._seed, HELD_BACK).reshape(rows.shape)
+
+    def sample(self) -> Iterable[Array]:
+        return self._examples.sample() if self.arrays else super().sample()
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():

@@ -1,17 +1,20 @@
 """Fingerprints data, so that workers that would read other data, and a run whose data have changed, are told.
 
-Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared shards, and some
-blocks of local files. Other data are known when they are loaded: their first and some keyed rows, or what the source
-itself supplies by a method `fingerprint() -> str` of its examples.
+Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared shards, and a
+sample of the content of local files, whose times differ between copies. Other data are known when they are loaded:
+arrays by all bytes, others by a sample of rows, or what the source itself supplies by a method `fingerprint() -> str`
+of its examples. docs/training.md states the chance to find one changed row.
 """
 
 import hashlib
 import heapq
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,9 @@ from trainer.data.dataset import Dataset
 from trainer.data.shards import INDEX
 from trainer.data.sources import is_named
 
-_MOST_FILES = 64  # whose content is sampled
-_BLOCKS, _BLOCK = 8, 64 * 1024  # of each of them, and bytes of a block
+_FILES = 1024  # whose content is sampled, and as many more as the square root of their number
+_BLOCKS, _BLOCK = 2048, 64 * 1024  # of all of them, at least two of each, and bytes of a block: two seconds at most
+_THREADS = 16  # for a network's delays
 
 
 @dataclass(frozen=True)
@@ -33,10 +37,12 @@ class DataFiles:
     files: int
     bytes: int
     digest: str
+    sampled: bool = False  # whether the digest is of a part of the content
 
     def named(self) -> dict[str, Any]:
         """Returns the values by names for messages."""
-        return {f"{name} of data": value for name, value in asdict(self).items()}
+        values = {"files": self.files, "bytes": self.bytes, "sample" if self.sampled else "digest": self.digest}
+        return {f"{name} of data": value for name, value in values.items()}
 
 
 def files_of(config: TrainConfig) -> DataFiles | None:
@@ -66,9 +72,12 @@ def _local(path: Path) -> DataFiles:
         _add_sizes(str(path), "", sizes)
     else:
         sizes[""] = path.stat().st_size
-    sampled = heapq.nsmallest(_MOST_FILES, sizes, key=_key)
-    samples = {name: _sample(path / name if name else path, sizes[name]) for name in sampled}
-    return _digested((name, size, samples.get(name, "")) for name, size in sizes.items())
+    sampled = heapq.nsmallest(_FILES + math.isqrt(len(sizes)), sizes, key=_key)
+    blocks = max(2, _BLOCKS // max(1, len(sampled)))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        digests = pool.map(lambda name: _sample(path / name if name else path, sizes[name], blocks), sampled)
+        samples = dict(zip(sampled, digests, strict=True))
+    return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), sampled=True)
 
 
 def _add_sizes(folder: str, prefix: str, sizes: dict[str, int]) -> None:
@@ -86,9 +95,10 @@ def _add_sizes(folder: str, prefix: str, sizes: dict[str, int]) -> None:
         return
 
 
-def _sample(file: Path, size: int) -> str:
-    """Returns a digest of the first, the last and some blocks of a file between them."""
-    offsets = [round(part * max(0, size - _BLOCK) / (_BLOCKS - 1)) for part in range(_BLOCKS)]
+def _sample(file: Path, size: int, blocks: int) -> str:
+    """Returns a digest of the first, the last and some blocks of a file between them, or of all of a small one."""
+    blocks = min(blocks, max(2, math.ceil(size / _BLOCK)))
+    offsets = [round(part * max(0, size - _BLOCK) / (blocks - 1)) for part in range(blocks)]
     total = hashlib.sha256()
     try:
         with open(file, "rb") as content:
@@ -100,11 +110,11 @@ def _sample(file: Path, size: int) -> str:
     return total.hexdigest()
 
 
-def _digested(known: Iterable[tuple[str, int, str]]) -> DataFiles:
-    entries = sorted(known)
+def _digested(files: Iterable[tuple[str, int, str]], *, sampled: bool = False) -> DataFiles:
+    entries = sorted(files)
     text = "\n".join([f"{name}\0{size}\0{content}" for name, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
-    return DataFiles(len(entries), sum(size for _, size, _ in entries), digest)
+    return DataFiles(len(entries), sum(size for _, size, _ in entries), digest, sampled)
 
 
 def _key(name: str) -> int:
@@ -119,7 +129,7 @@ def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
         if examples and examples.has_length:
             content[f"{name} examples"] = examples.count
         if examples and rows:
-            content[f"{name} rows"] = examples.fingerprint()
+            content[f"{name} digest"] = examples.fingerprint()
     names = json.dumps(list(dataset.class_names)).encode()
     return {**content, "classes": len(dataset.class_names), "class names": hashlib.sha256(names).hexdigest()[:16]}
 

@@ -134,18 +134,18 @@ def _children(path: Path) -> list[os.DirEntry[str]]:
     return [entry for entry in visible if not (entry.name.startswith(".") and entry.is_dir())]
 
 
-def _images_below(path: Path, others: Counter[str], seen: set[Path] | None = None) -> list[Path]:
+def _images_below(path: Path, others: Counter[str], visited: set[Path] | None = None) -> list[Path]:
     """Returns all images below `path`, and counts in `others` the files that are none.
 
-    `seen`: resolved folders already visited, so that links cannot form a loop.
+    `visited`: resolved folders already visited, so that links cannot form a loop.
     """
-    seen = set() if seen is None else seen
+    visited = set() if visited is None else visited
     images: list[Path] = []
-    if path.resolve() not in seen:
-        seen.add(path.resolve())
+    if path.resolve() not in visited:
+        visited.add(path.resolve())
         for child in _children(path):
             if child.is_dir():
-                images += _images_below(Path(child.path), others, seen)
+                images += _images_below(Path(child.path), others, visited)
             elif _is_image(child, others):
                 images.append(Path(child.path))
     return images

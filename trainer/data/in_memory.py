@@ -1,5 +1,7 @@
 """Holds examples in memory: arrays and nests of them, of which images are a case."""
 
+import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +11,9 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.data.examples import AnyExamples, Array, Examples, on_host
 from trainer.data.nests import PARTS, Nest, parts_of, rows_in, specs_of
+
+WHOLE_BYTES = 2 * 2**30  # of which a fingerprint reads all: a second
+_ROWS_AT_ONCE = 1024
 
 
 class NestedArrays(Examples):
@@ -37,6 +42,18 @@ class NestedArrays(Examples):
     def targets(self) -> Array | None:
         y = self.arrays[1] if self.labelled else None
         return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
+
+    def sample(self) -> Iterator[Array]:
+        """Yields the arrays or, if they are larger than WHOLE_BYTES, a row of each block of rows."""
+        leaves: list[Array] = tf.nest.flatten(self.arrays)
+        block = math.ceil(sum(leaf.nbytes for leaf in leaves) / WHOLE_BYTES)
+        if block == 1:
+            yield from leaves
+            return
+        starts = np.arange(0, self.count, block)
+        rows = starts + np.random.default_rng(self.count).integers(0, block, len(starts))
+        for numbers in np.array_split(np.minimum(rows, self.count - 1), math.ceil(len(rows) / _ROWS_AT_ONCE)):
+            yield from (leaf[numbers] for leaf in leaves)
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with on_host():

@@ -1,5 +1,6 @@
 """Reads a user's tf.data.Dataset in its own order, from its start: it has no access by row number."""
 
+import math
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -10,11 +11,12 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.data.examples import AnyExamples, as_numpy
+from trainer.data.examples import SAMPLE_BYTES, AnyExamples, Array, as_numpy
 from trainer.data.nests import PARTS, Nest
 from trainer.invariance.compat import makes_batches
 
 HEAD_ROWS = 16  # that are looked at before training
+_SAMPLED_ROWS = 1024  # of a fingerprint, at most
 
 
 class InSequence(AnyExamples):
@@ -68,23 +70,30 @@ class InSequence(AnyExamples):
         parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], self._head)
         return parts
 
+    def sample(self) -> list[Array]:
+        return list(tf.nest.flatten(self._head))
+
     @cached_property
     def _head(self) -> tuple[Nest, ...]:
-        """Returns the parts of the first rows, at most HEAD_ROWS, as arrays; they are read once."""
-        return self.read_head()
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are read once."""
+        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
+        return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
 
-    def read_head(self) -> tuple[Nest, ...]:
+    def read_head(self, rows: int = HEAD_ROWS) -> tuple[Nest, ...]:
         """Reads the parts of the first rows once more."""
-        return as_numpy(next(iter(self.batches(HEAD_ROWS, drop_remainder=False))))
+        return as_numpy(next(iter(self.batches(rows, drop_remainder=False))))
 
     def _example(self, spec: Any) -> Any:
         if not isinstance(spec, tf.TensorSpec):
-            raise UserError(f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors")
+            raise UserError(
+                f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
+                "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
+            )
         shape = spec.shape[1:] if self._batched else spec.shape
         if not shape.is_fully_defined():
             raise UserError(
                 f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
-                "number of rows must be fixed: pad them"
+                "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
             )
         return tf.TensorSpec(shape, spec.dtype)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, shortened
 
 Nest = Any
 PARTS = ("x", "y", "sample_weight")
@@ -35,12 +35,18 @@ def as_arrays(value: Nest, name: str) -> Nest:
     """
     if is_array(value):
         return as_array(value, name)
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        raise UserError(
+            f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for several "
+            "inputs"
+        )
     if isinstance(value, dict):
         return {key: as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return tuple(as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
+    padded = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}.get(type(value), "")
     raise UserError(
-        f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
+        f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays{padded}"
     )
 
 
@@ -84,10 +90,11 @@ def rows_in(parts: Sequence[Nest]) -> int:
         for name, part in zip(PARTS, parts, strict=False)
         for leaf in tf.nest.flatten(part)
     ]
+    shapes = shortened(", ".join(shape for shape, _ in counts))
     if not counts or min(count for _, count in counts) == 0:
-        raise UserError(f"no rows: {', '.join(shape for shape, _ in counts) or 'an empty nest'}")
+        raise UserError(f"no rows: {shapes or 'an empty nest'}")
     if len({count for _, count in counts}) > 1:
-        raise UserError(f"the parts have different numbers of rows: {', '.join(shape for shape, _ in counts)}")
+        raise UserError(f"the parts have different numbers of rows: {shapes}")
     return counts[0][1]
 
 

@@ -41,7 +41,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
                     f"data={config.data}: its Dataset holds {type(examples).__name__}: derive the class from Examples "
                     "of trainer.data.dataset, or use Arrays or NestedArrays"
                 )
-        _check_repeatable(config, returned.train, returned.train)
+        _check_repeatable(config, returned.train, returned.train.first)
         return returned
     train, evaluation = _pair(returned)
     if config.model in MODELS and isinstance(train, tuple) and is_array(train[0]):
@@ -59,9 +59,10 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
             "that resumes at step N first reads and drops N steps"
         )
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
-        _check_repeatable(config, training, training.anew())
+        again: Any = training.anew()
+        _check_repeatable(config, training, again.read_head)
     else:
-        _check_repeatable(config, training, training)
+        _check_repeatable(config, training, training.first)
     if isinstance(holdout, InSequence):
         _check_same_rows(config, holdout)
     if holdout is not None and holdout.spec != training.spec:
@@ -84,11 +85,11 @@ def _check_same_rows(config: TrainConfig, evaluation: InSequence) -> None:
         )
 
 
-def _check_repeatable(config: TrainConfig, examples: AnyExamples, again: AnyExamples) -> None:
+def _check_repeatable(config: TrainConfig, examples: AnyExamples, read_again: Callable[[int], Any]) -> None:
     """Reads the first rows twice. Raises UserError if they differ: a resumed run would train on other numbers."""
     if examples.arrays:
         return
-    if not _equal_rows(examples.first(HEAD_ROWS), again.first(HEAD_ROWS)):
+    if not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS)):
         raise UserError(
             f"data={config.data}: two readings of its first examples differ: give its shuffle a seed and draw nothing "
             "at random in it (augmentation belongs into the model, or --augment), or a resumed run and other workers "
@@ -114,7 +115,7 @@ def _pair(returned: Any) -> tuple[Any, Any]:
 
 def _is_source(value: Any) -> bool:
     """Returns whether `value` gives whole examples, targets included, and is not a part of them."""
-    if isinstance(value, (tuple, dict)) or is_array(value):
+    if isinstance(value, (tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or is_array(value):
         return False
     if isinstance(value, list):
         return bool(value) and isinstance(value[0], (tuple, dict))

@@ -3,11 +3,12 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainer.base.settings.train_config import TrainConfig, split_kind
@@ -16,7 +17,7 @@ from trainer.base.storage.staging import naming
 from trainer.data import image_folder, sources, tfrecord
 from trainer.data.bad_images import Bad
 from trainer.data.examples import Examples
-from trainer.data.fingerprint import content_of
+from trainer.data.fingerprint import content_of, files_of
 from trainer.data.in_memory import Arrays
 
 
@@ -40,18 +41,20 @@ class Source:
 
 def source_of(config: TrainConfig, per_shard: int) -> Source:
     """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
+    files = files_of(config)  # before they are read: they may change meanwhile
+    known = files.named() if files else {}
     if sources.is_named(config.data):
-        return _loaded_source(config, per_shard, "", Path())
+        return _loaded_source(config, per_shard, known)
     kind, path = sources.kind_and_path(config.data, config.cache_dir)
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
         if kind == "folder" and not config.evaluation_fraction:
-            return _folder_source(config, path, per_shard)
+            return _folder_source(config, path, per_shard, known)
         if kind == "tfrecord" and not config.evaluation_fraction:
-            return _tfrecord_source(config, path)
-        return _loaded_source(config, per_shard, kind, path)
+            return _tfrecord_source(config, path, known)
+        return _loaded_source(config, per_shard, known)
 
 
-def _folder_source(config: TrainConfig, path: Path, per_shard: int) -> Source:
+def _folder_source(config: TrainConfig, path: Path, per_shard: int, known: Mapping[str, Any]) -> Source:
     train, evaluation = image_folder.find(path)
     folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
 
@@ -62,12 +65,11 @@ def _folder_source(config: TrainConfig, path: Path, per_shard: int) -> Source:
         name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
         for name, folder in folders.items()
     }
-    files = [file for folder in folders.values() for file in folder.files]
     left_out = image_folder.left_out(train, evaluation)
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, path, files), left_out)
+    return Source(splits, train.class_names, _fingerprint(config, per_shard, known), left_out)
 
 
-def _tfrecord_source(config: TrainConfig, path: Path) -> Source:
+def _tfrecord_source(config: TrainConfig, path: Path, known: Mapping[str, Any]) -> Source:
     """Makes one piece per file, because the number of records in a file is unknown until it is read."""
 
     def piece(file: Path) -> Piece:
@@ -75,33 +77,17 @@ def _tfrecord_source(config: TrainConfig, path: Path) -> Source:
 
     train, evaluation = tfrecord.find(path)
     splits = {"train": [*map(piece, train)], "evaluation": [*map(piece, evaluation)]}
-    return Source(splits, (), _fingerprint(config, 0, path, [*train, *evaluation]))
+    return Source(splits, (), _fingerprint(config, 0, known))
 
 
-def _loaded_source(config: TrainConfig, per_shard: int, kind: str, path: Path) -> Source:
-    """Divides a dataset that is loaded as a whole. `kind`: empty for a name or a user's function."""
-    # Before reading: files may change meanwhile.
-    fingerprint = _fingerprint(config, per_shard, path, _files(kind, path))
+def _loaded_source(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> Source:
+    """Divides a dataset that is loaded as a whole; data of a name or a function change without a file."""
+    keras.utils.set_random_seed(config.seed)  # before a function of the user's is imported, as in every command
     dataset = sources.load_dataset(config)
-    if not kind:  # data of a name or a function change without a file
-        rows = json.dumps(content_of(dataset, rows=True), sort_keys=True)
-        fingerprint = hashlib.sha256((fingerprint + rows).encode()).hexdigest()
     names = ["train", *(["evaluation"] if dataset.evaluation else [])]
     splits = {name: list(_slices(dataset.images(name), per_shard)) for name in names}
+    fingerprint = _fingerprint(config, per_shard, known or content_of(dataset, rows=True))
     return Source(splits, dataset.class_names, fingerprint)
-
-
-def _files(kind: str, path: Path) -> list[Path]:
-    """Returns the files of a source; an empty list for a name or a user's function."""
-    if not kind:
-        return []
-    if kind == "folder":
-        return [file for part in image_folder.find(path) if part for file in part.files]
-    if kind == "tfrecord":
-        return [file for files in tfrecord.find(path) for file in files]
-    if not path.is_dir():
-        return [path]
-    return [file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith(".")]
 
 
 def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
@@ -114,8 +100,7 @@ def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
         yield Piece(len(rows), get)
 
 
-def _fingerprint(config: TrainConfig, per_shard: int, path: Path, files: Sequence[Path]) -> str:
-    below = len(str(path)) + 1
-    stats = [(str(file)[below:] or ".", stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()]]
+def _fingerprint(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> str:
+    """Returns a digest of the settings and of what is known of the data."""
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
-    return hashlib.sha256(json.dumps([*settings, stats]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*settings, known], sort_keys=True).encode()).hexdigest()

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -48,10 +48,7 @@ def prepare(
         index = parse_index(before, destination)
         if index.get("fingerprint") == source.fingerprint:
             return index
-        raise UserError(
-            f"{destination} contains shards of other data or settings ({_differing(config, index)}): use another "
-            "folder, or remove it"
-        )
+        raise UserError(f"{destination} contains shards of other data or settings: use another folder, or remove it")
     journal = Journal(folder, source.fingerprint)
     total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
@@ -66,19 +63,6 @@ def prepare(
     folder.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
     folder.remove(JOURNAL)
     return index
-
-
-def _settings(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings that an index stores, so that a later command can report which ones differ."""
-    return {name: getattr(config, name) for name in ("image_size", "channels", "evaluation_fraction", "seed")}
-
-
-def _differing(config: TrainConfig, index: Mapping[str, Any]) -> str:
-    """Describes how the shards of an index differ from those of this command."""
-    stored, asked = index.get("settings"), {"SRC": config.data, **_settings(config)}
-    old = {"SRC": index.get("source"), **(stored if isinstance(stored, dict) else {})}
-    shown = [f"{key}: was {old[key]}, now {new}" for key, new in asked.items() if old.get(key, new) != new]
-    return "; ".join(shown) or "its files or the shard size changed"
 
 
 class Journal:
@@ -127,10 +111,10 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
     bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
     bad.left_out = source.left_out
     refuse_or_skip(config, bad)
-    filled = {split: [entry for entry in some if entry["examples"]] for split, some in written.items()}
+    filled = {split: [entry for entry in shards if entry["examples"]] for split, shards in written.items()}
     if not filled["train"]:
         raise UserError(f"SRC={config.data}: no image is left to train on")
-    labels = {split: {label for entry in some for label in entry["labels"]} for split, some in filled.items()}
+    labels = {split: {label for entry in shards for label in entry["labels"]} for split, shards in filled.items()}
     if labels["train"]:
         refuse_empty_classes(config, source.class_names, labels["train"])
     origin = f"SRC={config.data}"
@@ -140,14 +124,14 @@ def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str
         "image_shape": [config.image_size, config.image_size, config.channels],
         "class_names": list(source.class_names or numbered_classes(set().union(*labels.values()))),
         "labelled": {
-            split: labelled((entry["labelled"] for entry in some), origin, "files") for split, some in filled.items()
+            split: labelled((entry["labelled"] for entry in shards), origin, "files")
+            for split, shards in filled.items()
         },
         "splits": {
-            split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in some]
-            for split, some in filled.items()
+            split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in shards]
+            for split, shards in filled.items()
         },
         "source": config.data,
-        "settings": _settings(config),
         **bad.notes,
     }
 

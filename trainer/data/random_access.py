@@ -26,6 +26,14 @@ class _Items(Examples):
         return self.read_by(self._read, rows)
 
     def _read(self, rows: RowNumbers) -> Nest:
+        specs = tf.nest.flatten(self.spec)
+        leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
+        self._fill(leaves, rows.ravel())
+        shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
+        return tf.nest.pack_sequence_as(self.spec, shaped)
+
+    def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
+        """Copies the rows, (n,), to the arrays, (n, …) of each leaf: a seventh of the time of np.array(list)."""
         raise NotImplementedError
 
     def _example(self, number: int) -> tuple[Nest, ...]:
@@ -49,7 +57,7 @@ class RandomAccess(_Items):
     """
 
     kind = "example"
-    sampled_rows = 64  # reading an example may take long
+    sampled_rows = 256  # reading an example may take milliseconds
     threads = max(2, os.cpu_count() or 2)
 
     def __init__(self, source: Any, origin: str) -> None:
@@ -61,13 +69,10 @@ class RandomAccess(_Items):
         self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
         self._leaf_kinds = _kinds(tf.nest.flatten(first))
 
-    def _read(self, rows: RowNumbers) -> Nest:
-        examples = [self._leaves(row) for row in rows.ravel().tolist()]
-        stacked = [
-            np.array(leaves, spec.dtype.as_numpy_dtype).reshape(*rows.shape, *spec.shape)
-            for leaves, spec in zip(zip(*examples, strict=True), tf.nest.flatten(self.spec), strict=True)
-        ]
-        return tf.nest.pack_sequence_as(self.spec, stacked)
+    def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
+        for place, row in enumerate(rows.tolist()):
+            for leaf, value in zip(leaves, self._leaves(row), strict=True):
+                leaf[place, ...] = value  # of text, the value in an array without dimensions
 
     def _leaves(self, row: int) -> list[Array]:
         example = self._example(row)
@@ -117,16 +122,12 @@ class NumberedBatches(_Items):
         batches, places = np.divmod(positions, self.batch_size)
         return shuffled(batches, self.count // self.batch_size, seed, "batches", passes) * self.batch_size + places
 
-    def _read(self, rows: RowNumbers) -> Nest:
-        batches, positions = np.divmod(rows.ravel(), self.batch_size)
-        specs = tf.nest.flatten(self.spec)
-        leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
+    def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
+        batches, positions = np.divmod(rows, self.batch_size)
         for batch in np.unique(batches).tolist():
             places = batches == batch
             for leaf, rows_of_batch in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
                 leaf[places] = rows_of_batch[positions[places]]
-        shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
-        return tf.nest.pack_sequence_as(self.spec, shaped)
 
     def _batch(self, batch: int) -> tuple[Nest, ...]:
         parts = self._example(batch)

@@ -112,15 +112,6 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     return kind or recognise(data, path), path
 
 
-def beside_data(data: str, otherwise: Path) -> Path:
-    """Returns a folder beside the data for derived files; `otherwise` if the data are not a path, or read-only."""
-    if is_named(data) or is_remote(data):
-        return otherwise
-    path = kind_and_path(data)[1]
-    folder = path if path.is_dir() else path.parent
-    return folder if os.access(folder, os.W_OK) else otherwise
-
-
 def _load(config: TrainConfig, *, trains: bool) -> Dataset:
     data = config.data
     if is_named(data):

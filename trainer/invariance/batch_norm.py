@@ -1,7 +1,7 @@
-"""Makes batch norm, in place of Keras's own code, span all replicas, in fewer operations, and by groups of rows.
+"""Makes batch norm, in place of Keras's own code, span the rows of all replicas, or groups of rows, in few operations.
 
-Several passes of a network whose weights stay the same can be one: each layer of `in_one_pass` normalises every group
-of rows by its own statistics, as a pass of its own does, but sums those of all groups over replicas at once.
+The moments of each replica's rows are combined by one all-reduce, and the sums of its gradients by another.
+`normalization.py` has the two ways to compute what lies between them.
 """
 
 import functools
@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.invariance.normalization import GroupedRows, Normalized, normalized
+from trainer.invariance.gradients import all_reduce_sum
+from trainer.invariance.normalization import Formula, Kernel, fits_kernel
 from trainer.invariance.step import running_step
 
 _groups: ContextVar[int] = ContextVar("groups", default=1)
@@ -33,23 +34,8 @@ def separate_groups(count: int) -> Iterator[None]:
         _groups.reset(token)
 
 
-def in_one_pass(network: keras.Model, *parts: GroupedRows) -> list[Any]:
-    """Returns the outputs of a chain of layers in training for each of `parts`, as in one pass a group, in order.
-
-    The layers run on each of the parts; only those of batch norm know of the others.
-    """
-    for layer in network.layers[1:]:  # the first is the input
-        if isinstance(layer, keras.layers.BatchNormalization):
-            with tf.name_scope(layer.name):
-                outputs = _normalized_in_training(layer, parts)
-        else:
-            outputs = [layer(part.values) for part in parts]
-        parts = tuple(GroupedRows(values, part.groups) for values, part in zip(outputs, parts, strict=True))
-    return [part.values for part in parts]
-
-
 def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: bool) -> None:
-    """Makes a batch norm layer normalise by `trainer.invariance.normalization` in training, up to rounding as Keras.
+    """Makes a batch norm layer normalise as described above in training, up to rounding as Keras.
 
     `synchronized`: over the rows of all replicas. A class of a user's with a `call` of its own keeps that.
     """
@@ -64,29 +50,139 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         """Returns the normalised inputs and updates the moving statistics."""
         if not training or not layer.trainable:
             return original(inputs, training=training, mask=mask)
-        return _normalized_in_training(layer, [GroupedRows(inputs, _groups.get())], mask)[0]
+        outputs, means, variances = _normalized(layer, inputs, mask)
+        _move_averages(layer, means, variances)
+        return outputs
 
     layer.call = call
 
 
-def _normalized_in_training(layer: Any, parts: Sequence[GroupedRows], mask: Any = None) -> list[Any]:
-    """Returns the outputs for each of `parts`, and moves the layer's averages."""
-    result = normalized(layer, parts, mask)
-    _move_averages(layer, result)
-    return result.outputs
+def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """Returns the outputs in training, and each group's mean and variance by channel, (groups, channels)."""
+    replica = tf.distribute.get_replica_context() if layer.synchronized else None
+    replicas, groups = replica.num_replicas_in_sync if replica else 1, _groups.get()
+    way = _way(layer, values, mask, groups)
+    values = values if isinstance(way, Kernel) else tf.cast(values, way.dtype)
+    channels = values.shape[layer.axis]
+    gamma = tf.cast(layer.gamma, way.dtype) if layer.scale else tf.ones(channels, way.dtype)
+    beta = tf.cast(layer.beta, way.dtype) if layer.center else tf.zeros(channels, way.dtype)
+    parts = tf.split(values, groups) if groups > 1 else [values]
+    if replicas == 1 and isinstance(way, Kernel):
+        outputs, means, variances = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
+        means, variances = _stacked(means), _stacked(variances)
+    else:
+        normalized = tf.custom_gradient(lambda *tensors: _over_replicas(way, replicas, *tensors))
+        *outputs, means, variances = normalized(gamma, beta, *parts)
+    return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype), means, variances
 
 
-def _move_averages(layer: Any, result: Normalized) -> None:
+def _way(layer: Any, values: Any, mask: Any, groups: int) -> Kernel | Formula:
+    """Returns the way to normalise these values. mask: which positions count, in their shape without channels."""
+    if mask is None and fits_kernel(layer, values, groups):
+        return Kernel(layer.epsilon)
+    mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
+    dtype = keras.backend.result_type(values.dtype, "float32")
+    return Formula(layer.epsilon, layer.axis % len(values.shape), mask, dtype)
+
+
+def _over_replicas(way: Kernel | Formula, replicas: int, gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
+    """Returns the outputs for each of `parts`, a group of rows, then means and variances over all replicas.
+
+    gamma, beta: (channels,). Beside them, the gradient of a loss that is summed over replicas.
+    """
+    means, variances, count = _combined([way.moments(part) for part in parts], replicas)
+    statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
+    outputs = [way.normalized(part, *pair, gamma, beta) for part, pair in zip(parts, statistics, strict=True)]
+    count = way.count(parts[0]) * replicas if count is None else count
+
+    def first(gamma: Any, *tensors: Any) -> list[Any]:
+        """Returns gradients by gamma, beta and parts: two sums a channel over all replicas, and what these move."""
+        upstreams, parts = tensors[: len(outputs)], tensors[len(outputs) :]
+        arguments = zip(upstreams, parts, statistics, strict=True)
+        direct = [way.gradients(upstream, part, *pair, gamma) for upstream, part, pair in arguments]
+        sums = _stacked([tf.stack(pair) for _, pair in direct])  # (groups, 2, channels)
+        factors = tf.math.rsqrt(variances + way.epsilon)
+        moves = (all_reduce_sum([sums])[0] if replicas > 1 else sums) * tf.expand_dims(gamma * factors / -count, 1)
+        slopes, offsets = tf.unstack(moves, axis=1)
+        if way.mask is not None:  # deviations from the mean add up to the mean times what Keras adds to the count
+            offsets -= keras.config.epsilon() * means * factors * slopes / count
+        lines = zip(_unstacked(slopes), _unstacked(offsets), strict=True)
+        moved = [way.normalized(x, *pair, *line) for x, pair, line in zip(parts, statistics, lines, strict=True)]
+        if way.mask is not None:
+            moved = [tf.where(way.mask, shift, 0.0) for shift in moved]
+        return [*tf.unstack(_summed(sums)), *(part + shift for (part, _), shift in zip(direct, moved, strict=True))]
+
+    def with_second(gamma: Any, *tensors: Any) -> tuple[Any, Any]:
+        """Returns the same; its own gradient is that of the formula, as the kernel's ignores the statistics' part."""
+
+        def second(*upstreams: Any) -> Any:
+            formula = Formula(way.epsilon)
+            upstreams_of_first, parts = tensors[: len(outputs)], tensors[len(outputs) :]
+            with tf.GradientTape() as outer:
+                outer.watch([gamma, *tensors])
+                with tf.GradientTape() as inner:
+                    inner.watch([gamma, beta, *parts])
+                    again = tf.custom_gradient(lambda *tensors: _over_replicas(formula, replicas, *tensors))(
+                        gamma, beta, *parts
+                    )
+                gradients = inner.gradient(again[: len(outputs)], [gamma, beta, *parts], upstreams_of_first)
+            return outer.gradient(gradients, [gamma, *tensors], upstreams)
+
+        return first(gamma, *tensors), second
+
+    gradient = first if isinstance(way, Formula) else tf.custom_gradient(with_second)
+    return (*outputs, means, variances), lambda *upstreams: gradient(gamma, *upstreams[: len(outputs)], *parts)
+
+
+def _combined(moments: Sequence[Sequence[Any]], replicas: int) -> tuple[Any, Any, Any]:
+    """Returns mean, variance and count over all replicas, (groups, channels), of those of this one's groups.
+
+    moments: mean, variance and, where a mask decides it, the count of each group; a count of None is that of all rows.
+    The variance of each replica is taken about its mean, and both are combined by Chan et al. 1979,
+    http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf: a difference of means of squares would lose
+    the variance of channels whose mean is far from 0.
+    """
+    gathered = tf.expand_dims(
+        _stacked([tf.stack(of_group) for of_group in moments]), 0
+    )  # (replicas, groups, 2 or 3, …)
+    if replicas > 1:
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        place = tf.one_hot(number, replicas, dtype=gathered.dtype)
+        (gathered,) = all_reduce_sum([tf.reshape(place, (-1, 1, 1, 1)) * gathered])
+    means, variances, *counts = tf.unstack(gathered, axis=2)
+    if not counts:
+        mean = tf.reduce_mean(means, 0)
+        return mean, tf.reduce_mean(variances + tf.math.squared_difference(means, mean), 0), None
+    count = tf.reduce_sum(counts[0], 0) + keras.config.epsilon()  # as Keras
+    shares = counts[0] / count
+    mean = tf.reduce_sum(shares * means, 0)
+    return mean, tf.reduce_sum(shares * (variances + tf.math.squared_difference(means, mean)), 0), count
+
+
+def _stacked(of_groups: Sequence[Any]) -> Any:
+    """Returns (groups, …), without an operation for one group."""
+    return tf.stack(of_groups) if len(of_groups) > 1 else tf.expand_dims(of_groups[0], 0)
+
+
+def _unstacked(statistic: Any) -> list[Any]:
+    return tf.unstack(statistic) if statistic.shape[0] > 1 else [tf.squeeze(statistic, 0)]
+
+
+def _summed(statistic: Any) -> Any:
+    return tf.reduce_sum(statistic, 0) if statistic.shape[0] > 1 else tf.squeeze(statistic, 0)
+
+
+def _move_averages(layer: Any, means: Any, variances: Any) -> None:
     """Moves the layer's averages as one update for each group, in order, would.
 
     After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i. All passes of micro-batches
     make one such update: value_i is then the mean over the passes, of which each adds its share.
     """
-    groups, momentum, step = result.means.shape[0], layer.momentum, running_step()
+    groups, momentum, step = means.shape[0], layer.momentum, running_step()
     number, passes = (step.pass_number, step.passes) if step else (0, 1)
     keep = momentum**groups if number == 0 else 1.0
     weights = (1.0 - momentum) * momentum ** np.arange(groups - 1.0, -1.0, -1.0)
-    for average, values in ((layer.moving_mean, result.means), (layer.moving_variance, result.variances)):
+    for average, values in ((layer.moving_mean, means), (layer.moving_variance, variances)):
         moved = values * tf.constant(weights[:, None] / passes, values.dtype)
         moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
         average.assign(average * keep + moved)

@@ -26,11 +26,14 @@ PRIVATE_NAMES = (
     "keras.src.backend.tensorflow.random",
     "keras.src.backend.tensorflow.numpy.signbit",
     "keras.layers.Layer._flatten_layers",
+    "keras.layers.Layer._losses",
     "keras.Model._symbolic_build",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
     "keras.optimizers.Optimizer._get_variable_index",
     "keras.optimizers.Adam._momentums",
     "keras.optimizers.Adam._velocities",
+    "keras.optimizers.RMSprop._momentums",
+    "keras.optimizers.RMSprop._velocities",
     "keras.src.losses.loss.reduce_weighted_values",
     "keras.src.losses.loss.scale_loss_for_distribution",
     "keras.src.losses.loss.unscale_loss_for_distribution",
@@ -159,6 +162,21 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     return list(layers_by_path(model).values())
 
 
+@contextmanager
+def losses_kept(model: keras.Model) -> Iterator[None]:
+    """Leaves the losses that layers added, `layer.losses`, as they were before the block.
+
+    Where replicas wait for each other, those of another one take the same lists meanwhile. No fallback: a step would
+    silently report losses of other rows.
+    """
+    layers = all_layers(model)
+    before = [list(_private("keras.layers.Layer._losses", owner=layer)) for layer in layers]
+    yield
+    for layer, losses in zip(layers, before, strict=True):
+        layer._losses.clear()
+        layer._losses.extend(losses)
+
+
 def outside_conditions(graph: Any) -> Any:
     """Returns the graph around the branches of conditions that `graph` lies in. Fallback: `graph` itself."""
     try:
@@ -196,19 +214,18 @@ def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
-def adam_moments(optimizer: keras.optimizers.Adam, variable: Any) -> tuple[Any, Any] | None:
-    """Returns the two moments that Adam keeps for `variable`, for an update in one operation.
+def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any, names: Iterable[str]) -> list[Any] | None:
+    """Returns the slots that an optimizer keeps for `variable` in its lists of these names.
 
     Fallback: None, with a warning; the caller then uses Keras's own update.
     """
     try:
         index = _private("keras.optimizers.Optimizer._get_variable_index", variable, owner=optimizer)(variable)
-        first = _private("keras.optimizers.Adam._momentums", owner=optimizer)
-        second = _private("keras.optimizers.Adam._velocities", owner=optimizer)
+        kind = "keras.optimizers." + type(optimizer).__name__.replace("AdamW", "Adam")
+        return [_private(f"{kind}.{name}", owner=optimizer)[index] for name in names]
     except Missing as error:
-        warn_once(f"{error}; until then Adam uses Keras's own update, which is slower")
+        warn_once(f"{error}; until then {type(optimizer).__name__} uses Keras's own update, which is slower")
         return None
-    return first[index], second[index]
 
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.compat import disable_gradient_sum
+from trainer.invariance.fused_updates import fuse_updates
 
 
 class Update(NamedTuple):
@@ -66,14 +67,16 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
             raise UserError(
                 f"{setting}={value}: {type(inner).__name__} cannot do this on {replicas} replicas: {advice}"
             )
-    disable_gradient_sum(inner)
-    apply = optimizer.apply
+    for part in (inner, *getattr(inner, "optimizers", ())):  # those of a MultiOptimizer
+        disable_gradient_sum(part)
+    begin, apply = fuse_updates(inner), optimizer.apply
 
     def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
         if (pending := _pending.get()) is not None:
             pending.append(Update(apply_sum, list(gradients), variables))
             return
-        summed = [_with_unique_rows(gradient) for gradient in all_reduce_sum(gradients)]
+        summed = _summed(gradients)
+        begin()
         apply([divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
 
     apply_sum.sums_first = True  # type: ignore[attr-defined]
@@ -81,17 +84,44 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
     return optimizer
 
 
-def _with_unique_rows(gradient: Any) -> Any:
-    """Returns the gradient of an embedding with one slice for each of its rows; any other gradient unchanged.
+def _summed(gradients: Sequence[Any]) -> list[Any]:
+    """Returns the gradients summed over replicas, those of embeddings as large as their tables; None stays None.
 
-    Several replicas bring a slice each for the same row. Keras's Adam squares slices one by one, and the sum of their
-    squares would depend on the number of replicas.
+    An embedding's gradient has a slice for each row of the batch, and several for a row of its table. Adam would square
+    each. `tf.unique`, and TensorFlow's sum of slices, make the host wait for a GPU. Of a large table only the slices
+    travel: all replicas have the same number.
     """
+    placed = [_placed(gradient) if _is_large(gradient) else (None, None) for gradient in gradients]
+    values = [
+        _dense(gradient) if rows is None else slices for gradient, (slices, rows) in zip(gradients, placed, strict=True)
+    ]
+    summed, rows = all_reduce_sum(values), all_reduce_sum([rows for _, rows in placed])
+    parts = zip(summed, rows, gradients, strict=True)
+    return [value if at is None else _dense(tf.IndexedSlices(value, at, like.dense_shape)) for value, at, like in parts]
+
+
+def _dense(gradient: Any) -> Any:
+    """Returns slices as a tensor as large as their table; any other gradient unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
-    rows, positions = tf.unique(gradient.indices)
-    values = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
-    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+
+
+def _is_large(gradient: Any) -> bool:
+    """Returns whether a table has more than twice as many rows as all replicas have slices, whose number is known."""
+    if not isinstance(gradient, tf.IndexedSlices) or (size := tf.get_static_value(gradient.dense_shape)) is None:
+        return False
+    replicas, count = tf.distribute.get_replica_context().num_replicas_in_sync, gradient.values.shape[0]
+    return replicas > 1 and count is not None and bool(size[0] > 2 * replicas * count)
+
+
+def _placed(gradient: tf.IndexedSlices) -> tuple[Any, Any]:
+    """Returns this replica's slices and their rows, (replicas x slices, …): at its place, and 0 elsewhere."""
+    replica = tf.distribute.get_replica_context()
+    place = tf.one_hot(replica.replica_id_in_sync_group, replica.num_replicas_in_sync, dtype=tf.int64)
+    rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
+    place = tf.reshape(tf.cast(place, gradient.values.dtype), (-1, *[1] * len(gradient.values.shape)))
+    return tf.reshape(place * gradient.values, (-1, *gradient.values.shape[1:])), rows
 
 
 def sums_first(optimizer: Any) -> bool:
@@ -112,8 +142,8 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built.
     """
     replica = tf.distribute.get_replica_context()
-    if replica.num_replicas_in_sync == 1:
-        return list(tensors)
     present = [tensor for tensor in tensors if tensor is not None]
+    if replica.num_replicas_in_sync == 1 or not present:
+        return list(tensors)
     summed = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, present))
     return [None if tensor is None else next(summed) for tensor in tensors]

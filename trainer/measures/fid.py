@@ -6,13 +6,10 @@ polynomial kernel. All are computed in float64 on the host, from features extrac
 """
 
 import hashlib
-import io
 import math
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -23,7 +20,6 @@ from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import QualityOf, Scalars
 from trainer.base.settings.metric_names import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import write_whole
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import Examples, on_host
@@ -155,15 +151,6 @@ def _classifier(path: str, cache_dir: str) -> _Network:
     return keras.Model(model.inputs, features), shape[1], shape[3]
 
 
-def _cached(cache: Path, key: str) -> Features | None:
-    """Returns the features in `cache`; None if the file is missing, damaged or for another key."""
-    try:
-        with np.load(cache, allow_pickle=False) as content:
-            return np.asarray(content["features"], np.float64) if str(content["key"]) == key else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-
-
 def measures(reals: Features, fakes: Features) -> Scalars:
     """Returns all measures of two sets of features."""
     distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
@@ -181,8 +168,8 @@ def _labels_of(reals: Examples, rows: Any, batch: int) -> Any:
 class Fid:
     """Measures a generator's images against as many real examples, at most `samples`, drawn by the seed.
 
-    A conditional generator makes an image of the class of each real one. The file `cache` holds the features of the
-    real examples. All features are in memory on the host in float64: 0.8 GB for 50,000 images and inception.
+    A conditional generator makes an image of the class of each real one. The features of the real examples are
+    extracted once a process. All are in memory on the host in float64: 0.8 GB for 50,000 images and inception.
     """
 
     names = OF_IMAGES
@@ -195,11 +182,10 @@ class Fid:
         reals: Examples,
         samples: int,
         seed: int,
-        cache: Path,
         *,
         conditional: bool = False,
     ) -> None:
-        self._model, self._replicas, self._extract, self._cache = model, replicas, extract, cache
+        self._model, self._replicas, self._extract = model, replicas, extract
         self._reals, self.samples, self._seed = reals, min(samples, reals.count), seed
         if self.samples < 2:
             raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are required")
@@ -215,7 +201,7 @@ class Fid:
     def __call__(self) -> dict[str, float]:
         """Returns the values in `names` on the chief, {} on the other workers; every worker must call it."""
         self._generator = self._model.averaged_generator()
-        reals, fakes = self.real_features(), self._collect(self._of_fakes)
+        reals, fakes = self._real_features, self._collect(self._of_fakes)
         return {} if reals is None else measures(reals, fakes)
 
     @property
@@ -228,28 +214,11 @@ class Fid:
             "formulas": FID_FORMULAS,
         }
 
-    def real_features(self) -> Features | None:
-        """Returns the (samples, features) of the real examples, from their file if it holds them.
-
-        None on a worker that is not the chief.
-        """
-        key, chief = self._key(), self._replicas.cluster.is_chief
-        cached = _cached(self._cache, key) if chief else None
-        if self._replicas.sum_over_workers([cached is not None])[0]:
-            return cached
+    @cached_property
+    def _real_features(self) -> Features | None:
+        """Returns the (samples, features) of the real examples; None on a worker that is not the chief."""
         features = self._collect(self._extracting(self._real_images))
-        if not chief:
-            return None
-        content = io.BytesIO()
-        np.savez(content, key=np.array(key), features=features)
-        write_whole(self._cache, content.getvalue())
-        return features
-
-    def _key(self) -> str:
-        """Returns a digest of the network and the data, of which it reads the count and the first chosen batch."""
-        some = self._real_images(tf.range(self._replicas.global_batch_size)).numpy().tobytes()
-        about = f"float32 {self._extract.identity} {self._reals.count} {self.samples} {self._seed}"
-        return hashlib.sha256(about.encode() + some).hexdigest()
+        return features if self._replicas.cluster.is_chief else None
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
         """Returns the features of `samples` images, computed a global batch at a time, without padding."""
@@ -290,10 +259,10 @@ class Fid:
         return tf.function(on_replicas, autograph=False)
 
 
-def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas, folder: Path) -> Fid:
+def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas) -> Fid:
     """Returns what measures a GAN's images; raises UserError if the model has no generator.
 
-    reals: the examples that are trained on; folder: of the file that keeps their features.
+    reals: the examples that are trained on.
     """
     interface = ModelInterface.of(model)
     if interface.generator is None:
@@ -304,7 +273,7 @@ def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas:
         )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
-    cache, conditional = folder / f".fid-{extractor.identity}.npz", bool(interface.generated_classes)
+    conditional = bool(interface.generated_classes)
     return Fid(
-        interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, cache, conditional=conditional
+        interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, conditional=conditional
     )

@@ -26,8 +26,9 @@ def predict(
 ) -> dict[str, Array]:
     """Returns what predict_step gives for all rows, in their order: arrays (rows, …) by the names of the outputs.
 
-    The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, and the replicas of this machine
-    take whole batches in turn. Only x is used. Nothing in the model changes: a layer that draws at random draws the
+    The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is filled up, and the
+    replicas of this machine take whole batches in turn: each row's output is the same whichever rows are with it. Only
+    x is used. Nothing in the model changes: a layer that draws at random draws the
     same for each batch.
     """
     batches = math.ceil(examples.count / batch_size)
@@ -38,9 +39,8 @@ def predict(
         iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
 
     def one_batch(parts: tuple[Any, ...]) -> Any:
-        x = as_fit(parts[:1])
-        with keras.StatelessScope():
-            return model.predict_step(x if isinstance(x, tuple) else (x,))
+        x = as_fit(tf.nest.map_structure(lambda leaf: _filled(leaf, batch_size), parts[:1]))
+        return outputs_of(model, x if isinstance(x, tuple) else (x,))
 
     def one_round(taken: list[Any]) -> list[Any]:
         outputs = []
@@ -54,16 +54,28 @@ def predict(
     for first in range(0, batches, takers):
         for index, outputs in enumerate(run(iterators[: batches - first]), first):
             rows = min(batch_size, examples.count - index * batch_size)
-            for name, array in _named(outputs, model):
-                if array.shape[:1] != (rows,):
+            for name, array in named_outputs(outputs, model):
+                if array.shape[:1] != (batch_size,):
                     raise UserError(
-                        f"the model returns {array.shape} as {name} for {rows} rows: one row each is needed"
+                        f"the model returns {array.shape} as {name} for {batch_size} rows: one row each is needed"
                     )
-                batches_of.setdefault(name, []).append(array)
+                batches_of.setdefault(name, []).append(array[:rows])
     return {name: np.concatenate(arrays) for name, arrays in batches_of.items()}
 
 
-def _named(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
+def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
+    """Returns what predict_step gives for (x,), within a graph; nothing in the model changes."""
+    with keras.StatelessScope():
+        return model.predict_step(x)
+
+
+def _filled(leaf: Any, rows: int) -> Any:
+    """Returns the rows of a tensor with the last one repeated up to `rows`, in a graph."""
+    more = tf.repeat(leaf[-1:], rows - tf.shape(leaf)[0], axis=0)
+    return tf.ensure_shape(tf.concat([leaf, more], axis=0), (rows, *leaf.shape[1:]))
+
+
+def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
     """Yields the arrays of a nest: `predictions`, keys, names of the model's outputs, or their numbers, with dots."""
     if not tf.nest.is_nested(outputs):
         yield "predictions", _array(outputs)

@@ -74,4 +74,9 @@ def compile_classifier(
     accuracy = SoftAccuracy if soft else keras.metrics.SparseCategoricalAccuracy
     rate = learning_rate(config, dataset, later=later)
     model.compile(optimizer(rate), loss=loss(from_logits=True), metrics=[accuracy(name="accuracy")])
+    model.plain_compile = lambda: {
+        "optimizer": optimizer(config.learning_rate),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+    }
     return model

@@ -1,5 +1,6 @@
 """Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract."""
 
+import re
 import sys
 from typing import Any
 
@@ -10,6 +11,7 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.data.nests import described
 from trainer.invariance.compat import all_layers, build_compiled, compare_signs_on_device, losses_reduced_by
 from trainer.invariance.gradients import sum_first
 from trainer.invariance.layers import make_independent
@@ -17,7 +19,7 @@ from trainer.invariance.losses import try_losses
 from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import has_class_outputs, has_own_step, symbolic_inputs
-from trainer.user_code.mistakes import as_user_mistake
+from trainer.user_code.mistakes import as_user_mistake, message_of
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -33,7 +35,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
     _refuse_made_at_import(model, config)
-    _refuse_text(model, config, dataset)
+    _check_text(model, config, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)
     else:
@@ -69,12 +71,17 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     _check_labels(model, dataset)
     _check_evaluation(model, dataset)
-    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(1)))
+    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(2)))
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
+        if re.search("incompatible (with the layer|shape)", str(error)):
+            raise UserError(
+                f"model={config.model}: it cannot be called with x of {config.data}, {described(dataset.spec[0])} an "
+                f"example: {message_of(error)}"
+            ) from error
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its loss or metrics do not fit {config.data} ({dataset.shape}): "
+            f"model={config.model}: its {_misfit(error)} not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     if not _has_loss(model, rows):
@@ -86,6 +93,11 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         sum_first(model.optimizer)
     if config.micro_batches > 1:
         model.counted_losses = _has_counted_losses(model, rows)
+
+
+def _misfit(error: Exception) -> str:
+    """Returns which part of a model an error of Keras is about, with the verb."""
+    return "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
 
 
 def _has_counted_losses(model: keras.Model, rows: Any) -> bool:
@@ -111,15 +123,21 @@ def _has_loss(model: keras.Model, rows: Any) -> bool:
     return bool(scope.losses) or any(one.regularizer for one in model.trainable_weights)
 
 
-def _refuse_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Raises UserError if x holds text but no symbolic input of the model takes any."""
+def _check_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError if x holds text but no symbolic input of the model takes any; warns if GPUs have to wait."""
     inputs = symbolic_inputs(model)
-    holds_text = any(one.dtype == tf.string for one in tf.nest.flatten(dataset.spec[0]))
-    if holds_text and inputs and not any(one.dtype == "string" for one in inputs):
+    if not any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
+        return
+    if inputs and not any(tensor.dtype == "string" for tensor in inputs):
         raise UserError(
             f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
             "first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which may also be "
             "a layer of the model"
+        )
+    if tf.config.get_visible_devices("GPU"):
+        log.warning(
+            f"model={config.model}: it turns text into numbers, for which GPUs have no kernel (RaggedTensorToTensor): "
+            "they wait in each step; call its TextVectorization in the data function instead"
         )
 
 

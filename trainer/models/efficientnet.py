@@ -20,7 +20,6 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.model_settings import FROM_SCRATCH, Dropout
-from trainer.models.optimizers import FusedAdam
 
 
 def build(
@@ -51,7 +50,7 @@ def build(
     x = layers.Dropout(dropout, seed=config.seed, name="dropout")(x) if dropout else x
     model = keras.Model(images, head(config, dataset)(x), name=f"efficientnet_{variant.lower()}")
     later = (fine_tune_after_steps, fine_tune_learning_rate) if fine_tune_after_steps else None
-    return compile_classifier(model, config, dataset, FusedAdam, later)
+    return compile_classifier(model, config, dataset, keras.optimizers.Adam, later)
 
 
 class Gate(keras.layers.Layer):

@@ -12,15 +12,14 @@ from trainer.base.settings.train_config import TrainConfig, names_in
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8, to_uint8
 from trainer.invariance.averaging import update_average
-from trainer.invariance.batch_norm import in_one_pass
+from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build
 from trainer.invariance.layers import full_precision
-from trainer.invariance.normalization import GroupedRows
 from trainer.invariance.step import StepContext
 from trainer.models.conditional import classes_of, labelled, projected, with_class, with_labels
 from trainer.models.diff_augment import DiffAugment
 from trainer.models.image_layers import KERNEL, STRIDE, ImageConv2D, ImageConv2DTranspose, prefers_many_rows
-from trainer.models.optimizers import FusedAdam, learning_rate
+from trainer.models.optimizers import learning_rate
 
 # Returns a new one for each layer, so that no two layers start with equal weights.
 Initializer = Callable[[], keras.initializers.Initializer]
@@ -127,15 +126,13 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 
 
 class Generated(NamedTuple):
-    """Holds images of the generator, (rows, height, width, channels), and the tape that recorded how they were made.
+    """Holds what an update takes of the generator: images, (rows, height, width, channels), or noise to make them of.
 
-    With micro-batches there are no images: each pass of an update makes its images from the noise, (rows, latent_dim).
-    `labels`, (rows,): the classes of a conditional GAN's images; its noise holds them too. `reals`: real images as
-    the critic sees them, with which the generator's loss compares the generated images row by row.
+    noise: (rows, latent_dim), with the classes of a conditional GAN. `labels`, (rows,): these classes. `reals`: real
+    images as the critic sees them, with which the generator's loss compares the generated images row by row.
     """
 
     images: Any = None
-    tape: Any = None
     noise: Any = None
     labels: Any = None
     reals: Any = None
@@ -149,8 +146,6 @@ class GAN(keras.Model):
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
-    # One pass of the generator for all updates of a step, so fewer operations; what it computed is held until the last.
-    joined_passes = True
 
     def __init__(
         self,
@@ -182,7 +177,7 @@ class GAN(keras.Model):
 
         def adam(network: keras.Model, updates_per_step: int) -> Any:
             rate = learning_rate(config, dataset, batches_per_step, updates_per_step)
-            optimizer = FusedAdam(rate, beta_1=betas[0], beta_2=betas[1])
+            optimizer = keras.optimizers.Adam(rate, beta_1=betas[0], beta_2=betas[1])
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
@@ -226,34 +221,26 @@ class GAN(keras.Model):
         if labels is not None:
             labels_by_update = [*tf.unstack(labels), labels[-1]]
             noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
-        noise_by_update = tf.unstack(noise, axis=1)
-        if step.micro_batches > 1 or not self.joined_passes:
-            generated = [Generated(noise=drawn) for drawn in noise_by_update]
-        else:
-            generated = self.generate(*noise_by_update)
-        return [images._replace(labels=y) for images, y in zip(generated, labels_by_update, strict=True)]
+        generated = [Generated(noise=drawn) for drawn in tf.unstack(noise, axis=1)]
+        if len(generated) > 2 and step.micro_batches == 1:
+            generated[:-1] = map(Generated, self.fakes(*(update.noise for update in generated[:-1])))
+        return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
+
+    def fakes(self, *noise: Any) -> list[Any]:
+        """Returns the images of each noise, (rows, latent_dim), for the critic: the weights stay as they are meanwhile.
+
+        One pass for all, with fewer operations and all-reduces. A replica of a CPU alone makes a pass for each, whose
+        features stay in its caches.
+        """
+        if not prefers_many_rows() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            return [self.generator(drawn, training=True) for drawn in noise]
+        with separate_groups(len(noise)):
+            images: list[Any] = tf.split(self.generator(tf.concat(noise, 0), training=True), len(noise))
+        return images
 
     def images_from(self, generated: Generated) -> Any:
         """Returns the images, (rows, height, width, channels); makes them if there are none."""
         return self.generator(generated.noise, training=True) if generated.images is None else generated.images
-
-    def generate(self, *noise: Any) -> list[Generated]:
-        """Makes all images of a step in one pass: the weights of the generator change only at its end.
-
-        noise: (rows, latent_dim) of each update; only images of the last, the generator's own, have gradients.
-        """
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(self.generator_variables)
-            *fakes, last = self.one_pass(*noise)
-        return [*map(Generated, fakes), Generated(last, tape)]
-
-    def one_pass(self, *noise: Any) -> list[Any]:
-        """Returns the images of each noise, (rows, latent_dim), as of passes apart."""
-        if not prefers_many_rows():
-            return in_one_pass(self.generator, *map(GroupedRows, noise))
-        *others, last = noise
-        fakes, images = in_one_pass(self.generator, GroupedRows(tf.concat(others, 0), len(others)), GroupedRows(last))
-        return [*tf.split(fakes, len(others)), images]
 
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
@@ -272,25 +259,21 @@ class GAN(keras.Model):
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
-        if generated.images is None:
-            # Not before the critic's update, which ends with its first weights: both need memory for what they compute.
-            with tf.control_dependencies([self.critic_variables[0].read_value()]):
-                generated = generated._replace(noise=tf.identity(generated.noise))
+        # Not before the critic's update, which ends with its first weights: both need memory for what they compute.
+        with tf.control_dependencies([self.critic_variables[0].read_value()]):
+            generated = generated._replace(noise=tf.identity(generated.noise))
         loss, gradients = step.accumulate(gradients_of, generated)
         self.generator_optimizer.apply(gradients, self.generator.trainable_variables)
         return loss
 
     def generator_gradients(self, generated: "Generated", global_batch_size: int) -> Any:
         """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
-        tape = generated.tape
-        if tape is None:
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(self.generator_variables)
-                generated = generated._replace(images=self.images_from(generated))
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(self.generator_variables)
+            images = self.images_from(generated)
         numbers = self.diff_augment.draw()
-        others = generated.labels, numbers, generated.reals
-        loss, by_images = self.image_gradients(generated.images, global_batch_size, *others)
-        return loss, tape.gradient(generated.images, self.generator_variables, output_gradients=by_images)
+        loss, by_images = self.image_gradients(images, global_batch_size, generated.labels, numbers, generated.reals)
+        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(
         self, images: Any, global_batch_size: int, labels: Any = None, numbers: Any = None, reals: Any = None

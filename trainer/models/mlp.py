@@ -7,7 +7,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.models.classifier import compile_classifier, head
 from trainer.models.model_settings import Dropout, Units
-from trainer.models.optimizers import FusedAdam
 
 
 def build(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dropout = 0.0) -> keras.Model:
@@ -18,4 +17,4 @@ def build(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: 
         x = layers.Dense(width, activation="relu")(x)
         x = layers.Dropout(dropout, seed=config.seed, name=f"dropout_{depth}")(x) if dropout else x
     model = keras.Model(images, head(config, dataset)(x), name="mlp")
-    return compile_classifier(model, config, dataset, FusedAdam)
+    return compile_classifier(model, config, dataset, keras.optimizers.Adam)

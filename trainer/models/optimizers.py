@@ -1,4 +1,4 @@
-"""Provides Adam in one operation per variable, and learning rates that change over a run."""
+"""Provides learning rates that change over a run."""
 
 import math
 from typing import Any
@@ -9,7 +9,6 @@ import tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import adam_moments
 
 
 def learning_rate(
@@ -34,49 +33,6 @@ def learning_rate(
         updates_per_step,
         later,
     )
-
-
-@keras.saving.register_keras_serializable("trainer")
-class FusedAdam(keras.optimizers.Adam):
-    """Updates a variable in one operation where Keras's Adam uses ten (Kingma and Ba 2015, arxiv.org/abs/1412.6980).
-
-    The ten cost memory traffic on a CPU, and on a GPU time to launch, which dominates a GAN's step otherwise.
-    """
-
-    # What the variables of the update that is made share.
-    _shared: dict[Any, tuple[Any, ...]] | None = None
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Makes one update; see Keras."""
-        object.__setattr__(self, "_shared", {})  # Keras would track it for checkpoints
-        try:
-            super().apply(grads, trainable_variables)
-        finally:
-            object.__setattr__(self, "_shared", None)
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Updates a variable and its two moments; with `amsgrad`, as Keras does."""
-        moments = None if self.amsgrad else adam_moments(self, variable)
-        if moments is None:
-            super().update_step(gradient, variable, learning_rate)
-            return
-        beta1, beta2 = (tf.constant(beta, variable.dtype) for beta in (self.beta_1, self.beta_2))
-        power1, power2, rate = self._scalars(variable, learning_rate, beta1, beta2)
-        tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=moments[0].value.handle, v=moments[1].value.handle,
-            beta1_power=power1, beta2_power=power2, lr=rate,
-            beta1=beta1, beta2=beta2, epsilon=tf.constant(self.epsilon, variable.dtype),
-            grad=tf.cast(gradient, variable.dtype),
-        )  # fmt: skip
-
-    def _scalars(self, variable: Any, learning_rate: Any, beta1: Any, beta2: Any) -> tuple[Any, ...]:
-        """Returns the powers of the betas and the learning rate, computed once an update on each device."""
-        place = (tf.compat.v1.get_default_graph(), variable.device, variable.dtype)
-        shared = {} if self._shared is None else self._shared
-        if place not in shared:
-            updates = tf.cast(keras.ops.convert_to_tensor(self.iterations), variable.dtype) + 1
-            shared[place] = (beta1**updates, beta2**updates, tf.cast(learning_rate, variable.dtype))
-        return shared[place]
 
 
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):

@@ -1,7 +1,8 @@
 """Prepares the optimizers of a model with a train_step of its own that was written for `fit`, with stock optimizers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 import keras
@@ -10,7 +11,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import build_compiled
+from trainer.invariance.compat import build_compiled, losses_kept
 from trainer.invariance.gradients import sum_first, sums_first
 from trainer.invariance.reachable import reachable
 from trainer.invariance.step import ASKED, StepContext, in_step
@@ -41,7 +42,19 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
             if not optimizer.built:
                 optimizer.build(variables)
             sum_first(optimizer, mean=not asked)
+            optimizer.apply = _with_own_losses(model, optimizer.apply)
     model.means_of_rows = not asked
+
+
+def _with_own_losses(model: keras.Model, apply: Callable[..., None]) -> Callable[..., None]:
+    """Returns `apply` for a step that reads `model.losses` after it: these are still those of its replica."""
+
+    @wraps(apply)
+    def apply_alone(*arguments: Any, **named: Any) -> None:
+        with losses_kept(model):
+            apply(*arguments, **named)
+
+    return apply_alone
 
 
 def _optimizers(model: keras.Model) -> list[Any]:

@@ -13,7 +13,7 @@ from trainer.planning.peaks import Allocation, Trace
 
 _LEVEL = 2  # of the trace: the first that has allocations
 _STEPS = "planned steps"
-_WARM_UP, _COUNTED = 2, 4
+_WARM_UP, COUNTED = 2, 4
 _FREED = "MemoryDeallocation"
 _NAMES = ("MemoryAllocation", _FREED, _STEPS)
 _Timed = tuple[int, str, Mapping[str, Any]]
@@ -22,8 +22,7 @@ _Timed = tuple[int, str, Mapping[str, Any]]
 def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
     """Runs `build` and then some times the step that it returns; returns all that they allocate.
 
-    TensorFlow's CPU must use the allocator of GPUs (trainer.plan). Operations that do not wait for one another run in
-    another order in each step, so that peaks are those of several steps.
+    TensorFlow's CPU must use the allocator of GPUs (trainer.plan). The last COUNTED steps are marked.
     """
     options = tf.profiler.experimental.ProfilerOptions(_LEVEL, python_tracer_level=0, device_tracer_level=0)
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +32,7 @@ def traced(rows: int, build: Callable[[], Callable[[], object]]) -> Trace:
             for _ in range(_WARM_UP):
                 step()
             with tf.profiler.experimental.Trace(_STEPS):
-                for _ in range(_COUNTED):
+                for _ in range(COUNTED):
                     step()
         finally:
             tf.profiler.experimental.stop()

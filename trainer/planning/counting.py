@@ -23,8 +23,8 @@ _CONVOLUTIONS = {
 }
 _TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
 # No kernel is started for them.
-NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "NoOp", "Reshape", "Squeeze", "StopGradient",
-             "PlaceholderWithDefault"}  # fmt: skip
+NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
+             "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
 _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 

@@ -16,16 +16,15 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
-from trainer.planning.allocations import traced
+from trainer.planning.allocations import COUNTED, traced
 from trainer.planning.counting import NO_KERNEL, Operation, operations
 from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.peaks import PeakMemory, Trace, peak_bytes
+from trainer.planning.peaks import PeakMemory, Trace, peak_bytes, worst_order
 from trainer.run.build import set_precision_and_seed
 
 _FIRST_ROWS = 8
 _MOST_ROWS = 64
 _MOST_FLOPS = 2e11  # of a step that is run here: seconds on two cores
-_CARDS = (14, 36)  # GiB that two kinds of cards have for tensors
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
@@ -100,14 +99,14 @@ def _memory_bytes() -> int:
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
-    """Returns the lines of memory, from the two larger traces; the first one tells how far they are off."""
+    """Returns the lines of memory, from the two larger traces, and how far the order and the first one are off."""
     predicted = PeakMemory(small, large, state)
-    device, cpu = predicted.device_lines(), predicted.cpu_lines()
-    measured = peak_bytes(first, state, temporaries=False)
+    device = predicted.device_lines()
+    above = peak_bytes(first, state, temporaries=False) / peak_of(device, first.rows)
     return Memory(
-        device=device, device_16_bit=predicted.device_lines(half=True), cpu=cpu, state_bytes=state,
-        measured_rows=[first.rows, small.rows, large.rows], error=abs(peak_of(device, first.rows) / measured - 1),
-        fragments=max(predicted.fragments(gib * 2**30) for gib in _CARDS),
+        device=device, device_16_bit=predicted.device_lines(half=True), cpu=predicted.cpu_lines(), state_bytes=state,
+        measured_rows=[first.rows, small.rows, large.rows],
+        worst_order=max(above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))),
     )  # fmt: skip
 
 

@@ -69,20 +69,20 @@ class Difference:
         return ", ".join(wrong)
 
 
-def difference(variant: Trained, other: Trained) -> Difference:
+def difference(variant: Trained, reference: Trained) -> Difference:
     """Returns how far a variant is from another, not judged.
 
     Weights: the L2 norm of the difference of a group, relative to how far the steps moved it; of all groups the
     largest; a group that did not move, as that of frozen weights, must be equal. Losses: relative to the largest loss
-    of the other. Gradients: of their norms.
+    of the reference. Gradients: of their norms.
     """
     groups = [
-        _norm(variant.after[group], after) / max(_norm(after, other.before[group]), 1e-300)
-        for group, after in other.after.items()
+        _norm(variant.after[group], after) / max(_norm(after, reference.before[group]), 1e-300)
+        for group, after in reference.after.items()
     ]
-    scale = max(max(map(abs, other.losses.values()), default=1.0), 1e-300)
-    losses = [abs(variant.losses[name] - value) / scale for name, value in other.losses.items()]
-    gradient = abs(variant.gradient_norm - other.gradient_norm) / max(other.gradient_norm, 1e-300)
+    scale = max(max(map(abs, reference.losses.values()), default=1.0), 1e-300)
+    losses = [abs(variant.losses[name] - value) / scale for name, value in reference.losses.items()]
+    gradient = abs(variant.gradient_norm - reference.gradient_norm) / max(reference.gradient_norm, 1e-300)
     return Difference(_largest(groups), _largest(losses), gradient)
 
 
@@ -92,10 +92,10 @@ def largest(differences: Sequence[Difference]) -> Difference:
     return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
 
 
-def float32_difference(variant: Trained, other: Trained, control: Difference) -> Difference:
+def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
     """Returns the difference of two float32 variants, which may be three times the control."""
     return replace(
-        difference(variant, other),
+        difference(variant, base),
         most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
         most_loss=TIMES_CONTROL * max(control.loss, _LEAST_OTHERS),
         most_gradient=TIMES_CONTROL * max(control.gradient, _LEAST_OTHERS),

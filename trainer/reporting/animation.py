@@ -26,14 +26,6 @@ def frames_of(names: Iterable[str]) -> list[str]:
     return [known[round(place * (len(known) - 1) / max(shown - 1, 1))] for place in range(shown)]
 
 
-def is_due(grids: int) -> bool:
-    """Returns whether the picture is made anew with so many grids: of more than 16, not for each of them.
-
-    It is made at most eight times while their number doubles, so that its cost is that of few grids in a long run.
-    """
-    return grids % (1 << max(0, grids.bit_length() - 4)) == 0
-
-
 def animated(files: Sequence[Path]) -> bytes:
     """Returns the GIF of these pictures, in their order, without those of another size than the last.
 

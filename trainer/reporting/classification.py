@@ -5,7 +5,6 @@ bins of equal width by their confidence, the largest probability, of which bin m
 the error is the mean over rows of |accuracy - mean confidence| of their bin.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.run_files.records import Scalars, finite
-from trainer.base.storage import write_whole
+from trainer.base.run_files.records import Scalars, write_json
 
 CLASS_FORMULAS = 1  # counts the changes of what is computed from the same outputs
 BINS = 15
@@ -85,19 +83,8 @@ class Classification:
 
 def write_classes(file: Path, classes: Classification) -> dict[str, Any]:
     """Writes the numbers to `file`, a .json; returns what names and describes them."""
-    write_whole(file, as_json(classes))
+    write_json(file, classes.content())
     return {**classes.about, "file": file.name}
-
-
-def as_json(classes: Classification) -> str:
-    """Returns the numbers as JSON, one line for each class and for each row of the matrix, which is its true class."""
-    parts = []
-    for name, value in finite(classes.content()).items():
-        text = json.dumps(value)
-        if isinstance(value, list):
-            text = "[\n    " + ",\n    ".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n  ]"
-        parts.append(f"  {json.dumps(name)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def _shares(part: ConfusionCounts, whole: ConfusionCounts) -> ConfusionCounts:

@@ -204,7 +204,7 @@ def is_loss(name: str) -> bool:
     return "loss" in name or "penalty" in name
 
 
-def numbers(values: Mapping[str, Any]) -> Scalars:
+def numbers(values: Mapping[Any, Any]) -> Scalars:
     """Returns numbers read from JSON, null as NaN. Raises TypeError, ValueError or AttributeError for other values."""
     return {name: math.nan if value is None else float(value) for name, value in values.items()}
 

@@ -16,7 +16,7 @@ from trainer.base.settings.metric_names import check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole, writing
 from trainer.data.images import encode_png, sample_grid
-from trainer.reporting.animation import animated, frames_of, is_due
+from trainer.reporting.animation import animated, frames_of
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.console import Bar, status_line
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
@@ -187,7 +187,8 @@ class Reporter:
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
 
-        With classes, of which `generate` takes labels too, each row shows one.
+        With classes, of which `generate` takes labels too, each row shows one. At the end the grids, those of earlier
+        processes too, become an animated picture.
         """
         if not self._job_dir:
             return
@@ -199,16 +200,11 @@ class Reporter:
         self._job_dir.mirror.put(file)
         if self._tensorboard:
             self._tensorboard.image(progress.step, "samples", picture)
-        self._animate(self._job_dir, progress)
-
-    def _animate(self, job_dir: JobDir, progress: Progress) -> None:
-        """Writes the animated picture of the grids up to now, those of earlier processes too, if it is due."""
-        grids = [file.name for file in job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
-        if not (is_due(len(grids)) or progress.ends):
-            return
-        if content := animated([job_dir.samples / name for name in frames_of(grids)]):
-            write_whole(job_dir.samples / PROGRESS, content)
-            job_dir.mirror.put(job_dir.samples / PROGRESS)
+        if progress.ends:
+            grids = [file.name for file in self._job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
+            if content := animated([self._job_dir.samples / name for name in frames_of(grids)]):
+                write_whole(self._job_dir.samples / PROGRESS, content)
+                self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""

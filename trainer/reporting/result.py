@@ -10,7 +10,6 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.plan_file import predicted
 from trainer.base.run_files.records import Result, last_reported_step
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
@@ -115,7 +114,6 @@ class RunResult:
             "goodput": {name: round(value, 3) for name, value in seconds.items()},
             "between_jobs_seconds": round(self.goodput.unpaid_seconds, 3),
             "peak_memory_gib": round(peak_memory_gib(), 3),
-            **({"predicted": known} if (known := predicted()) else {}),
             "restarts": self.restarts,
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,

@@ -1,14 +1,11 @@
 """Reads the profile of some steps that TensorFlow wrote, and divides their time by what the devices did.
 
 The only module that knows the names in such a profile: those of threads, of operations and of a GPU's kernels. They
-are the same in TensorFlow 2.17 and 2.21, but that 2.17 records nothing of what XLA compiled for a CPU. On a CPU an
-operation is an event of a thread; on a GPU a kernel of a stream.
+are the same in TensorFlow 2.17 and 2.21. On a CPU an operation is an event of a thread; on a GPU a kernel of a stream.
 """
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ PROFILES = "plugins/profile/*/*.xplane.pb"  # where TensorBoard looks for them, 
 EVENT_OF_A_CALL = "train"  # that the loop records around each call
 
 _TINY_PS = 10_000_000  # an operation of a CPU below 10 µs costs about what it takes to call it
-_GAP_PS = 100_000_000  # 0.1 ms; between operations that follow each other there are microseconds
 _OPERATION = re.compile(r"[\w./-]+:(_?[A-Z]\w*)")  # while/body/_1/while/dense/MatMul:MatMul
 # They only call others, which have events of their own.
 _CALLERS = re.compile(r"(Stateful|Stateless)?(PartitionedCall|While|If|Case)|(while|call|conditional)[.\d]*")
@@ -35,17 +31,15 @@ _MATRIX = re.compile(
 def shares_of(profile: Path, *, compiled: bool = False) -> dict[str, float]:
     """Returns the share of each kind of `trainer.base.run_files.breakdown`, the mean over the GPUs.
 
-    compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has no steps, or nothing of
-    what XLA compiled, and `trainer.invariance.compat.Missing` if this TensorFlow cannot read its profiles.
+    compiled: XLA compiled the steps or their gradients. Raises ValueError if the profile has no steps, or if they were
+    compiled for CPUs, and `trainer.invariance.compat.Missing` if this TensorFlow cannot read its profiles.
     """
     space = parse_profile(profile.read_bytes())
-    planes = [plane for plane in space.planes if plane.name.startswith("/host:CPU")]
-    xla = [span for plane in planes for span in _of_xla(plane)]
-    host = [*xla, *(span for plane in planes for span in _of_host(plane))]
+    host = [span for plane in space.planes if plane.name.startswith("/host:CPU") for span in _of_host(plane)]
     around = [span for span in host if span[2] in (CALL, INPUT)]
     gpus = [list(_of_gpu(plane)) for plane in space.planes if plane.name.startswith("/device:GPU")]
-    if compiled and not any(gpus) and not xla:
-        raise ValueError("this TensorFlow records nothing of what XLA compiles for CPUs: use --jit_compile=false")
+    if compiled and not any(gpus):
+        raise ValueError("TensorFlow names too little of what XLA computes on CPUs: use --jit_compile=false")
     divided = [divide([*around, *kernels]) for kernels in gpus if kernels] or [divide(host)]
     if not divided[0]:
         raise ValueError("it has no steps")
@@ -64,30 +58,6 @@ def _of_host(plane: Any) -> Iterator[Span]:
                 kind = _kind(operation[1])
                 if kind == ALL_REDUCE or end - start >= _TINY_PS:
                     yield start, end, kind
-
-
-def _of_xla(plane: Any) -> Iterator[Span]:
-    """Yields the operations that XLA compiled for a CPU.
-
-    Other threads compute its products and convolutions, without an event: that is what it does while the host waits for
-    it and no operation is seen for _GAP_PS.
-    """
-    spans: list[Span] = []
-    waits: list[tuple[int, int]] = []
-    for line in plane.lines:
-        for name, texts, start, end in _events(plane, line):
-            if name == "BlockUntilReady":
-                waits.append((start, end))
-            elif (operation := texts.get("hlo_op", "")) and not _CALLERS.fullmatch(operation):
-                spans.append((start, end, _kind(operation)))
-    yield from (span for span in spans if span[1] - span[0] >= _TINY_PS)
-    spans.sort()
-    for at, until in waits:
-        first, after = (bisect_left(spans, time, key=itemgetter(0)) for time in (at, until))
-        for start, end, _ in [*spans[first:after], (until, until, "")]:
-            if start - at >= _GAP_PS:
-                yield at, start, MATRIX
-            at = max(at, end)
 
 
 def _of_gpu(plane: Any) -> Iterator[Span]:

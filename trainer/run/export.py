@@ -1,11 +1,12 @@
 """Exports the template model: a plain Keras model without strategy and without this package, in three formats."""
 
-import contextlib
 import io
 import logging
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +15,70 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import warn_once
+from trainer.base.run_files.serving_file import write_servable
 from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import refresh_normalization
 from trainer.reporting.tensorflow_errors import tensorflow_writing
-from trainer.user_code.interface import ModelInterface, symbolic_inputs
+from trainer.run.compiled_template import compiled_as
+from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
 
 
-def export(model: keras.Model, folder: Path, input_spec: Any) -> None:
+def export(model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer: bool = False, **about: Any) -> None:
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
+
+    Last comes serving.json, for which `about` has what the data say: `image` and `class_names`.
 
     There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary. Where a class lacks the
     get_config that it needs, there is model.weights.h5 in place of model.keras.
     `input_spec`: the tf.TensorSpec of the input, or a nest of them, for a subclassed model, which has no symbolic one.
+    save_optimizer: whether model.keras holds the state of the optimizer, too.
     """
     interface = ModelInterface.of(model)
     templates = interface.templates()
     with whole_folder(folder) as beside:
-        for name, trained in templates.items():
-            _save(plain_copy(trained), beside / f"{name}.keras")
-        template = plain_copy(templates["model"])
+        copies = {name: plain_copy(trained) for name, trained in templates.items()}
+        template = copies["model"]
+        is_model = templates["model"] is model  # no part of it, such as a generator
+        with compiled_as(template, model, save_optimizer=save_optimizer) if is_model else nullcontext():
+            for name, network in copies.items():
+                _save(network, beside / f"{name}.keras")
         if why := _not_in_h5(template, beside / "model.keras"):
             warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
         else:
             _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
+        _describe(beside, template, interface, named_leaves(model_inputs(template, input_spec)), **about)
+
+
+def _describe(
+    folder: Path, template: keras.Model, interface: ModelInterface, inputs: list[tuple[str, Any]],
+    image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Writes serving.json. A generator is one whose inputs are noise and, if it has classes, a label."""
+    generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
+    write_servable(
+        folder,
+        inputs=_specs(inputs),
+        outputs=_specs(_outputs(template)),
+        image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
+        class_names=class_names,
+        latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
+        classes=interface.generated_classes if generates else 0,
+    )
+
+
+def _specs(named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
+
+
+def _outputs(template: keras.Model) -> list[tuple[str, Any]]:
+    """Returns names and symbolic outputs, as far as they are known before a call."""
+    outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
+    return (
+        [("predictions", outputs[0])] if len(outputs) == 1 else list(zip(output_names(template), outputs, strict=False))
+    )
 
 
 def _save(network: keras.Model, path: Path) -> None:
@@ -91,10 +130,15 @@ def _load_weights_alone(network: keras.Model, path: Path) -> bool:
     return True
 
 
-def load_template(path: Path, origin: str) -> keras.Model:
-    """Returns the model in a file that `export` wrote. Raises UserError, calling it `origin`, for another file."""
+def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
+    """Returns the model in a file that `export` wrote. Raises UserError, calling it `origin`, for another file.
+
+    compiled: whether the model gets the loss, metrics and optimizer in the file, if that has them.
+    """
     try:
-        return keras.models.load_model(path, compile=False, safe_mode=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what the file lacks: the export told it
+            return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:  # Keras raises many types for a file that is not a model
         raise UserError(f"{origin}: cannot be loaded as a model.keras: {reason(error)}") from error
 
@@ -176,13 +220,14 @@ def _not_in_h5(template: keras.Model, saved: Path) -> str:
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:
+    """Saves the model uncompiled: Keras cannot load what it saves of a compiled one in this format."""
     # HDF5 crashes on a full disk: first write as many bytes as the weights and the metadata need.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
     absl = logging.getLogger("absl")  # Keras warns at each save that the format is legacy
     level = absl.level
     absl.setLevel(logging.ERROR)
     try:
-        template.save(path)
+        template.save(path, include_optimizer=False)
     finally:
         absl.setLevel(level)
 
@@ -190,8 +235,8 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
     """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
     serve, classes = interface.serve, interface.generated_classes
-    inputs = _structure(template) if symbolic_inputs(template) else input_spec
-    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in _named(inputs)]
+    inputs = model_inputs(template, input_spec)
+    signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
     archive.add_endpoint(
@@ -201,16 +246,18 @@ def _save_for_serving(template: keras.Model, interface: ModelInterface, input_sp
         count = tf.function(lambda: tf.constant(classes), autograph=False)
         count.get_concrete_function()
         archive.add_endpoint("classes", count)
-    with tensorflow_writing(folder), contextlib.redirect_stdout(io.StringIO()):  # write_out prints a summary
+    with tensorflow_writing(folder), redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
 
 
-def _structure(template: keras.Model) -> Any:
-    """Returns the symbolic inputs in the structure that `call` takes."""
+def model_inputs(template: keras.Model, input_spec: Any = None) -> Any:
+    """Returns the symbolic inputs in the structure that `call` takes; `input_spec` of a subclassed model."""
+    if not symbolic_inputs(template):
+        return input_spec
     return template.inputs[0] if isinstance(template, keras.Sequential) else template.input
 
 
-def _named(inputs: Any) -> list[tuple[str, Any]]:
+def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
     """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
     flat = keras.tree.flatten_with_path(inputs)
     return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]

@@ -226,7 +226,11 @@ def _train_and_export(run: TrainingRun) -> Control:
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
                 use_averages(optimizer, setup.model.trainable_variables)
-            export(setup.model, job_dir.model, setup.dataset.input_spec)
+            data = setup.dataset
+            image = data.image_shape if data.holds_images else ()
+            about: dict[str, Any] = {"image": image, "class_names": data.class_names}
+            keep = run.job.config.save_optimizer
+            export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):

@@ -48,14 +48,14 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 drawn = noise_and_labels(seed, 1, range(_IMAGES), *kind)
             parts["sample"] = lambda: as_uint8(sampler.sample(*drawn))
         parts["export"] = lambda: _export(setup, folder / "exported")
-        for what, attempt in parts.items():
+        for part, attempt in parts.items():
             try:
                 attempt()
             except UserError:
                 raise
             except Exception as error:
                 raise as_user_mistake(error) or UserError(
-                    f"model={setup.config.model}: its {what} fails, tried before training: {message_of(error)}"
+                    f"model={setup.config.model}: its {part} fails, tried before training: {message_of(error)}"
                 ) from error
 
 
@@ -83,7 +83,7 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
         if not (folder / "model.keras").exists():
             return
         try:
-            template = load_template(folder / "model.keras", "model.keras")
+            template = load_template(folder / "model.keras", "model.keras", compiled=True)
         except UserError as error:
             log.warning(
                 f"{error}: register its classes (https://keras.io/guides/serialization_and_saving/#custom-objects), or "

@@ -12,6 +12,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
 from trainer.run.build import build_setup
 from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import as_user_mistake
 
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
@@ -58,8 +59,8 @@ def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
     # up to 1e-8 of an update: compare it with a hundred of them.
     moved = 100 * COMPARED_STEPS * _learning_rate(alone, config)
     differences = [
-        float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), moved * np.sqrt(one.size), 1e-30))
-        for one, other in zip(alone.get_weights(), together.get_weights(), strict=True)
+        float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
+        for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
     uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
@@ -76,7 +77,7 @@ def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
 
 def _learning_rate(model: Any, config: TrainConfig) -> float:
     optimizer = ModelInterface.of(model).optimizer
-    return float(optimizer.learning_rate) if optimizer else config.learning_rate
+    return float(getattr(optimizer, "learning_rate", config.learning_rate))  # a MultiOptimizer has none
 
 
 def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
@@ -87,7 +88,10 @@ def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
     setup = build_setup(config, make_replicas(config))
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)
-        return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
+        try:
+            return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
+        except Exception as error:
+            raise as_user_mistake(error) or error from error
 
 
 def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:

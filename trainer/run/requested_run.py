@@ -11,6 +11,7 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, RUN_INFO, step_name
+from trainer.base.run_files.serving_file import SERVING
 from trainer.base.settings.fields import REMOVED, coerce, coerce_all, setting
 from trainer.base.settings.flags import VERBOSE, Field, Parser, add_setting_flags, refuse_unknown
 from trainer.base.settings.own_settings import taken_by
@@ -80,8 +81,8 @@ class RequestedRun:
         Those of its callbacks, of other data and of earlier versions are left out; nothing else may be unknown.
         """
         stored = _without_callbacks(mapping(self.info, "config"))
-        own = Overrides({**stored, **flags}).own
-        settings, stored = own.settings, own.without_others(stored)
+        functions = Overrides({**stored, **flags}).own
+        settings, stored = functions.settings, functions.without_others(stored)
         known = {field.name for field in dataclasses.fields(settings)}
         dropped = stored if flags or mapping(self.info, "config").get("callbacks") else REMOVED
         stored = {name: value for name, value in stored.items() if name in known or name not in dropped}
@@ -164,7 +165,7 @@ def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
     steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
 
     def wanted(below: str) -> bool:
-        template = below.startswith(f"{MODEL}/") and below.endswith(".keras")
+        template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
         return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
     return Staged(address, "run", cache_dir).fetch(wanted)

@@ -4,15 +4,15 @@ import math
 import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat
 
 import keras
 
 from trainer.base.errors import UserError
 from trainer.base.settings.metric_names import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
-from trainer.reporting.progress import Progress
+from trainer.reporting.progress import Progress, numbers
 from trainer.reporting.reporter import Reporter
 from trainer.training.callbacks import restore_callbacks, rises, state_of_callbacks
 from trainer.training.checkpoint import has_pending_hooks
@@ -70,11 +70,19 @@ class RunState:
     rates: LearningRates
     restored: Mapping[str, Any]  # the content of the checkpoint that the run resumes from; {} for a new run
     origin: str = ""  # the address of that checkpoint
+    history: keras.callbacks.History = field(default_factory=keras.callbacks.History)
 
     @property
     def pending(self) -> bool:
         """Returns whether the hooks of the restored step must still run, because a signal came first."""
         return has_pending_hooks(self.restored)
+
+    def values_of_epochs(self) -> dict[str, list[float]]:
+        """Returns what `fit` returns as History.history: by name, the value of each epoch so far."""
+        history = self.history.history.items()
+        return {
+            name: [float(value) for value in values if isinstance(value, SupportsFloat)] for name, values in history
+        }
 
     def content(self, *, pending: bool = False) -> dict[str, Any]:
         """Returns what a checkpoint stores; `pending`: the hooks of this step have not run."""
@@ -82,6 +90,7 @@ class RunState:
             **self.progress.state(),
             "reporter": self.reporter.state(),
             "callbacks": state_of_callbacks(self.callbacks),
+            "history": self.values_of_epochs(),
             "learning_rates": self.rates.state(),
             "best": self.best.state(),
             "pending": pending,
@@ -100,6 +109,8 @@ class RunState:
         if self.restored:
             with self._readable():
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
+                history = self.restored.get("history", {}).items()
+                self.history.history = {name: [*numbers(dict(enumerate(values))).values()] for name, values in history}
                 self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
 
     @contextmanager

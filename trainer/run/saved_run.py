@@ -1,7 +1,7 @@
 """Uses what a run trained: evaluates its model, or predicts by it, on any number of replicas of this machine.
 
-The weights are those of the template model or of a checkpoint. No saved file has a loss and metrics: to evaluate, and
-for a checkpoint, the run's function builds the model again.
+The exported model serves if Keras can load it, and has the loss and metrics to evaluate by. Else, and for a checkpoint,
+the run's function builds the model again.
 """
 
 import dataclasses
@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.records import items, mapping
 from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, step_name
+from trainer.base.run_files.serving_file import SERVING, read_servable
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
+from trainer.invariance.compat import build_compiled
 from trainer.invariance.layers import refresh_normalization
 from trainer.measures import prediction
 from trainer.measures.evaluation import Evaluation, why_not_evaluated
@@ -31,16 +32,13 @@ from trainer.reporting.classification import Classification
 from trainer.run.build import set_precision_and_seed
 from trainer.run.export import load_template, load_template_weights
 from trainer.run.requested_run import BEST, NEWEST, RequestedRun
+from trainer.run.served_model import call_of, independent_batch
 from trainer.training.checkpoint import Damaged, load_weights, read_checkpoint, whole_checkpoints
 from trainer.user_code.dotted_names import load_function
-from trainer.user_code.interface import ModelInterface
+from trainer.user_code.interface import ModelInterface, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
 write_npz = prediction.write_npz
-
-_COMPARED_ROWS = 8
-# Relative L2 norm of the outputs of one network, built twice.
-_ROUNDING = {"float64": 1e-6, "float32": 1e-3, "mixed_bfloat16": 0.1, "mixed_float16": 0.1}
 
 
 def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
@@ -54,10 +52,15 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
     dataset = _as_the_run_saw_it(run, dataset)
-    model = _rebuilt_for_other_data(run, dataset, weights, replicas)
+    model = _saved_network(run, weights, replicas, compiled=True)
+    if model is None or not model.compiled:
+        model = _rebuilt(run, run.model_config, dataset, weights, replicas)
+    else:
+        with _fitting(run, dataset), replicas.strategy.scope():
+            build_compiled(model, dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    _announce(run, "evaluates", weights, replicas)
+    _announce(run, "evaluates", weights, replicas, config.evaluation_batch)
     names = dataset.class_names
     evaluation = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
     with _fitting(run, dataset):
@@ -70,23 +73,32 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     config, weights = run.config, weights_of(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
-    network = None
-    if not run.options.checkpoint:
-        with suppress(UserError), replicas.strategy.scope():  # it may hold a class that is not registered
-            network = _saved_network(run, weights)
+    network = _saved_network(run, weights, replicas)
     if network is None:
         trained_on = load_dataset(run.trained, trains=False)
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
-    _announce(run, "predicts by", weights, replicas)
+    batch = _fixed_batch(run, network, weights) or config.evaluation_batch
+    _announce(run, "predicts by", weights, replicas, batch)
     with _fitting(run, dataset):
-        arrays = prediction.predict(network, replicas, examples, config.evaluation_batch, dataset.as_fit)
+        arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
     return arrays, examples.count
 
 
-def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas) -> None:
-    log.info(f"{verb} {weights}, {run.config.evaluation_batch} rows at a time, on {', '.join(replicas.devices)}")
+def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
+    """Returns the rows of a call that a server of this model makes; 0 if the command or a checkpoint has its own."""
+    if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
+        return 0
+    about = read_servable(weights.parent, run.name, whole=False)
+    if not symbolic_inputs(network):
+        return about.fixed_batch
+    call, specs = call_of(network, about)
+    return independent_batch(call, specs, about, about.fixed_batch)
+
+
+def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas, batch: int) -> None:
+    log.info(f"{verb} {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
 
 
 def weights_of(run: RequestedRun) -> Path:
@@ -154,26 +166,12 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
 
 
-def _rebuilt_for_other_data(run: RequestedRun, dataset: Dataset, weights: Path, replicas: Replicas) -> keras.Model:
-    """Returns the model as `_rebuilt`, by the run's own values of settings that the functions of model and data share.
-
-    If it cannot be built by them, as when a file that they name is on another machine, the values given are tried.
-    """
-    try:
-        return _rebuilt(run, run.model_config, dataset, weights, replicas)
-    except (UserError, OSError):
-        if run.model_config != run.config:
-            with suppress(UserError, OSError):
-                return _rebuilt(run, run.config, dataset, weights, replicas)
-        raise
-
-
 def _rebuilt(
     run: RequestedRun, config: TrainConfig, dataset: Dataset, weights: Path, replicas: Replicas
 ) -> keras.Model:
     """Returns the model that the run's function builds, with these weights.
 
-    Raises UserError if they are damaged or do not fit, or if it is another network than the run has saved.
+    Raises UserError if they are damaged or do not fit.
     """
     with replicas.strategy.scope():
         model = build_model(config, dataset)
@@ -182,51 +180,22 @@ def _rebuilt(
         else:
             load_template_weights(model, weights, str(weights))
     refresh_normalization(model)
-    _refuse_another_network(run, model, dataset)
     return model
 
 
-def _saved_network(run: RequestedRun, path: Path) -> keras.Model:
-    """Returns the network in a file that the run exported. Raises UserError if it cannot be loaded."""
+def _saved_network(run: RequestedRun, path: Path, replicas: Replicas, *, compiled: bool = False) -> keras.Model | None:
+    """Returns the exported network; `compiled`: with loss and metrics, if it was exported so.
+
+    None for a checkpoint, and for a file with a class that is not registered.
+    """
+    if run.options.checkpoint:
+        return None
     if run.config.model not in MODELS:
         with suppress(UserError):  # its import registers classes of the user's; a network of Keras's layers needs none
             load_function(run.config.model, "model")
-    return load_template(path, str(path))
-
-
-def _refuse_another_network(run: RequestedRun, model: keras.Model, dataset: Dataset) -> None:
-    """Raises UserError if the network that the run has saved gives other outputs with the same weights.
-
-    Then the function has changed since, or makes another network of these data. A network that cannot be compared
-    passes: it is not saved yet, needs a class that is not found, or draws at random.
-    """
-    path = run.folder / MODEL / "model.keras"
-    if path.is_file() and _differs(run, path, model, dataset):
-        raise UserError(
-            f"{run.name}: {run.config.model} builds another network than the one in {path}: its code, or what it takes "
-            "from the data, is not that of the run: restore it; python -m trainer.predict needs the file alone"
-        )
-
-
-def _differs(run: RequestedRun, path: Path, model: keras.Model, dataset: Dataset) -> bool:
-    x = dataset.first_inputs(_COMPARED_ROWS)
-    network = ModelInterface.of(model).templates()["model"]
-    try:
-        saved = _saved_network(run, path)
-        saved.set_weights(network.get_weights())
-        refresh_normalization(saved)
-        expected, again, rebuilt = (_flat(model(x, training=False)) for model in (saved, saved, network))
-    except (UserError, ValueError, TypeError):
-        return False
-    if not np.array_equal(expected, again, equal_nan=True):
-        return False
-    most = _ROUNDING[run.config.precision] * max(float(np.linalg.norm(expected)), 1e-6)
-    return rebuilt.shape != expected.shape or bool(np.linalg.norm(rebuilt - expected) > most)
-
-
-def _flat(outputs: Any) -> Any:
-    """Returns the numbers of a nest of tensors in one array, in float64."""
-    return np.concatenate([np.asarray(tf.cast(output, tf.float64)).ravel() for output in tf.nest.flatten(outputs)])
+    with suppress(UserError), replicas.strategy.scope():
+        return load_template(path, str(path), compiled=compiled)
+    return None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.records import mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
-from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.meeting import Peers, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
@@ -45,8 +45,6 @@ class Job:
     def open(cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> "Job":
         """Reads the cluster and the result of earlier processes; `job_dir`: if it is open already."""
         cluster = read_cluster()
-        if cluster.note:
-            log.warning(cluster.note)
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
         tracking = Tracking(config.track if cluster.is_chief else "", job_dir.root, job_dir.mirror.where(job_dir.root))
@@ -108,7 +106,7 @@ class Job:
             return
         before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
         if config.data in DATA_SOURCES:
-            before = {key: value for key, value in before.items() if not key.endswith(" rows")}
+            before = {key: value for key, value in before.items() if not key.endswith(" digest")}
         changes = differing(before, now)
         if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
             return

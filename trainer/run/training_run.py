@@ -1,6 +1,7 @@
 """Trains one run from its restored state to its last step, and saves its state."""
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,8 @@ import keras
 from trainer.base.log import log
 from trainer.base.run_files.breakdown import tried_by
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
+from trainer.base.run_files.records import Result
 from trainer.base.settings.metric_names import check_known
-from trainer.data.sources import beside_data
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Fid, make_fid
 from trainer.measures.profiling import StepProfile
@@ -53,7 +54,8 @@ class TrainingRun:
     def write_result(self, state: str, error: str | None = None) -> None:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
-        self.job.result.write(state, self.state.reporter.summary(), error)
+        measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
+        self.job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it."""
@@ -62,7 +64,7 @@ class TrainingRun:
         evaluate = evaluation(model, control.watched(), self.setup.dataset, self.job.config.evaluation_batch)
         if has_own_parts(self.job.config) and self.job.is_chief and not state.restored:
             rehearse(self.setup, evaluate)
-        callbacks = bind(state.callbacks, model, progress, evaluate.names if evaluate else ())
+        callbacks = bind([*state.callbacks, state.history], model, progress, evaluate.names if evaluate else ())
         model.stop_training = False
         callbacks.on_train_begin()
         state.resume_callbacks()
@@ -167,8 +169,7 @@ class TrainingRun:
         config, data = self.job.config, self.setup.dataset
         if not config.fid_every_steps:
             return None
-        folder = beside_data(config.data, self.job.job_dir.root)
-        return make_fid(config, self.setup.model, data.images("train"), control.watched(), folder)
+        return make_fid(config, self.setup.model, data.images("train"), control.watched())
 
     def _reports(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, fid: Fid | None, control: Control
@@ -180,7 +181,7 @@ class TrainingRun:
 
         def end_epoch(progress: Progress) -> None:
             means = reporter.epoch_end(progress)
-            callbacks.on_epoch_end(int(progress.epoch) - 1, means)
+            callbacks.on_epoch_end(math.ceil(progress.epoch) - 1, means)
             control.agree_to_stop(model)
             if not (progress.ends or model.stop_training):
                 callbacks.on_epoch_begin(int(progress.epoch))
@@ -189,7 +190,8 @@ class TrainingRun:
         if evaluate:
             hooks.append(Hook(epoch, self._measuring(evaluate, reporter.evaluated)))
         # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
-        hooks.append(Hook(epoch, end_epoch, at_end=False))
+        # A callback that stops the run within an epoch ends that epoch, as in `fit`.
+        hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
         hooks.append(Hook(config.report_every_steps, reporter.report))
         if evaluate and evaluate.counts_classes:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))

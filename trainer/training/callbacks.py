@@ -3,6 +3,7 @@
 Where a callback acts on single batches, each step is a call to the device of its own.
 """
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -146,6 +147,16 @@ def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_lo
     return 1
 
 
+def _require_tensorboard() -> None:
+    try:
+        importlib.import_module("tensorboard")
+    except ImportError as error:
+        raise UserError(
+            "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the job "
+            "directory has TensorBoard's files without it"
+        ) from error
+
+
 _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
@@ -160,6 +171,8 @@ def bind(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            _require_tensorboard()
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
             if callback.monitor.startswith("val_"):

@@ -23,11 +23,11 @@ from trainer.base.log import log
 from trainer.base.run_files.records import number, read_json, write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import cache_home
-from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.agreement import arithmetic, processor
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers
 from trainer.invariance.step import NotCompilable
-from trainer.reporting.run_info import versions
+from trainer.reporting.run_info import gpu_names, versions
 from trainer.training.preemption import Interrupted
 from trainer.training.state import put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
@@ -174,11 +174,13 @@ def _compile(trial: TimedSteps) -> tuple[float, str]:
 
 def _not_tried(config: TrainConfig, trial: TimedSteps, steps_left: int) -> str:
     """Returns why a run with jit_compile=auto does not measure, "" if it may be worth it."""
-    if trial.replicas.devices[0].startswith("GPU"):
-        return "not measured on GPUs yet: --jit_compile tries it"
+    on_gpus = trial.replicas.devices[0].startswith("GPU")
+    if on_gpus and trial.replicas.count > 1:
+        return "on several GPUs nobody has run XLA's sums, and one that hangs cannot be ended: --jit_compile tries it"
     if config.deterministic:
         return "deterministic=true"
-    if layers := [layer.name for layer in all_layers(trial.model) if _is_grouped(layer)]:
+    layers = [layer.name for layer in all_layers(trial.model) if _is_grouped(layer)]
+    if layers and not on_gpus:
         return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {layers[0]}"
     return f"{steps_left} steps are too few to try" if steps_left < FEWEST_STEPS else ""
 
@@ -221,8 +223,9 @@ def _faster(trial: TimedSteps, count: int) -> Choice:
 
 
 def _key(digest: str, replicas: Replicas) -> str:
-    """Returns the name of a choice: of the same operations and shapes, versions, processor, cores and threads."""
+    """Returns the name of a choice: of the same operations and shapes, versions, processor, cores, threads and GPUs."""
     threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    content = [digest, versions(), arithmetic(), cores, threads, list(replicas.devices)]
+    machine = [arithmetic(), processor(), cores, threads, list(replicas.devices), gpu_names()]
+    content = [digest, versions(), *machine]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, shortened
-from trainer.base.run_files.plan_file import predicted
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 
@@ -21,16 +20,12 @@ def is_out_of_memory(error: Exception) -> bool:
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to change."""
     rows, passes = replicas.rows, replicas.micro_batches
-    plan = predicted()
-    # What the plan says, if that is not in use; else the least number of passes that halves the rows of each at least.
-    halved = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
-    planned = int(plan.get("micro_batches", 0))
-    finer = planned if planned > passes else halved
+    # The least number of passes that halves the rows of each at least.
+    finer = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
     first = f"use --micro_batches={finer}, " if finer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
-    fits = int(plan.get("largest_batch", 0))
-    more += f"; by the plan of this job {fits:,} fit" if fits else "; `python -m deploy plan` says what fits"
+    more += "; `python -m deploy plan` says what fits"
     return UserError(
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {first}lower global_batch_size "
         f"or image_size{more}"

@@ -33,8 +33,8 @@ def load_function(
     try:
         module = importlib.import_module(module_name)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
-        found = where_raised(error)
-        place = f"{found[0]}: " if found else ""
+        line = where_raised(error)
+        place = f"{line[0]}: " if line else ""
         raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)})") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -47,9 +47,9 @@ def load_function(
         return _checked(function, takes, {}, f"{setting}={path}")
     _check_agreement(function, parameters, f"{setting}={path}")
     # A config that was not made of a command line has none of these settings.
-    values = {one.name: getattr(config, one.name, one.default) for one in parameters}
-    given = {name: value for name, value in values.items() if value is not REQUIRED}
-    return partial(_checked(function, takes, given, f"{setting}={path}"), **given)
+    values = {parameter.name: getattr(config, parameter.name, parameter.default) for parameter in parameters}
+    keywords = {name: value for name, value in values.items() if value is not REQUIRED}
+    return partial(_checked(function, takes, keywords, f"{setting}={path}"), **keywords)
 
 
 def _checked(
@@ -74,7 +74,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _check_agreement(function: Callable[..., Any], read: Sequence[Parameter], origin: str) -> None:
+def _check_agreement(function: Callable[..., Any], parameters: Sequence[Parameter], origin: str) -> None:
     """Raises UserError if the imported function has other keyword-only parameters or defaults than its source shows.
 
     A decorator may hide them behind `**kwargs`.
@@ -82,13 +82,14 @@ def _check_agreement(function: Callable[..., Any], read: Sequence[Parameter], or
     signature = _signature(function)
     if signature is None:
         return
-    taken, none = signature.parameters.values(), inspect.Parameter.empty
-    shown = {one.name: none if one.default is REQUIRED else one.default for one in read}
-    found = {one.name: one.default for one in taken if one.kind is one.KEYWORD_ONLY and one.name[0] != "_"}
-    if any(one.kind is one.VAR_KEYWORD for one in taken):
-        found = shown | found
-    if found != shown:
-        names = [name for name in {**shown, **found} if found.get(name, found) != shown.get(name, shown)]
+    empty, kinds = inspect.Parameter.empty, [parameter.kind for parameter in signature.parameters.values()]
+    expected = {part.name: empty if part.default is REQUIRED else part.default for part in parameters}
+    keywords = [part for part in signature.parameters.values() if part.kind is part.KEYWORD_ONLY]
+    actual = {part.name: part.default for part in keywords if part.name[0] != "_"}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        actual = expected | actual
+    if actual != expected:
+        names = [name for name in {**expected, **actual} if actual.get(name, actual) != expected.get(name, expected)]
         raise UserError(
             f"{origin}: once imported it takes {signature}, but its source shows other keyword-only parameters "
             f"({', '.join(names)}): define it once, by a `def` without a decorator that changes them"

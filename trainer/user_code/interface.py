@@ -92,6 +92,7 @@ class ModelInterface:
     generated_classes: int  # of which it generates images when it is given a label; 0
     optimizer: Any  # of a compiled model; None
     loss: Any  # of a compiled model; None
+    plain_compile: Callable[[], Mapping[str, Any]] | None  # arguments of compile() for the exported model; as trained
     compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
 
     @classmethod
@@ -112,6 +113,7 @@ class ModelInterface:
             generated_classes=getattr(model, "generated_classes", 0),
             optimizer=getattr(model, "optimizer", None),
             loss=getattr(model, "loss", None),
+            plain_compile=getattr(model, "plain_compile", None),
             compiles_gradients=getattr(model, "compiles_gradients", False),
         )
 
@@ -126,10 +128,10 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
     Keras's own container of compiled metrics gives such a dict.
     """
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for name, value in logs.items():
-        found |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
-    return found
+        scalars |= scalars_of(value) if isinstance(value, Mapping) else {name: value}
+    return scalars
 
 
 def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
@@ -140,7 +142,9 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for metric in model.metrics:
-        names[any(id(one) in updated for one in metric.variables)] |= scalars_of({metric.name: metric.result()}).keys()
+        names[any(id(variable) in updated for variable in metric.variables)] |= scalars_of(
+            {metric.name: metric.result()}
+        ).keys()
     idle = names[False] - names[True]
     results = {name: value for name, value in model.get_metrics_result().items() if name not in idle}
     # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.

@@ -36,6 +36,13 @@ _OF_THE_PLATFORM = (
     "ResourceExhaustedError", "UnavailableError", "UnknownError",
 )  # fmt: skip
 
+_NO_FLOAT64 = re.compile(
+    r"was expected to be a float tensor but is a double|type float32 that does not match type float64"
+    r"|type float64 that does not match (expected )?type (of )?float32"
+)
+_EAGER = "numpy() is only available when eager execution is enabled"
+_OWN_LOOP = "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)"
+
 _Frame = tuple[str, int, str]  # file, line, function
 
 
@@ -56,11 +63,19 @@ def register_user_module(name: str) -> None:
 
 def as_user_mistake(error: BaseException) -> UserError | None:
     """Returns the exception in one line with the user's file and line; None if the user's code did not raise it."""
-    found = None if isinstance(error, (UserError, PlatformFault)) else where_raised(error)
-    if found is None:
+    if isinstance(error, (UserError, PlatformFault)):
         return None
-    place, cause = found
+    if _NO_FLOAT64.search(message_of(error)):
+        return UserError(
+            f"{message_of(error)}: the model has an operation that TensorFlow or Keras does not have in float64: use "
+            "--precision=float32; trainer.check, which computes in float64, cannot compare it"
+        )
+    raised = where_raised(error)
+    if raised is None:
+        return None
+    place, cause = raised
     text = message_of(cause)
+    text += f"; {_OWN_LOOP}" if _EAGER in text else ""
     return UserError(
         f"{place}: {text}; this is in your own code: change it there, or the flags that it read "
         "(--verbose prints the whole traceback)"

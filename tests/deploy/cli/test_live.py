@@ -98,7 +98,7 @@ def test_jobs_are_listed_with_progress_and_idle_accelerators(
 ) -> None:
     uploads(cloud, priced, lines, submission="another", spent_usd=2.5)
     assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    _, *more = capsys.readouterr().out.splitlines()
+    _, _, *more = capsys.readouterr().out.splitlines()
     assert more[0].startswith("  step 30 of 1,000 (3%), ")
     assert more[0].endswith("; 1.80 USD so far, 36.00 at most")
     line = "  GPU 1 of the chief: below 10 % for 10 minutes, and paid for: docs/gpus.md"
@@ -110,16 +110,16 @@ def test_jobs_of_several_regions_are_listed_in_the_order_given(
 ) -> None:
     elsewhere = PARENT.replace("us-central1", "europe-west4")
     other = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "t"}})
-    assert jobs.main([*SDK, "--regions=us-east4,europe-west4,us-central1"], session) == 0
+    assert jobs.main([*SDK, "--region=us-east4,europe-west4,us-central1"], session) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
     assert lines[0] == "no jobs of this package in us-east4"
-    assert [line.split()[-1] for line in lines[1:]] == [other["name"], priced["name"]]
+    assert [line.split()[-1] for line in lines[1:]] == ["job", other["name"], "job", priced["name"]]
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--regions=us-central1,us-central1-a"], "this is a zone: use --region=us-central1"),
-    (["--regions=us-central1,"], "regions look like us-central1"),
-    (["--regions=us-central1", "--region=us-east4"], "--region contradicts --regions: drop one of them"),
+    (["--region=us-central1,us-central1-a"], "this is a zone: use --region=us-central1"),
+    (["--region=us-central1,"], "regions look like us-central1"),
+    (["--region=us-east4, us-east4"], "us-east4 stands there twice: drop one of them"),
 ])  # fmt: skip
 def test_regions_that_cannot_be_listed_are_refused_before_any_request(
     flags: list[str], line: str, cloud: Emulator, session: Session
@@ -161,7 +161,7 @@ def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
 
     cloud.run = run
     output = "--job_dir=gs://my-bucket/runs/7"
-    assert submit.main(["l4x2", *JOB_FLAGS, output, "--fallback=t4x2,l4x1"], session) == 0
+    assert submit.main(["l4x2", "t4x2", "l4x1", *JOB_FLAGS, output], session) == 0
     prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
     total = f", with earlier jobs of its directory {sum(prices):.2f} USD"
     assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD{total}")

@@ -95,7 +95,9 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) 
     cloud.run = ends("SUCCEEDED")
     for _ in range(2):
         assert submit.main(["cpu", *SDK], session) == 0
-    assert cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 4  # two records, package and starter once
+    assert (
+        cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 6
+    )  # two records, each twice; package and starter
     assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1
     assert len(cloud.jobs) == 2
 
@@ -145,12 +147,12 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
-    flags = ["--regions=us-central1,us-east4,europe-west4", "--fallback=l4x1", *SDK]
+    flags = ["l4x1", "--region=us-central1,us-east4,europe-west4", *SDK[1:]]
     cloud.bucket_location = "NAM4"
     with pytest.raises(UserError, match="is in NAM4, the job would run in europe-west4"):
         submit.main(["l4x2", *flags], session)
     assert cloud.jobs == {}
-    flags[0] = "--regions=us-central1,us-east4"
+    flags[1] = "--region=us-central1,us-east4"
     assert submit.main(["l4x2", *flags], session) == 0
     attempts = record()["attempts"]
     assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in attempts] == [
@@ -171,7 +173,7 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
             ends("SUCCEEDED")(google, job)
 
     cloud.run = run
-    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], session) == 0
+    assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
     first, second = record()["attempts"]
     assert (first["state"], second["state"]) == ("FAILED", "SUCCEEDED")
     assert first["job"] != second["job"]
@@ -181,8 +183,8 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud
     """It is listed late, and its own machines are why it is refused the second time."""
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
-    cloud.lists_nothing = 10
-    assert submit.main(["l4x2", *SDK, "--fallback=l4x1"], session) == 0
+    cloud.lists_nothing = 21  # all of the first search
+    assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
     (job,) = cloud.jobs.values()
     (attempt,) = record()["attempts"]
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
@@ -198,8 +200,8 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     """Covers errors of the request and of the list."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=message)]
     cloud.lists_nothing = 1000
-    error = unknown("l4x2", *SDK, "--fallback=l4x1")
-    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in error
+    error = unknown("l4x2", "l4x1", *SDK)
+    assert re.search(r"`python -m deploy watch \S+` looks for it again, and so does the same command", error)
     (attempt,) = record()["attempts"]
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
 
@@ -216,18 +218,7 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
     cloud.run, cloud.faults = run, [Fault(POSTS, 503)]
     assert submit.main(["cpu", *SDK], session) == 0
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
-    assert "`python -m deploy jobs` cancels a double if there is one" in capsys.readouterr().err
-
-
-def test_stopped_while_submitting_it_says_where_to_look(
-    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
-) -> None:
-    cloud.faults = [Fault(POSTS, 503)]
-    flying.asleep = flying.interrupt
-    with pytest.raises(KeyboardInterrupt):
-        submit.main(["cpu", *SDK], session)
-    assert "see `python -m deploy jobs --project=my-proj --region=us-central1`" in capsys.readouterr().err
-    assert record()["attempts"][0]["state"] == "SUBMITTING"
+    assert "a second job is cancelled as soon as `watch` or `jobs` sees it" in capsys.readouterr().err
 
 
 def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) -> None:
@@ -253,14 +244,13 @@ def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, sessio
 
 
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
-    cloud: Emulator, flying: FlyingClock, unknown: Command, monkeypatch: pytest.MonkeyPatch
+    cloud: Emulator, flying: FlyingClock, unknown: Command
 ) -> None:
     """It is also unknown whether one of the requests created a job."""
-    monkeypatch.setattr("deploy.vertex.submission.RETRY_S", 200.0)
     cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
-    expected = "away), and its job is not listed yet: see `python -m deploy jobs --project="
+    expected = "away), and its job is not listed yet: `python -m deploy watch "
     assert expected in unknown("cpu", *SDK)
-    assert 200 < flying.slept < 2 * 200
+    assert 300 <= flying.slept < 400
     assert cloud.jobs == {}
 
 
@@ -294,8 +284,8 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud.end(job, "SUCCEEDED")
     assert watch.main(["--backend=sdk"], session) == 0  # without a name: the last one
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
-    with pytest.raises(UserError, match="--detach contradicts --regions and --fallback"):
-        submit.main(["cpu", *SDK, "--detach", "--fallback=t4x1"], session)
+    with pytest.raises(UserError, match="--detach is for one tier in one region"):
+        submit.main(["cpu", "t4x1", *SDK, "--detach"], session)
 
 
 def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> None:
@@ -312,14 +302,11 @@ def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ([], "no recipe: trains wgan_gp (the default) on digits, global batch 64, 1 epoch"),
         (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 4,000 steps"),
         (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
     ],
 )
-def test_what_is_trained_without_a_recipe_is_said(
-    cloud: Emulator, capsys: Capture, flags: list[str], line: str
-) -> None:
+def test_what_is_trained_is_said(cloud: Emulator, capsys: Capture, flags: list[str], line: str) -> None:
     assert main(["submit", "cpu", *WHERE, *flags, "--dry_run"]) == 0
     assert f"# {line}" in capsys.readouterr().out.splitlines()
 
@@ -341,11 +328,11 @@ def test_without_the_sdk_it_says_how_to_get_it(
 
 def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) -> None:
     flags = ["--bucket=gs://my-bucket", *JOB, "--dry_run"]
-    assert main(["submit", "l4x1", "--regions=us-west2,us-east4", *flags]) == 0
+    assert main(["submit", "l4x1", "--region=us-west2,us-east4", *flags]) == 0
     shown = capsys.readouterr().out
     assert "left out: l4x1 in us-west2" in shown
     assert "--region=us-east4" in shown
-    assert main(["submit", "l4x1", "--regions=us-west2", *flags]) == 2
+    assert main(["submit", "l4x1", "--region=us-west2", *flags]) == 2
     out, error = capsys.readouterr()
     assert (out, error.count("region=us-west2 has no NVIDIA_L4 for training: use")) == ("", 1)
 
@@ -401,7 +388,7 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
     remember(BuiltImage("eu.gcr.io/p/x:1", "tensorflow", {package.name: package.digest}, "2026-11-22 18:00"))
     states = iter([ends("FAILED", "Resources are insufficient in region: us-central1."), ends("SUCCEEDED")])
     cloud.run = lambda google, job: next(states)(google, job)
-    assert submit.main(["cpu", *SDK, "--fallback=l4x1"], session) == 0
+    assert submit.main(["cpu", "l4x1", *SDK], session) == 0
     first, second = (job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] for job in cloud.jobs.values())
     assert first["imageUri"] == "eu.gcr.io/p/x:1"
     ((address, _),) = start(second)["packages"]

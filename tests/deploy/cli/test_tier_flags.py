@@ -1,15 +1,21 @@
-"""Tests the flags that change any tier."""
+"""Tests flags that change or replace a tier, what a job may cost, and the lists of machines and jobs."""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.cli import submit
+from deploy.cli import jobs, submit, watch
+from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, WHERE, Capture
-from tests.deploy.emulator import Emulator, ends
+from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.deploy.emulator import PARENT, Emulator, ends
+from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
@@ -25,15 +31,23 @@ CHANGES = ["--labels=team=vision,cost=", f"--kms_key={KEY}", f"--network={NETWOR
     [
         ("l4x4", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
         ("h100x1", "--spot", {"timeout": "86400s", "strategy": "SPOT"}),
-        ("l4x4", "--flex_start=2h", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "7200s"}),
-        ("h100x1", "--flex_start=30m", {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "1800s"}),
+        (
+            "l4x4",
+            "--flex_start --max_wait=2h",
+            {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "7200s"},
+        ),
+        (
+            "h100x1",
+            "--flex_start --max_wait=30m",
+            {"timeout": "86400s", "strategy": "FLEX_START", "maxWaitDuration": "1800s"},
+        ),
     ],
 )
 def test_flags_change_any_tier(
     tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main([tier, *SDK, *CHANGES, flag], session) == 0
+    assert submit.main([tier, *SDK, *CHANGES, *flag.split(), "--max_cost=500"], session) == 0
     (job,) = cloud.jobs.values()
     sent = job["jobSpec"]
     assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)
@@ -54,3 +68,139 @@ def test_a_rendered_spec_says_what_belongs_beside_it(capsys: Capture) -> None:
     shown = capsys.readouterr()
     assert yaml.safe_load(shown.out)["serviceAccount"] == ACCOUNT
     assert f"create the job with --labels=team=vision,cost= --kms-key={KEY}\n" in shown.err
+
+
+IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
+RESERVATION = "projects/p/zones/us-central1-a/reservations/r"
+SECRET = "projects/p/secrets/s/versions/3"
+
+
+def sent(cloud: Emulator, session: Session, *flags: str) -> dict[str, Any]:
+    """Returns the jobSpec that the SDK sent."""
+    cloud.run = ends("SUCCEEDED")
+    assert submit.main([*flags, *SDK], session) == 0
+    spec: dict[str, Any] = cloud.bodies[-1]["jobSpec"]
+    return spec
+
+
+def test_flags_of_one_job_are_in_its_request(cloud: Emulator, session: Session) -> None:
+    flags = ["--timeout=2h", "--disk_gb=500", f"--reservation={RESERVATION}", "--web_access", "--env=A=x,y=z"]
+    spec = sent(cloud, session, "l4x1-2workers", IMAGE, *flags)
+    assert (spec["scheduling"]["timeout"], spec["enableWebAccess"]) == ("7200s", True)
+    for pool in spec["workerPoolSpecs"]:
+        assert pool["diskSpec"]["bootDiskSizeGb"] == 500
+        assert pool["containerSpec"]["env"] == [{"name": "A", "value": "x,y=z"}]
+        assert pool["machineSpec"]["reservationAffinity"]["values"] == [RESERVATION]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "machine", "count"),
+    [("NVIDIA_L4:2", "g2-standard-24", 2), ("L4", "g2-standard-24", 2), ("", "e2-standard-4", 0)],
+)
+def test_a_machine_without_a_tier(
+    accelerator: str, machine: str, count: int, cloud: Emulator, session: Session
+) -> None:  # fmt: skip
+    flags = [f"--machine_type={machine}", *([f"--accelerator={accelerator}"] if accelerator else [])]
+    spec = sent(cloud, session, *flags, IMAGE)
+    (pool,) = spec["workerPoolSpecs"]
+    assert (pool["machineSpec"]["machineType"], pool["machineSpec"].get("acceleratorCount", 0)) == (machine, count)
+    assert (spec["scheduling"]["timeout"], "diskSpec" in pool) == ("86400s", False)
+
+
+def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator, session: Session) -> None:
+    spec = sent(cloud, session, "cpu", IMAGE, f"--secret=HF_TOKEN={SECRET}")
+    task = spec["workerPoolSpecs"][0]["containerSpec"]
+    variables = {variable["name"]: variable["value"] for variable in task["env"]}
+    assert json.loads(variables["TRAINER_SECRETS"]) == {"HF_TOKEN": SECRET}
+    assert json.loads(variables["TRAINER_START"])["module"] == "trainer.task"
+    assert task["command"][3].removeprefix("gs://") in cloud.objects
+    assert task["args"] == [*JOB, "--expect_devices=0"]
+
+
+def test_the_link_of_a_shell_is_printed_once(cloud: Emulator, session: Session, flying: Any, capsys: Capture) -> None:
+    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": {"enableWebAccess": True}, "labels": {}})
+    cloud.begin(job)
+    flying.asleep = lambda: cloud.end(job, "SUCCEEDED") if flying.slept > 200 else None
+    job["webAccessUris"] = {"workerpool0-0": "https://shell.example/x"}
+    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
+    assert capsys.readouterr().out.count(" UTC  a shell in workerpool0-0: https://shell.example/x\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("tier", "plan", "flags", "asks"),
+    [
+        ("h100x8", None, [], True),  # 24 hours of it
+        ("h100x8", None, ["--timeout=2h"], False),
+        ("h100x8", None, ["--max_cost=2500"], False),
+        ("h100x8", Interval(10.0, 20.0, 49.0), [], False),
+        ("l4x4", None, [], False),
+        ("l4x4", Interval(10.0, 20.0, 51.0), [], True),
+    ],
+)
+def test_what_costs_much_is_asked_about(
+    tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(submit, "estimated_usd", lambda job: plan)
+    command = [tier, *SDK, IMAGE, "--detach", *flags]
+    if asks:
+        with pytest.raises(
+            UserError, match=r"may cost .* USD until its timeout; .*: not submitted: say what it may cost"
+        ):
+            submit.main(command, session)
+        assert cloud.requests == []
+        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", lambda question: "y")
+    assert submit.main(command, session) == 0
+    said = f"by its plan {plan.high:.2f} USD at most" if plan else "there is no plan of it"
+    assert asks or f" USD until its timeout; {said}\n" in capsys.readouterr().out
+
+
+def test_a_dry_run_is_a_page(cloud: Emulator, capsys: Capture) -> None:
+    assert main(["submit", "l4x4", "l4x2", *WHERE, *JOB, "--flex_start", "--dry_run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    headings = [line for line in shown if line.startswith("## ")]
+    assert headings == ["## What runs", "## Where", "## What it costs", "## What goes along", "## The request"]
+    assert "# waits for machines for 14400s at most (--max_wait)" in shown
+    assert shown[shown.index("## The request") + 1].startswith("python -m deploy package --bucket=gs://my-bucket")
+    assert len(shown) < 80
+    assert (cloud.requests, Path("runs").exists()) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("logs", "watch"), ("status", "jobs"), ("list", "jobs"), ("stop", "cancel")]
+)
+def test_verbs_of_other_programs_are_understood(typed: str, meant: str, refused: Command) -> None:
+    assert f"{typed}: unknown verb; did you mean '{meant}'? Known: " in refused(typed)
+
+
+def test_text_that_is_no_utf_8_and_very_long_arguments_are_refused(refused: Command) -> None:
+    assert "is not valid UTF-8: write it anew" in refused("submit", "cpu", "--name=\udcff")
+    Path("train.py").write_text("")
+    line = "the arguments of the script have 100,001 characters, and a job takes 100,000: put them into a file"
+    assert line in refused("submit", "cpu", "--script=train.py", *WHERE, "--", "x" * 100_001)
+
+
+def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, capsys: Capture) -> None:
+    made = [
+        cloud.create(PARENT, {"displayName": f"j{n}", "jobSpec": {}, "labels": {"submission": f"s{n}"}})
+        for n in range(3)
+    ]
+    cloud.begin(made[1])
+    for flags, names in {("--state=running",): ["j1"], ("--limit=2",): ["j2", "j1"], (): ["j2", "j1", "j0"]}.items():
+        assert jobs.main(["--backend=sdk", "--region=us-central1", *flags], session) == 0
+        header, *lines = capsys.readouterr().out.splitlines()
+        assert header.startswith("created (UTC)")
+        assert [line.split()[-2] for line in lines if "/customJobs/" in line] == names
+        assert (lines[-1] == "the newest 2 of 3: --limit= shows more, --state= those in one state") == (
+            "--limit=2" in flags
+        )
+
+
+def test_machines_shows_the_tiers_first(capsys: Capture) -> None:
+    assert main(["machines"]) == 0
+    tiers = capsys.readouterr().out.splitlines()
+    assert len(tiers) < 40
+    assert any(line.startswith("l4x4 ") and "4 x NVIDIA_L4" in line for line in tiers)
+    assert main(["machines", "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 150

@@ -75,7 +75,7 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
         "PENDING", "RUNNING", "workerpool0-0  step 0", "workerpool1-0  step 1", "workerpool0-0  step 2",
         "workerpool1-0  late", "workerpool0-0  step 3", "SUCCEEDED", "workerpool0-0  the last words",
     ]  # fmt: skip
-    assert shown[2].startswith("10:00:00  ")
+    assert shown[2].startswith("10:00:00 UTC  ")
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
 
 
@@ -172,19 +172,19 @@ def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, session: Sessio
     (made,) = cloud.jobs.values()
 
     def project(job: str, given: str = "") -> str:
-        return find_target(Namespace(job=job, project=given, region="", backend="sdk")).gcp.project
+        return find_target(Namespace(job=job, project=given, region="", backend="sdk"), session).gcp.project
 
     assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
     elsewhere = "locations/us-central1/customJobs/7"
     assert [project(f"projects/{name}/{elsewhere}") for name in ("named", "123")] == ["named", "my-proj"]
 
 
-def test_a_job_number_is_in_gclouds_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """ai/region takes precedence over compute/region, as for `submit`."""
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
         args = Namespace(job="1000", project="my-proj", region="", backend="sdk")
-        assert find_target(args).job == f"projects/my-proj/locations/{region}/customJobs/1000"
+        assert find_target(args, session).job == f"projects/my-proj/locations/{region}/customJobs/1000"
 
 
 def test_logs_without_permission_do_not_end_the_watch(cloud: Emulator, watched: Watched, job: Job) -> None:
@@ -242,7 +242,8 @@ def test_jobs_are_listed_with_time_and_cost(cloud: Emulator, session: Session, j
     job["endTime"] = "2026-11-20T11:30:00Z"
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
     assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.startswith("created (UTC)  ")
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], session) == 0
     assert capsys.readouterr().out == "no jobs of this package in us-east1\n"

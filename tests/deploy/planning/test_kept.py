@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from deploy.__main__ import main
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.deploy.planted import edit, plant, planted_plan
-from trainer.base.run_files.plan_file import PREDICTED, kept_plan, predicted
+from tests.deploy.planted import planted_plan
+from trainer.base.run_files.plan_file import kept_plan
 from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.usefixtures("dist")
@@ -34,18 +33,16 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(("row_gib", "line"), [
     (None, "# l4x1: whether it fits the memory was not looked at: --plan does so (some steps on this CPU)"),
-    (0.01, "# l4x1: fits the memory: it needs 2.1 - 3.6 of 22.3 GiB; a global batch of 1,"),
+    (0.01, "# l4x1: fits the memory: it needs 2.1 - 3.8 of 22.3 GiB; a global batch of 1,"),
     (0.3, "# l4x1: warning: may not fit the memory: it needs 19.7 - "),
 ])  # fmt: skip
-def test_what_its_plan_says_is_printed_and_sent(
+def test_what_its_plan_says_is_printed(
     row_gib: float | None, line: str, keep: Any, cloud: Any, capsys: Capture
 ) -> None:
     if row_gib:
         keep(row_gib=row_gib)
     assert main(L4) == 0
-    shown = capsys.readouterr().out
-    assert line in shown
-    assert (PREDICTED in shown) == (row_gib is not None)
+    assert line in capsys.readouterr().out
 
 
 def test_what_cannot_fit_is_refused_unless_it_is_forced(
@@ -90,33 +87,3 @@ def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Captu
     kept_plan(Overrides.parse(TRAINED).resolve()).write_text("{")
     assert main(L4) == 0
     assert "# l4x1: whether it fits the memory is not known: " in capsys.readouterr().out
-
-
-def test_what_a_job_took_along_is_read_by_it(keep: Any, cloud: Any, capsys: Capture) -> None:
-    keep(row_gib=0.01)
-    assert main(["render", "l4x1", *WHERE, *TRAINED]) == 0
-    assert PREDICTED not in capsys.readouterr().out
-    assert main(L4) == 0
-    out = capsys.readouterr().out
-    spec = yaml.safe_load(out[out.index("workerPoolSpecs:") : out.index("\nEND")])
-    found = predicted({each["name"]: each["value"] for each in spec["workerPoolSpecs"][0]["containerSpec"]["env"]})
-    assert found["device_gib"] == pytest.approx(2.64, rel=0.01)
-    assert found["device_gib_low"] < found["device_gib"] < found["device_gib_high"]
-    assert 0 < found["step_seconds_low"] < found["step_seconds"] < found["step_seconds_high"]
-    assert found["largest_batch"] > 1000
-
-
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"step_seconds": "soon"}'])
-def test_what_is_no_prediction_is_none(content: str) -> None:
-    assert predicted({PREDICTED: content}) == {}
-
-
-def test_the_report_shows_it_beside_what_was_measured(tmp_path: Path, capsys: Capture) -> None:
-    said = {"step_seconds": 0.08, "step_seconds_low": 0.04, "step_seconds_high": 0.16, "device_gib": 2.0}
-    run = plant(tmp_path / "l4x1", [0.1] * 20, gpu="NVIDIA L4")
-    edit(run / "result.json", predicted=said, peak_device_memory_gib=[1.5])
-    assert main(["report", str(run), f"--out={tmp_path / 'out'}"]) == 0
-    line = ("Predicted for l4x1: 80.0 (40.0 - 160) ms/step, measured 100; 2.00 (2.00 - 2.00) GiB of a device with what "
-            "CUDA takes, measured 1.50.")  # fmt: skip
-    assert line in capsys.readouterr().out
-    assert json.loads((run / "result.json").read_text())["predicted"] == said

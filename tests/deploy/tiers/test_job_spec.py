@@ -59,7 +59,7 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
         command = pool["containerSpec"]["command"]
         assert command == ["python3", "-c", START, starter().uri(GCP.bucket)]
         command[3] = command[3].replace(starter().sha256, "(SHA-256)")
-    made = "".join(f"# {line}\n" for line in describe(submitted)) + to_yaml(spec)
+    made = "".join(f"# {line}\n" for _, line in describe([submitted])) + to_yaml(spec)
     golden = GOLDEN / path.name
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)

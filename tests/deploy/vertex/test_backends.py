@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex import submission
+from deploy.vertex import buckets, creation
 from deploy.vertex.api import ApiError, CustomJob
+from deploy.vertex.creation import Creation
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
-from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.base.errors import UserError
@@ -78,23 +78,21 @@ def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: B
     assert backend.jobs("s4") == []
 
 
-@ONE_CLIENT
-def test_a_package_is_stored_once_whatever_built_it(backend: Backend, cloud: Emulator, tmp_path: Path) -> None:
+def test_a_package_is_stored_once_whatever_built_it(cloud: Emulator, tmp_path: Path) -> None:
     """The address names the sources; other tool versions may build different bytes from them."""
     wheel, uri = tmp_path / "a.whl", "gs://my-bucket/packages/x/a.whl"
     first = bytes(range(256)) * 40
     for content in (first, b"of another machine"):
         wheel.write_bytes(content)
-        backend.upload(wheel, uri)
+        buckets.upload(wheel, uri)
         assert cloud.objects["my-bucket/packages/x/a.whl"] == first
 
 
-@ONE_CLIENT
-def test_the_location_of_a_bucket_may_be_hidden(backend: Backend, cloud: Emulator) -> None:
+def test_the_location_of_a_bucket_may_be_hidden(cloud: Emulator) -> None:
     cloud.bucket_location = "EUROPE-WEST4"
-    assert backend.location("gs://my-bucket") == "EUROPE-WEST4"
+    assert buckets.location("gs://my-bucket") == "EUROPE-WEST4"
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket$", 403, times=9)]
-    assert backend.location("gs://my-bucket") == ""
+    assert buckets.location("gs://my-bucket") == ""
 
 
 @pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
@@ -125,15 +123,14 @@ def test_a_rate_limit_is_no_exhausted_machine_quota(message: str, quota: bool) -
     assert (error.quota, error.transient) == (quota, not quota)
 
 
-@ONE_CLIENT
-def test_whether_an_object_exists(backend: Backend, cloud: Emulator) -> None:
+def test_whether_an_object_exists(cloud: Emulator) -> None:
     cloud.objects = {"my-bucket/photos/a.png": b"a", "my-bucket/data.npz": b"b"}
-    found = [backend.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
+    found = [buckets.exists(f"gs://my-bucket{name}") for name in ("/photos", "/photo", "/data.npz", "/data", "")]
     assert found == [True, False, True, False, True]
     cloud.objects = {}
-    assert not backend.exists("gs://my-bucket")
+    assert not buckets.exists("gs://my-bucket")
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
-    assert backend.exists("gs://my-bucket/photos")  # the job's account must read it, not this one
+    assert buckets.exists("gs://my-bucket/photos")  # the job's account must read it, not this one
 
 
 LOST_RESPONSES = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
@@ -153,29 +150,19 @@ def test_a_lost_response_never_creates_a_second_job(
 
     tests/deploy/cli/test_lost_jobs.py has searches of full length.
     """
-    monkeypatch.setattr(submission, "SEARCH_LISTINGS", 2)
+    monkeypatch.setattr(creation, "LISTINGS", 2)
     kind, after = fault
     cloud.faults = [Fault(POSTS, kind, after=after)]
-    name = submit_once(backend, REQUEST, session.clock)
+    name = Creation(backend, REQUEST, session.clock).run()
     assert [job["name"] for job in cloud.jobs.values()] == [name]
     assert cloud.requests.count(POSTS) == (1 if after else 2)
-
-
-def test_a_job_that_is_listed_late_is_kept_and_its_duplicate_cancelled(session: Session, cloud: Emulator) -> None:
-    """The first response is lost and ten lists are empty: the second job is cancelled once both are listed."""
-    cloud.faults = [Fault(POSTS, 503, after=True)]
-    cloud.lists_nothing = 10
-    name = submit_once(session.open("sdk", "my-proj", "us-central1"), REQUEST, session.clock)
-    states = {job["name"]: job["state"] for job in cloud.jobs.values()}
-    assert states.pop(name) == "JOB_STATE_PENDING"
-    assert list(states.values()) == ["JOB_STATE_CANCELLED"]
 
 
 @pytest.mark.parametrize("backend", ["sdk"], indirect=True)
 def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, session: Session) -> None:
     first = cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     cloud.faults = [Fault(POSTS, 500, after=True)]
-    assert submit_once(backend, REQUEST, session.clock) == first["name"]
+    assert Creation(backend, REQUEST, session.clock).run() == first["name"]
     assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
 
 

@@ -15,6 +15,7 @@ from google.oauth2.credentials import Credentials
 
 from deploy.cli import watch
 from deploy.tiers.gcp_config import GcpConfig
+from deploy.vertex import buckets
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
@@ -87,7 +88,7 @@ def use_everything(backend: Backend, cloud: Emulator, tmp_path: Path, flying: Fl
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"wheel")
     cloud.expires_at = "POST .*upload"
-    backend.upload(wheel, "gs://my-bucket/a.whl")
+    buckets.upload(wheel, "gs://my-bucket/a.whl")
     assert cloud.objects["my-bucket/a.whl"] == b"wheel"
     cloud.expires_at = "GET .*/o$"
     assert [found.size for found in gcs.connect().list(Address("my-bucket", ""))] == [5]

@@ -2,14 +2,16 @@
 
 import pytest
 
+from deploy.vertex import buckets
 from deploy.vertex.api import ApiError
+from deploy.vertex.creation import Creation
 from deploy.vertex.failures import gcloud_error, lost_response
 from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
-from deploy.vertex.submission import submit_once
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
+from trainer.base.storage.gcs_errors import Conflict
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
 PROXY = (
@@ -72,7 +74,7 @@ def test_the_reason_of_a_lost_response_is_its_message_and_not_its_headers() -> N
 @needs_gcloud
 def test_a_region_that_gcloud_refuses_is_not_waited_for(cloud: Emulator, session: Session) -> None:
     with pytest.raises(ApiError, match=r"Invalid value for \[region\]"):
-        submit_once(session.open("gcloud", "my-proj", "mars-east1"), REQUEST, session.clock)
+        Creation(session.open("gcloud", "my-proj", "mars-east1"), REQUEST, session.clock).run()
     assert cloud.requests == []
 
 
@@ -92,20 +94,19 @@ def test_neither_tls_nor_a_proxy_is_waited_for(
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{secure}/")
     began = session.clock.now()
     with pytest.raises(ApiError, match=match) as caught:
-        submit_once(backend, REQUEST, session.clock)
+        Creation(backend, REQUEST, session.clock).run()
     assert (caught.value.may_have_succeeded, session.clock.now() - began, cloud.requests) == (False, 0.0, [])
 
 
-@pytest.mark.parametrize("backend", ["sdk"], indirect=True)
-def test_a_record_is_replaced_only_by_who_read_it(backend: Backend, cloud: Emulator) -> None:
+@pytest.mark.usefixtures("cloud")
+def test_a_record_is_replaced_only_by_who_read_it() -> None:
     uri = "gs://my-bucket/jobs/x/submission.json"
-    assert backend.write(uri, "one\n", 0)
-    assert not backend.write(uri, "two\n", 0)
-    found = backend.read(uri)
-    assert found
-    assert found[0] == "one\n"
-    assert backend.write(uri, "two\n", found[1])
-    with pytest.raises(ApiError):
-        backend.delete(uri, found[1])
-    backend.delete(uri, found[1] + 1)
-    assert (cloud.objects, backend.read(uri)) == ({}, None)
+    first = buckets.write(uri, "one\n", 0)
+    with pytest.raises(Conflict):
+        buckets.write(uri, "two\n", 0)
+    assert buckets.read(uri) == ("one\n", first)
+    second = buckets.write(uri, "two\n", first)
+    buckets.delete(uri, first)
+    assert buckets.read(uri) == ("two\n", second)
+    buckets.delete(uri, second)
+    assert buckets.read(uri) == ("", 0)

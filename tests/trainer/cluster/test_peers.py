@@ -15,7 +15,7 @@ from tests.fixtures import Make, Patch
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import meeting
-from trainer.cluster.arithmetic import arithmetic
+from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import Peers, meet
 from trainer.reporting.result import refuse_hopeless_restart
@@ -67,6 +67,7 @@ def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peer
     chief._over.clear()  # from here on this test replaces the watching thread
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     (peer,) = chief._peers
+    peer.closed = False
 
     def pass_seconds(count: int) -> None:
         for _ in range(count):
@@ -117,8 +118,8 @@ def test_a_worker_whose_chief_is_lost_while_it_exports_does_not_leave_as_done(
 
 @pytest.mark.parametrize("line", [
     b"[" * 100_000, b'{"a":' * 5_000, b'{"beat": "x"}', b'{"beat": null}', b'{"beat": -1}', b'{"beat": true}', b"\xff",
-    b'{"failed": 2}', b'{"failed": 2, "index": 7, "error": "x"}', b'{"failed": "x", "index": 1}', b'{"done": "no"}',
-    b'{"failed": 2, "index": null, "error": null}', b'{"failed": 2, "index": 1.5, "error": []}', b"\0" * 1000,
+    b'{"failed": 2}', b'{"failed": "x", "error": "x"}', b'{"done": "no"}', b'{"failed": 2, "error": null}',
+    b'{"failed": 2, "error": []}', b"\0" * 1000,
 ])  # fmt: skip
 def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], line: bytes) -> None:
     """Checks that the chief still watches: it notices the loss of the worker afterwards."""
@@ -136,30 +137,20 @@ def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], lin
 def test_text_of_another_worker_is_printed_safe(met: tuple[Peers, Peers]) -> None:
     _, worker = met
     link = worker._peers[0].connection
-    link.sendall(json.dumps({"failed": 2, "index": 1, "error": "\x1b[31mred\nnew line"}).encode() + b"\n")
+    link.sendall(json.dumps({"failed": 2, "error": "worker 1 stopped: \x1b[31mred\nnew line"}).encode() + b"\n")
     _until(lambda: bool(LOST))
     assert LOST[0][0].endswith(r"stopped: \x1b[31mred\nnew line")
 
 
-def test_a_start_that_is_stuck_is_named_within_the_time_that_was_asked_for(met: tuple[Peers, Peers]) -> None:
-    """Replaces the watching thread: the peer met, and never starts TensorFlow."""
-    for side in met:
-        side._over.set()
-        side._thread.join(10)
-    chief = met[0]
-    chief._over.clear()
-    (peer,) = chief._peers
-    with pytest.MonkeyPatch.context() as patch:
-        now = [time.monotonic()]
-        patch.setattr(time, "monotonic", lambda: now[0])
-        with chief.connecting():
-            for _ in range(40):
-                now[0] += 1
-                peer.last_message = now[0]
-                chief._check(now[0])
-                if LOST:
-                    break
-    assert LOST[0][0].partition(" was lost: ")[2].startswith("it did not start TensorFlow within 10 seconds")
+def test_servers_that_do_not_connect_are_told_within_the_time_that_was_asked_for(
+    met: tuple[Peers, Peers], monkeypatch: Patch
+) -> None:
+    chief, _ = met
+    monkeypatch.setattr(chief, "_check", lambda now: None)  # which would name the worker, as it makes no call
+    chief._timeout_seconds = chief._beat_seconds = 0.05
+    with chief.connecting():
+        _until(lambda: bool(LOST))
+    assert LOST[0][0].startswith("TensorFlow's servers did not connect within 0 seconds")
     assert LOST[0][1] == INTERRUPTED
 
 

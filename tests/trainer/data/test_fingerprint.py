@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.drill import read
 from tests.fixtures import Log, Make, Patch
@@ -16,10 +17,12 @@ from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.arithmetic import arithmetic
-from trainer.data.dataset import Arrays, Dataset
-from trainer.data.examples import Examples
+from trainer.cluster.agreement import arithmetic, processor
+from trainer.data import in_memory
+from trainer.data.dataset import Arrays, Dataset, NestedArrays
+from trainer.data.examples import Examples, Subset
 from trainer.data.fingerprint import DataFiles, content_of, files_of
+from trainer.data.in_sequence import InSequence
 from trainer.run.start import Job
 
 
@@ -55,7 +58,16 @@ def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_no
     assert known(folder).files == 199
 
 
-@pytest.mark.parametrize("at", [0, 999_999, 550_000])
+def test_files_that_were_replaced_by_others_of_the_same_size_are_found(tmp_path: Path) -> None:
+    for number in range(4000):
+        (tmp_path / f"{number}.png").write_bytes(b"1")
+    before = known(tmp_path)
+    for number in range(64, 4000):
+        (tmp_path / f"{number}.png").write_bytes(b"2")
+    assert known(tmp_path).digest != before.digest
+
+
+@pytest.mark.parametrize("at", [0, 999_999, 550_000, 123_456])
 def test_one_file_is_sampled_at_several_places(tmp_path: Path, at: int) -> None:
     file = tmp_path / "data.npz"
     file.write_bytes(bytes(1_000_000))
@@ -89,9 +101,26 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
     same = content_of(dataset(), rows=True)
     assert content_of(dataset(), rows=True) == same
     assert content_of(dataset(0), rows=True) != same
-    assert content_of(dataset(slice(1000, None)), rows=True) != same
+    assert content_of(dataset(2345), rows=True) != same
     assert content_of(dataset(slice(1000, None)), rows=False) == content_of(dataset(), rows=False)
     assert content_of(dataset(count=4999), rows=False)["training examples"] == 4999
+
+
+def test_every_part_of_a_large_array_is_sampled(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(in_memory, "WHOLE_BYTES", 5000)  # a quarter: one row of four
+    same = content_of(dataset(), rows=True)
+    assert content_of(dataset(), rows=True) == same
+    assert all(content_of(dataset(slice(first, first + 7)), rows=True) != same for first in range(0, 4993, 499))
+
+
+def test_a_tf_dataset_and_a_part_held_back_are_compared_beyond_their_first_rows() -> None:
+    x = np.arange(100.0)
+    rows, changed = NestedArrays(x), NestedArrays(np.where(x < 8, x, x + 5))
+    halves = [Subset(examples, 0, 0, 50).fingerprint() for examples in (rows, rows, changed)]
+    sets = [tf.data.Dataset.from_tensor_slices(examples.arrays[0]) for examples in (rows, rows, changed)]
+    read = [InSequence(source, "data", 0).fingerprint() for source in sets]
+    for same, again, different in (halves, read):
+        assert same == again != different
 
 
 def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> None:
@@ -107,8 +136,8 @@ def test_a_source_may_supply_its_fingerprint_and_examples_may_be_any_nest() -> N
             return "generation 7"
 
     found: Any = content_of(Dataset("own", Known(), Nest()), rows=True)
-    assert found["training rows"] == "generation 7"
-    assert len(found["evaluation rows"]) == 32
+    assert found["training digest"] == "generation 7"
+    assert len(found["evaluation digest"]) == 32
 
 
 @pytest.fixture
@@ -133,7 +162,7 @@ def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Lo
     write, again = resumed
     assert read(tmp_path / "job" / "run.json")["data"]["files"]["files of data"] == 1
     write(32, level=2)
-    with refused("have changed since this run began (digest of data: "):
+    with refused("have changed since this run began (sample of data: "):
         again("--steps=6")
     write(24)
     again("--steps=6", "--data_changed=accept")
@@ -142,15 +171,19 @@ def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Lo
 
 
 def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(small_config: Make) -> None:
-    before: dict[str, Any] = {"training examples": 64, "training rows": "a"}
+    before: dict[str, Any] = {"training examples": 64, "training digest": "a"}
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("own.module:function", before | {"training rows": "b"}, "(training rows: 'a' before, 'b' now): restore them"),
+        (
+            "own.module:function",
+            before | {"training digest": "b"},
+            "(training digest: 'a' before, 'b' now): restore them",
+        ),
         (
             "digits",
             before | {"training examples": 60},
             "(training examples: 64 before, 60 now): restore what is missing",
         ),
-        ("digits", before | {"training rows": "b"}, ""),
+        ("digits", before | {"training digest": "b"}, ""),
         ("digits", {"files of data": "cannot be listed: 503"}, ""),
     ]
     for data, now, line in cases:
@@ -158,7 +191,7 @@ def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(smal
         job_dir = open_job_dir(config, lock=False)
         job = Job.open(config, [], 0.0, job_dir)
         job_dir.write("run.json", {"data": {"content": before}})
-        job.refuse_changed_data("content", {**before, "training rows": "c"})  # no checkpoint exists
+        job.refuse_changed_data("content", {**before, "training digest": "c"})  # no checkpoint exists
         (job_dir.checkpoints / "step-1").mkdir()
         with refused(line) if line else nullcontext():
             job.refuse_changed_data("content", now)
@@ -174,8 +207,8 @@ def test_what_a_worker_computes_with(tmp_path: Path) -> None:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TF_NUM_INTRAOP_THREADS": "2",
     }
-    found = arithmetic({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"}, cpu)
-    switches = {name: value for name, value in found.items() if "keras" not in name and "?" not in name}
+    found = arithmetic({**given, "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x", "HOME": "/"})
+    switches = {name: value for name, value in found.items() if "keras" not in name}
     assert switches == {"TF_ENABLE_ONEDNN_OPTS": "0", "NVIDIA_TF32_OVERRIDE": "0", "XLA_FLAGS": "--x"}
-    assert found["processor?"].split()[1:] == ["amx_bf16", "avx2", "avx512f", "fma"]
+    assert processor(cpu).split()[1:] == ["amx_bf16", "avx2", "avx512f", "fma"]
     assert found["keras.json epsilon"] == "1e-07"

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.fixtures import Log, Patch
 from tests.support import largest_difference, refused, run_job, run_steps, weights
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -14,8 +16,11 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
+from trainer.data.own import own_dataset
+from trainer.data.random_access import RandomAccess
 from trainer.data.sources import load_dataset
 from trainer.invariance.layers import depends_on_replicas
+from trainer.models import construction
 from trainer.models.construction import build_model
 from trainer.run.build import build_setup, set_precision_and_seed
 
@@ -102,6 +107,28 @@ def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, li
         loaded(settings(data))
 
 
+RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
+
+
+@pytest.mark.parametrize(("returned", "line"), [
+    ((RAGGED, np.zeros(2)), "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
+    (tf.data.Dataset.from_tensor_slices((RAGGED, [0.0, 0.0])), "pad them, by padded_batch or to_tensor(shape=…)"),
+    (([[1.0, 2.0]] * 50, [0.0] * 50), "x is a list of lists: use np.array(…) for the rows of one input, or a tuple"),
+], ids=["ragged", "ragged rows", "lists"])  # fmt: skip
+def test_what_is_no_array_is_told_how_to_become_one(returned: Any, line: str) -> None:
+    with refused(line):
+        own_dataset(settings("arrays"), lambda config: returned)
+
+
+def test_x_of_another_shape_than_the_models_input_is_told() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with refused("it cannot be called with x of "):
+        construction._build_compiled(
+            model, settings("arrays"), Dataset("x", NestedArrays(np.zeros((9, 7)), np.zeros(9)))
+        )
+
+
 @pytest.mark.parametrize(("x", "y", "line"), [
     ([1.0, 2.0], np.ma.masked_equal([1.0, -9999.0], -9999.0), "y is a masked array, whose masked values would be"),
     ([1.0, 2.0], [1.0, np.inf], "y holds NaN or infinity, first in row 1"),
@@ -116,10 +143,23 @@ def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
         run_steps(settings("strings"), 1)
 
 
+def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+    config = settings("strings", "bag_of_words")
+    build_model(config, loaded(config))
+    assert "GPUs have no kernel (RaggedTensorToTensor): they wait in each step; call its" in caplog.text
+
+
 def test_rows_of_another_shape_are_refused_when_they_are_read() -> None:
     with refused("is (float64 (3,), float64 ()), but example 0 is (float64 (4,), float64 ()): all must have the same"):
         for first in range(3):
             steps_of("ragged_rows", 0, 1, 1, first, 1)
+
+
+def test_text_is_read_by_row_number() -> None:
+    words, numbers = RandomAccess([("ab", 1), ("c", 2)], "data").gather(tf.constant([[1, 0]]))
+    assert (words.numpy().tolist(), numbers.numpy().tolist()) == ([[b"c", b"ab"]], [[2, 1]])
 
 
 def test_an_endless_data_set_needs_steps() -> None:

@@ -75,16 +75,11 @@ class _Sleep(keras.layers.Layer):
 
 
 def model_of(config: TrainConfig, dataset: Dataset, *, layers: str = "small") -> keras.Model:
-    """Returns one of 2,100 tiny operations, of large products or convolutions, of 80 ms; else of next to nothing."""
+    """Returns one of 2,100 tiny operations, of large products, of 80 ms; else of next to nothing."""
     kinds = {
         "small": [],
         "chain": [_Chain()],
         "products": [keras.layers.Dense(2048, use_bias=False)],
-        "convolutions": [
-            keras.layers.Reshape((16, 16, -1)),
-            keras.layers.Conv2D(64, 5, use_bias=False),
-            keras.layers.Flatten(),
-        ],
         "sleep": [_Sleep()],
     }
     model = keras.Sequential([keras.Input(dataset.spec[0].shape), *kinds[layers], keras.layers.Dense(1)])
@@ -124,13 +119,10 @@ def lines_of(folder: Path, kind: str) -> list[Any]:
 ATTEMPTS = ("one", "two", "three")  # other work on the machine may delay threads of one run
 
 PRODUCTS = ("--layers=products", "--columns=512", "--global_batch_size=1024")
-COMPILED = ("--layers=convolutions", "--columns=2048", "--global_batch_size=64", "--jit_compile=true")
 
 
 @pytest.mark.parametrize(("flags", "main", "advised"), [
     (("--layers=chain",), DISPATCH, "--jit_compile"), (PRODUCTS, MATRIX, "mixed_bfloat16"),
-    pytest.param(COMPILED, MATRIX, "mixed_bfloat16", marks=pytest.mark.skipif(
-        tf.__version__.startswith("2.17."), reason="it records nothing of what XLA compiles for CPUs")),
 ])  # fmt: skip
 def test_steps_of_tiny_operations_and_of_large_products_are_told_apart(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...], main: str, advised: str

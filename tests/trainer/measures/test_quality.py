@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
+from tests.fixtures import Patch
 from tests.support import Signals, fresh_collectives, refused, run_job, run_steps, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.resolution import resolve
@@ -156,7 +157,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, tmp_path: Path) -> None:
+def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path, monkeypatch: Patch) -> None:
     found = []
     for replicas in (1, 2):
         config = small(f"--replicas={replicas}")
@@ -164,28 +165,24 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
         fresh_collectives()
         where = make_replicas(config)
-        cache = tmp_path / f"{replicas}.npz"
         reals: Any = load_dataset(config).train
-        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0, cache)
+        fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0)
         found.append(fid())
-        before = cache.stat().st_mtime_ns
+        monkeypatch.setattr(fid, "_real_images", None)  # they are read once
         assert fid() == found[-1]
-        assert cache.stat().st_mtime_ns == before
-        cache.write_bytes(b"damaged")
-        assert fid()["fid"] == pytest.approx(found[-1]["fid"], rel=1e-9)
         assert fid().keys() == {*fid.names}
     assert found[1]["fid"] == pytest.approx(found[0]["fid"], rel=1e-3)
     assert found[1]["kid"] == pytest.approx(found[0]["kid"], rel=1e-2)
 
 
 @pytest.mark.parametrize("tf32", [True, False])
-def test_features_are_never_computed_in_tf32(features: Path, tmp_path: Path, tf32: bool) -> None:
+def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None:
     enabled = tf.config.experimental.tensor_float_32_execution_enabled
     set_precision_and_seed(config := small(f"--tf32={tf32}"))
     assert enabled() is tf32
     model: Any = SimpleNamespace(latent_dim=16)
     reals: Any = load_dataset(config).train
-    fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0, tmp_path / "none.npz")
+    fid = Fid(model, on(1), Extractor(str(features), "none"), reals, 20, 0)
     seen = []
     fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
     assert (seen, enabled()) == ([False, False], tf32)
@@ -291,16 +288,16 @@ def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     features: Path, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks that hooks before it at this step, such as the report, run again and leave one line."""
-    signals, real_features, left = Signals(monkeypatch), Fid.real_features, []
+    signals, collect, left = Signals(monkeypatch), Fid._collect, []
 
-    def interrupted(self: Fid) -> Any:
-        found = real_features(self)
+    def interrupted(self: Fid, features_of: Any) -> Any:
+        features = collect(self, features_of)
         if not left:
             left.append(True)
             signals.come()
-        return found
+        return features
 
-    monkeypatch.setattr(Fid, "real_features", interrupted)
+    monkeypatch.setattr(Fid, "_collect", interrupted)
     config = fid_config(features, tmp_path / "job")
     folder = Path(config.job_dir)
     assert job.run(config, [], 0.0) == INTERRUPTED

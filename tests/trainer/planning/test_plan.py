@@ -1,7 +1,6 @@
 """Tests what `trainer.plan` predicts of memory against real steps, each in a process of its own."""
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -15,20 +14,13 @@ from trainer.base.run_files.plan_file import peak_of, read_plan
 
 
 @pytest.mark.slow
-def test_a_step_needs_what_was_predicted_from_smaller_ones(capsys: Capture) -> None:
-    """At twice the largest number of rows; then limits, at which a real step runs out of memory or does not.
-
-    TensorFlow orders operations by how long they took, so that a busy machine shifts a peak: 7 % were seen. All recipes
-    are in benchmarks.plan_memory.
-    """
-    draw = random.Random(0)
-    case = tried("wgan_gp_digits", [side + draw.random() * 0.35 for side in (0.4, 1.3)])
+def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs() -> None:
+    """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
+    case = tried("U-Net", rows=8)
+    worst = case["predicted"]["worst_order"]
     for kind in ("device", "cpu"):
-        assert case["predicted"][kind] == pytest.approx(case["measured"][kind], rel=0.1)
-    outcomes = [right for _, right in case["limits"]]
-    with capsys.disabled():
-        print(f"\nlimits of memory: right {outcomes.count(True)}, too near {outcomes.count(None)}")
-    assert False not in outcomes
+        assert 1 / worst < case["measured"][kind] / case["predicted"][kind] < worst
+    assert case["runs"] == [True]
 
 
 @pytest.mark.slow

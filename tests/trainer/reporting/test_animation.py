@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from tests.support import run_job, small
-from trainer.reporting.animation import animated, frames_of, is_due
+from trainer.reporting.animation import animated, frames_of
 
 
 def saved(folder: Path, step: int, size: tuple[int, int] = (40, 30), mode: str = "L") -> Path:
@@ -36,11 +36,6 @@ def test_frames_are_the_first_the_last_and_some_between() -> None:
     assert frames_of(names[:3]) == names[:3]
     assert frames_of(names[:1]) == names[:1]
     assert frames_of(["x.png"]) == []
-
-
-def test_it_is_made_eight_times_while_the_grids_double() -> None:
-    assert all(map(is_due, range(17)))
-    assert [sum(map(is_due, range(2**n, 2 ** (n + 1)))) for n in (4, 5, 9)] == [8, 8, 8]
 
 
 def test_greys_are_exact_and_a_photo_has_a_palette(tmp_path: Path) -> None:

@@ -77,27 +77,16 @@ def test_a_profile_of_a_cpu(tmp_path: Path) -> None:
             (f"{body}/dense-1/MatMul:_MklNativeFusedMatMul", 200, 500), (f"{body}/add.2:AddV2", 500, 509),
             (f"{body}/call:StatefulPartitionedCall", 200, 1000), ("Iterator::Root::Prefetch", 0, 1000),
         ],
-        "tf_Compute/2": [(f"{body}/Tanh:Tanh", 600, 700), ("bitcast_dot_fusion.1", 900, 1000)],
+        "tf_Compute/2": [(f"{body}/Tanh:Tanh", 600, 700)],
         "collective_ops/1": [(f"{body}/CollectiveReduceV2_1:CollectiveReduceV2", 650, 800)],
-    }}, {"bitcast_dot_fusion.1": "bitcast_dot_fusion.1"})  # fmt: skip
-    assert shares_of(file) == known(matrix=0.4, memory=0.1, all_reduce=0.1, input=0.2, dispatch=0.2)
+    }})  # fmt: skip
+    assert shares_of(file) == known(matrix=0.3, memory=0.1, all_reduce=0.1, input=0.2, dispatch=0.3)
 
 
-def test_a_profile_of_a_step_that_xla_compiled_for_a_cpu(tmp_path: Path) -> None:
-    """XLA's loops only call others; while the host waits and nothing is seen for 0.1 ms, a convolution is computed."""
-    awaits = {"/host:CPU": {
-        "python": [("train", 0, 2000)],
-        "tf_Compute/1": [("BlockUntilReady", 0, 1700)],
-        "tf_Eigen/1": [("while.3", 0, 1600), ("add_fusion.1", 0, 400), ("convolution.5", 400, 405)],
-        "tf_Eigen/2": [("add_fusion.1", 1205, 1500), ("add_fusion.1", 1550, 1555), ("add_fusion.1", 1600, 1605)],
-    }}  # fmt: skip
-    names = ("while.3", "add_fusion.1", "convolution.5")
-    file = write(tmp_path / "x", awaits, {name: name for name in names})
-    found = known(matrix=800 / 2000, memory=(400 + 295) / 2000, dispatch=(5 + 200 + 300) / 2000)
-    assert shares_of(file) == shares_of(file, compiled=True) == found
-    nothing = {"/host:CPU": {"python": [("train", 0, 1000)]}}  # as TensorFlow 2.17 records it
-    with pytest.raises(ValueError, match="nothing of what XLA compiles"):
-        shares_of(write(tmp_path / "y", nothing), compiled=True)
+def test_steps_that_xla_compiled_for_a_cpu_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "x", {"/host:CPU": {"python": [("train", 0, 1000)]}})
+    with pytest.raises(ValueError, match="too little of what XLA computes on CPUs: use --jit_compile=false"):
+        shares_of(file, compiled=True)
 
 
 def test_a_profile_of_two_gpus(tmp_path: Path) -> None:

@@ -290,3 +290,66 @@ def test_models_that_fit_trains_are_exported_and_used(model: str, file: str, tmp
     shown = capsys.readouterr()
     loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
     assert loss == pytest.approx({**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4)
+
+
+COMPILED = """
+import sys, warnings
+import keras, numpy as np
+warnings.simplefilter("error")
+folder, told = sys.argv[1], sys.argv[2] == "told"
+with warnings.catch_warnings(record=True) as lines:
+    warnings.simplefilter("always")
+    model = keras.models.load_model(f"{folder}/model.keras")
+assert bool(lines) is told, [str(line.message) for line in lines]
+x = np.ones((4, 4))
+print(*(f"{value:.9g}" for value in model.evaluate(x, x[:, 0], verbose=0)), int(model.optimizer.iterations))
+model.fit(x, x[:, 0], verbose=0)
+keras.models.load_model(f"{folder}/model.h5", compile=False)
+"""
+
+
+def of_keras(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Is compiled with a loss, a metric and an optimizer of Keras, each in another form."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), keras.layers.Reshape(())])
+    rate = keras.optimizers.schedules.CosineDecay(0.01, 100)
+    model.compile(
+        keras.optimizers.Adam(rate), keras.losses.mean_squared_error, metrics=[keras.metrics.MeanAbsoluteError()]
+    )
+    return model
+
+
+def of_user(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = of_keras(config, dataset)
+    model.compile("sgd", lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1))
+    return model
+
+
+def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
+    """Returns the exported files and the model of three steps on two replicas."""
+    own = [f"--model={__name__}:{model}", "--data=tests.own_data:arrays", "--global_batch_size=8", "--replicas=2"]
+    trained, _ = run_steps(config := resolve([*own, *flags]).config, 3)
+    export(trained, folder, None, save_optimizer=config.save_optimizer)
+    return folder, trained
+
+
+@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
+def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    folder, model = exported("of_keras", tmp_path / "model", *flags)
+    command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    kernel, bias = model.get_weights()
+    error = abs(kernel.sum() + bias[0] - 1)
+    *shown, updates = ended.stdout.split()
+    assert [float(value) for value in shown] == pytest.approx([error**2, error], rel=1e-5)
+    assert int(updates) == (3 if flags else 0)
+
+
+def test_a_model_that_needs_the_users_code_to_be_compiled_is_not_and_a_line_says_why(
+    tmp_path: Path, caplog: Log, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    warn_once.cache_clear()
+    folder, _ = exported("of_user", tmp_path / "model")
+    assert not keras.models.load_model(folder / "model.keras").compiled
+    assert "model.keras is not compiled, as its __lambda__ is code of yours" in caplog.text

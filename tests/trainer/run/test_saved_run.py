@@ -56,7 +56,7 @@ def by_keras(run: Path, *, checkpoint: str = "", data: str = "") -> tuple[dict[s
     fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
-    saved = keras.models.load_model(run / "model" / "model.keras")
+    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
     if checkpoint:
         reader = tf.train.load_checkpoint(str(run / "checkpoints" / checkpoint / "variables"))
         values = [reader.get_tensor(name) for name in sorted(reader.get_variable_to_shape_map()) if "model/" in name]
@@ -138,7 +138,7 @@ def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: P
     run = runs("regression", "pair")
     draw = np.random.default_rng(7)
     x = draw.normal(size=(13, 4))
-    saved = keras.models.load_model(run / "model" / "model.keras")
+    saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
     outputs = saved.predict(x, batch_size=6, verbose=0)
     for parts in (1, 2):
         found = predicted(run, tmp_path, MORE, "--rows=13", f"--parts={parts}", replicas)["predictions"]
@@ -238,7 +238,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "flags", "line"), [
     ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
     ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
-    ("evaluate", [f"{MORE}", "--parts=1"], "its loss or metrics do not fit tests.own_data:more (float64 (4,))"),
+    ("evaluate", [f"{MORE}", "--parts=1"], "an example is float64 (4,), which does not fit the model of "),
     ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help lists them all"),
     ("predict", [MORE, "--parts=4"], "flags: parts=4 must be one of 1, 2, 3."),
     ("predict", ["--rows=3"], "unknown flag --rows"),
@@ -295,12 +295,11 @@ NEWEST = "checkpoints/step-00000008"
     (lambda run: (run / "run.json").write_text("{}"), [], "run.json in it has no settings"),
     (lambda run: change(run, seed="x"), [], "run.json: seed='x' must be a whole number"),
     (lambda run: change(run, sed=1), [], "run.json: unknown setting 'sed'; did you mean 'seed'?"),
-    (lambda run: change(run, model="tests.own_data:gone"), [], "tests.own_data has no function gone"),
+    (lambda run: change(run, model="tests.own_data:gone"), ["--checkpoint=8"], "tests.own_data has no function gone"),
     (without_evaluation, [], "its data tests.own_data:arrays have no evaluation part: use --data"),
     (lambda run: shutil.rmtree(run / "model"), [], "has no model/model.keras yet: wait until the run is done, or "),
     (lambda run: cut(run / "model" / "model.keras"), [], "model.keras: cannot be loaded as a model.keras: "),
     (other_weights, [], "model.keras: its weights do not fit this model"),
-    (other_code, [], "regression builds another network than the one in "),
     (lambda run: shutil.rmtree(run / "checkpoints"), ["--checkpoint=newest"], "has no checkpoint: leave out"),
     (lambda run: cut(run / NEWEST / "manifest.json"), ["--checkpoint=8"], f"{NEWEST}: damaged ("),
     (lambda run: cut(next((run / NEWEST).glob("*.data*"))), ["--checkpoint=newest"], "has another size"),

@@ -28,17 +28,18 @@ from trainer.invariance.step import NotCompilable
 from trainer.reporting.progress import StepLogs
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
+from trainer.training import compilation
 from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.steps import StepRunner
 
 STEPS = 3
-GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16", "--critic_steps=2")
+GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", *GANS[:2], "--global_batch_size=16"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
-    "wgan_gp": ("--model=wgan_gp", *GANS),
+    "wgan_gp": ("--model=wgan_gp", *GANS, "--critic_steps=2"),
     "r3gan": ("--model=r3gan", *GANS, "--diff_augment=color,translation,cutout"),
-    "conditional": ("--model=wgan_gp", "--conditional", *GANS),
+    "conditional": ("--model=wgan_gp", "--conditional", *GANS, "--critic_steps=2"),
     "embedding": (f"--model={__name__}:embedded", *GANS[:1], "--global_batch_size=8"),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
 }  # fmt: skip
@@ -264,11 +265,11 @@ def test_a_run_too_short_to_earn_it_is_not_tried(
 
 
 @pytest.mark.parametrize(("devices", "of_replicas", "why"), [
-    (("GPU:0",), {}, "not measured on GPUs yet"),
+    (("GPU:0", "GPU:1"), {}, "on several GPUs nobody has run XLA's sums"),
     (("CPU:0", "CPU:1"), {}, "XLA cannot sum over CPUs"),
     (("GPU:0",), {"cluster": Cluster(("one:1", "other:1"), 1)}, "XLA cannot sum over several machines"),
 ])  # fmt: skip
-def test_auto_is_plain_on_gpus_and_where_xla_cannot_sum(
+def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
     devices: tuple[str, ...], of_replicas: dict[str, Any], why: str, auto: TrainConfig
 ) -> None:
     clock = Clock(1.0, 0.1)
@@ -276,7 +277,18 @@ def test_auto_is_plain_on_gpus_and_where_xla_cannot_sum(
     assert (choice.compiled, clock.calls) == (False, [])
     assert why in choice.why
     forced = choose(dataclasses.replace(auto, jit_compile="true"), planted(clock, devices, **of_replicas), 1000)
-    assert forced.compiled is (devices == ("GPU:0",) and not of_replicas)
+    assert forced.compiled is (devices == ("GPU:0", "GPU:1"))
+
+
+def test_auto_measures_on_one_gpu_and_knows_which(auto: TrainConfig, monkeypatch: Patch) -> None:
+    """Convolutions by depth, which are slow on CPUs, are measured too."""
+    monkeypatch.setattr(compilation, "gpu_names", lambda: ["NVIDIA L4"])
+    clock = Clock(0.1, 1.0)
+    trial = planted(clock, ("GPU:0",))
+    trial.model = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.SeparableConv2D(2, 3)])
+    assert choose(auto, trial, 1000).compiled is False
+    monkeypatch.setattr(compilation, "gpu_names", lambda: ["NVIDIA H100"])
+    assert choose(auto, planted(Clock(1.0, 0.1), ("GPU:0",)), 1000).compiled is True
 
 
 def test_convolutions_by_depth_and_deterministic_runs_are_not_tried(auto: TrainConfig) -> None:

@@ -3,9 +3,8 @@
 import dataclasses
 import hashlib
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -13,14 +12,13 @@ from typing import NamedTuple
 import trainer
 from trainer.base.errors import UserError
 from trainer.base.run_files.provenance import own_sources
-from trainer.base.run_files.records import number, read_json
+from trainer.base.run_files.records import read_json
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 1  # of plan.json
-PREDICTED = "TRAINER_PREDICTED"  # set by `python -m deploy submit`: what its plan says of the job, as JSON
+PLAN_FORMAT = 2  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = MAY_CHANGE | {
@@ -53,8 +51,8 @@ class StepWork(NamedTuple):
 class Memory:
     """Holds lines whose largest is the peak in bytes, by the rows of one replica in one pass.
 
-    `error`: the relative difference from what was measured with the fewest rows. `fragments`: how many times as much
-    memory an allocator may need as it holds.
+    worst_order: how many times as much a step may hold if operations that do not wait for one another run in another
+    order, or as the peak with the fewest rows was above the lines.
     """
 
     device: Sequence[Line]  # weights, optimizer, averages and what a GPU holds in a step, in float32
@@ -62,8 +60,7 @@ class Memory:
     cpu: Sequence[Line]  # all that a CPU holds in a step, kernels' temporaries included
     state_bytes: int
     measured_rows: Sequence[int]
-    error: float
-    fragments: float
+    worst_order: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,20 +121,6 @@ def read_plan(path: Path) -> StepPlan:
 
 def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
     return [Line(*map(float, pair)) for pair in content]
-
-
-def predicted(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """Returns what the plan of this job said when it was submitted; {} if there was none.
-
-    step_seconds, step_seconds_low and _high; device_gib, device_gib_low and _high; largest_batch; micro_batches,
-    the least number with which the job surely fits.
-    """
-    try:
-        content = json.loads(environment.get(PREDICTED, ""))
-    except ValueError:
-        return {}
-    return {key: valid for key, value in content.items() if (valid := number(value)) is not None} if isinstance(
-        content, dict) else {}  # fmt: skip
 
 
 def kept_plan(config: TrainConfig) -> Path:

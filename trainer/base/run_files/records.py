@@ -103,12 +103,12 @@ class Result(TypedDict, total=False):
     saving_seconds: float
     peak_memory_gib: float
     peak_device_memory_gib: list[float]  # of this process, as in stats.jsonl
-    predicted: dict[str, float]  # by the job's plan: step_seconds, device_gib, each with _low and _high, largest_batch
     restarts: int
     steps_repeated: int
     rollbacks: int
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     epoch_seconds: list[float]
+    history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
     classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 

@@ -20,9 +20,11 @@ BOOLEAN_WORDS = {
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
 REMOVED = {  # flags and settings of earlier versions, and what to use instead
     "cluster_secret_file": "a private network or a firewall protects the workers' ports (docs/security.md)",
+    "fallback": "name the tiers one after another, in the order in which to try them: `submit l4x4 l4x2`",
     "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
     "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
     "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
+    "regions": "use --region=us-central1,us-east4, in the order in which to try them",
     "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
     "stream": "read gs:// data through /gcs/BUCKET/… on Vertex AI, or give the job a larger disk (diskSpec)",
 }

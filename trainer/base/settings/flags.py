@@ -47,14 +47,14 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns what argparse returns; parse_args calls it too."""
-        given = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(self._normalized(given), namespace)
+        words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._normalized(words), namespace)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Returns the namespace. Raises UserError with the nearest name for an unknown flag."""
-        found, unknown = self.parse_known_args(args, namespace)
+        options, unknown = self.parse_known_args(args, namespace)
         refuse_unknown(unknown, [name.removeprefix("--") for name in self._option_string_actions])
-        return found
+        return options
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of printing the usage and exiting."""

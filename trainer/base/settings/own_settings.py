@@ -49,13 +49,13 @@ class OwnSettings:
         for function, signature in self._read[0].items():
             for parameter in signature.parameters:
                 self._refuse_ours(function, parameter.name)
-                other, functions = taken.get(parameter.name, (parameter, ()))
-                if functions and not _same(parameter, other):
+                first, functions = taken.get(parameter.name, (parameter, ()))
+                if functions and not _same(parameter, first):
                     raise UserError(
-                        f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {other.name}, as "
-                        f"{other} and as {parameter}: give it one type and default, or two names"
+                        f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {first.name}, as "
+                        f"{first} and as {parameter}: give it one type and default, or two names"
                     )
-                taken[parameter.name] = (other, (*functions, function))
+                taken[parameter.name] = (first, (*functions, function))
         groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in taken.values())
         return _subclass(tuple(taken.values()), groups)
 
@@ -98,14 +98,12 @@ class OwnSettings:
         return f"{function}={self.named[function]}"
 
     def _refuse_ours(self, function: str, name: str) -> None:
-        ours = next((other for other in (name, name.removeprefix("no_")) if hasattr(TrainConfig, other)), "")
-        if ours:
+        ours = name.removeprefix("no_")
+        if hasattr(TrainConfig, ours) or name in ("help", "print_config", "verbose"):
             raise UserError(
-                f"{self._shown(function)}: its setting {name} has the name of a setting of the trainer: read "
+                f"{self._shown(function)}: its setting {name} has the name of a flag of the trainer: read "
                 f"config.{ours}, or rename the parameter"
             )
-        if name in ("help", "print_config", "verbose"):
-            raise UserError(f"{self._shown(function)}: its setting {name} has the name of a flag: rename the parameter")
 
 
 def _path_of_model(name: str) -> str:
@@ -141,10 +139,10 @@ def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tupl
         metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
         field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
         fields.append((parameter.name, parameter.field.type, field))
-    made = dataclasses.make_dataclass(
+    settings = dataclasses.make_dataclass(
         "TrainConfig", fields, bases=(TrainConfig,), frozen=True, kw_only=True, namespace={"__module__": __name__}
     )
-    return cast(type[TrainConfig], made)
+    return cast(type[TrainConfig], settings)
 
 
 def refuse_missing_modules(config: TrainConfig) -> None:

@@ -38,8 +38,8 @@ class Overrides:
     @classmethod
     def read(cls, texts: Mapping[str, str], first: str = "") -> "Overrides":
         """Returns the overrides of the texts of flags. Raises UserError for a text that does not fit its field."""
-        given = cls(texts, first)
-        return given.replace(**coerce_all(given.own.settings, texts, "flags"))
+        overrides = cls(texts, first)
+        return overrides.replace(**coerce_all(overrides.own.settings, texts, "flags"))
 
     @classmethod
     def parse(cls, arguments: Sequence[str], first: str = "") -> "Overrides":
@@ -98,13 +98,13 @@ class Overrides:
         """Returns flags over recipe over defaults. Raises UserError if settings contradict each other."""
         _check_length(self.values, "flags")
         settings = self.own.settings
-        given = {**self.recipe, **coerce_all(settings, self.values, "flags")}  # of the functions named in the end
-        refuse_missing(settings, given)
-        config = settings(**given)
+        values = {**self.recipe, **coerce_all(settings, self.values, "flags")}  # of the functions named in the end
+        refuse_missing(settings, values)
+        config = settings(**values)
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)
         check(config)
-        if config.model not in MODELS and "data" not in given:
+        if config.model not in MODELS and "data" not in values:
             raise UserError(
                 f"data is missing: model={config.model} is a function of your own: use --data=package.module:function, "
                 "a folder or a file, or --data=digits to try the model without any"
@@ -158,10 +158,10 @@ def parse_flags(arguments: Sequence[str], first: str = "", **help_options: Any) 
     # Description and epilog have their own lines.
     parser = Parser(formatter_class=argparse.RawDescriptionHelpFormatter, **(help_options or _help_of_task()))
     add_setting_flags(parser, flags)
-    found, unknown = parser.parse_known_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
     names = [field.name for field in flags]
     refuse_unknown(unknown, [*names, "help"], own.hint)
-    return {name: text for name, text in vars(found).items() if name in names}
+    return {name: text for name, text in vars(options).items() if name in names}
 
 
 def _help_of_task() -> dict[str, Any]:

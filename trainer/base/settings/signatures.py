@@ -13,21 +13,24 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
 
 from trainer.base.errors import UserError, reason
 from trainer.base.settings.fields import TYPE_NAMES, Setting, coerce, nearest, setting
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
+_PLAIN = (bool, int, float, str)
+_NAMES: dict[str, Any] = {  # that a type is written with
+    **{kind.__name__: kind for kind in _PLAIN},
+    "Annotated": Annotated, "Literal": Literal, "Optional": Optional, "Union": Union,
+}  # fmt: skip
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
 _MOST_STEPS = 20  # from one name to the next: imports may form a circle
 _MEANINGS = {**TYPE_NAMES, str: "text"}  # in --help, of a parameter that is not described
-_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,9 @@ class Unreadable(Exception):
     """Reports that the parameters of a function do not stand in a source; the text says why."""
 
 
+_NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
+
+
 def read_signature(path: str, origin: str, first: str = "") -> Signature:
     """Returns the signature of `package.module:function`, or of a class, as its source states it.
 
@@ -84,7 +90,7 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
         if not methods:
             raise Unreadable(f"{name} is a class without an __init__ of its own")
         node = methods[-1]
-    if not isinstance(node, _Function):
+    if not isinstance(node, ast.FunctionDef):
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
     arguments = node.args
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
@@ -96,27 +102,19 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
-    """Raises UserError, with the nearest name, if Python does not find the module `name`. Imports nothing.
+    """Raises UserError, with the nearest name, if Python does not find the package of a module. Imports nothing.
 
-    `origin`: the setting that names it, and its value. A package that changes where its modules are found passes.
+    `origin`: the setting that names it, and its value.
     """
-    package, sources = name.rpartition(".")[0], _Sources("", origin)
-    missing = f"{origin}: cannot import {name} (No module named {name!r})"
+    top = name.partition(".")[0]
+    missing = f"{origin}: cannot import {name} (No module named {top!r})"
+    if name.endswith(".py"):
+        right = name.removesuffix(".py").replace("/", ".")
+        raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
     with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
-        if name in sys.modules or sources.spec(name) is not None:
-            return
-        if name.endswith(".py"):
-            right = origin.replace(f"{name}:", f"{package.replace('/', '.')}:")
-            raise UserError(f"{missing}: a module has no .py: use --{right}")
-        folders: Sequence[str] = [os.getcwd()]
-        if package:
-            refuse_missing_module(package, origin)
-            parent = sources.spec(package)
-            if parent is None or re.search(r"__path__|sys\.modules", _source(parent) or ""):
-                return
-            folders = parent.submodule_search_locations or []
-        beside = [f"{package}.{module.name}".lstrip(".") for module in pkgutil.iter_modules(folders)]
-        raise UserError(f"{missing}{nearest(name, beside)}")
+        if top not in sys.modules and _Sources("", origin).spec(top) is None:
+            beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
+            raise UserError(f"{missing}{nearest(top, beside)}")
 
 
 class _Sources:
@@ -124,14 +122,9 @@ class _Sources:
 
     def __init__(self, first: str, origin: str) -> None:
         self._first, self._origin = first, origin
-        self._modules: dict[str, _Module] = {}
 
     def module(self, name: str) -> "_Module":
-        if name not in self._modules:
-            self._modules[name] = self._parsed(name)
-        return self._modules[name]
-
-    def _parsed(self, name: str) -> "_Module":
+        """Returns a parsed module. Raises UserError if it cannot be imported, Unreadable if it is not found."""
         try:
             spec = self.spec(name)
             source = _source(spec) if spec else None
@@ -144,11 +137,10 @@ class _Sources:
         file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
         try:
             tree = _tree(source)
-        except (SyntaxError, ValueError, MemoryError) as error:
-            where = (
-                f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else f"{file}: {reason(error)}"
-            )
-            raise self.refused(f"cannot import {name} ({where})") from None
+        except SyntaxError as error:
+            raise self.refused(f"cannot import {name} ({file}:{error.lineno}: {error.msg})") from None
+        except (ValueError, MemoryError) as error:
+            raise self.refused(f"cannot import {name} ({file}: {reason(error)})") from None
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         return _Module(self, name, package, file, source, tree)
 
@@ -208,12 +200,15 @@ class _Module:
 
     @cached_property
     def bindings(self) -> dict[str, tuple[ast.AST, str]]:
-        """Returns what the names of the module are bound to at last: a node, and of an import the name there."""
+        """Returns what the names of the module are bound to at last: a node, and of an import the name there.
+
+        Statements within `if` and `try` are not read.
+        """
         bound: dict[str, tuple[ast.AST, str]] = {}
-        for node in _statements(self.tree.body):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        for node in self.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 bound[node.name] = (node, "")
-            elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            elif isinstance(node, ast.ImportFrom):
                 bound |= {(alias.asname or alias.name): (node, alias.name) for alias in node.names}
             elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -221,54 +216,49 @@ class _Module:
         return bound
 
     def find(self, name: str, steps: int = 0) -> tuple["_Module", ast.AST]:
-        """Returns the definition of a name, and the module where it stands.
+        """Returns the definition of a name, and the module where it stands, over imports by `from`.
 
         Raises Unreadable if there is none, UserError if the module cannot have such a name.
         """
-        node, there = self.bindings.get(name) or self.bindings.get("*") or (None, "")
-        if node is None and not re.search(rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b", self.source):
+        node, there = self.bindings.get(name, (None, ""))
+        elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
+        if node is None and not re.search(elsewhere, self.source):
             raise self.sources.refused(f"{self.name} has no function {name}{nearest(name, [*self.bindings])}")
-        if node is None or isinstance(node, ast.Import) or steps > _MOST_STEPS:
+        if node is None or steps > _MOST_STEPS:
             raise Unreadable(f"{self.name} does not define {name} by `def`")
         if isinstance(node, ast.ImportFrom):
             try:
-                other = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
+                module = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
             except ImportError as error:
                 raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return self.sources.module(other).find(name if there == "*" else there, steps + 1)
+            return self.sources.module(module).find(there, steps + 1)
         return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
-
-    def imported(self, node: ast.AST) -> str:
-        """Returns the name that a Name or an Attribute has where it comes from: `t.Literal` is Literal."""
-        if isinstance(node, ast.Attribute):
-            return node.attr
-        name = node.id if isinstance(node, ast.Name) else ""
-        bound, there = self.bindings.get(name, (None, ""))
-        return there if isinstance(bound, ast.ImportFrom) else name
-
-
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields the statements of a module in their order, those within `if`, `try` and `with` too."""
-    for node in body:
-        yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            for part in ("body", "handlers", "orelse", "finalbody", "cases"):
-                yield from _statements(getattr(node, part, ()))
 
 
 def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, origin: str) -> Parameter:
     """Returns one parameter. Raises UserError if its type or its default cannot be those of a setting."""
     where = f"{origin}: {module.place(argument)}: its setting {argument.arg}"
-    value = REQUIRED if default is None else _literal(module, default, where)
-    if argument.annotation is not None:
-        read = _Type(module, argument.annotation, where)
-        kind, optional, about = read.kind, read.optional, read.about
-    elif type(value) in _TYPES.values():
-        kind, optional, about = type(value), False, Setting("")
-    else:
+    try:
+        value = REQUIRED if default is None else _evaluated(module, default)
+    except _NO_VALUE:
+        raise UserError(
+            f"{where} has a default that is not a literal: write the value itself, or the name of a module's constant "
+            "that is one"
+        ) from None
+    if argument.annotation is None and type(value) not in _PLAIN:
         raise UserError(f"{where} has no type: {_ALLOWED}")
-    parameter = Parameter(argument.arg, kind, optional, value, about)
-    fits = value is REQUIRED or (value is None and optional) or type(value) is kind
+    try:
+        annotation = type(value) if argument.annotation is None else _evaluated(module, argument.annotation)
+        kinds, about = _described(annotation)
+        (kind,) = kinds - {type(None)}
+        limits = [limit for limit in (about.minimum, about.maximum, about.above) if limit is not None]
+        if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {int, float}:
+            raise ValueError
+    except _NO_VALUE:
+        text = ast.unparse(argument.annotation or argument)[:100]
+        raise UserError(f"{where} is of type {text}: {_ALLOWED}") from None
+    parameter = Parameter(argument.arg, kind, type(None) in kinds, value, about)
+    fits = value is REQUIRED or (value is None and parameter.optional) or type(value) is kind
     if not fits and not (kind is float and type(value) is int):
         raise UserError(f"{where} is {parameter}: the default must be of its type")
     try:
@@ -278,86 +268,47 @@ def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, ori
     return dataclasses.replace(parameter, default=usual)
 
 
-def _literal(module: _Module, node: ast.AST, where: str) -> Any:
-    """Returns the value of a literal, or of a constant of a module that is one."""
-    try:
-        if isinstance(node, ast.Name):
-            _, node = module.find(node.id)
-        return ast.literal_eval(node)
-    except (Unreadable, ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise UserError(
-            f"{where} has a default that is not a literal: write the value itself, or the name of a module's constant "
-            "that is one"
-        ) from None
+def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
+    """Returns a literal, a type, or what a name of the module stands for, if it is one of these; runs no code.
+
+    Raises one of _NO_VALUE for anything else.
+    """
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluated(module, operand)
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.Name(id=name) if steps < _MOST_STEPS:
+            return _evaluated(*module.find(name), steps + 1)
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return _evaluated(module, left, steps) | _evaluated(module, right, steps)
+        case ast.Subscript(value=value, slice=part):
+            return _evaluated(module, value, steps)[_evaluated(module, part, steps)]
+        case ast.Tuple(elts=parts):
+            return tuple(_evaluated(module, part, steps) for part in parts)
+        case ast.Call(func=ast.Name(id="Setting") | ast.Attribute(attr="Setting"), args=arguments, keywords=words):
+            named: Any = {word.arg or "": _evaluated(module, word.value, steps) for word in words}
+            return Setting(*(_evaluated(module, argument, steps) for argument in arguments), **named)
+    raise ValueError
 
 
-class _Type:
-    """Reads an annotation: the plain type, whether None is allowed, what Literal and Annotated say of it."""
-
-    def __init__(self, module: _Module, node: ast.AST, where: str) -> None:
-        self.optional, self.about = False, Setting("")
-        self._where = where
-        self._kinds: set[type] = set()
-        self._read(module, node, 0)
-        limits = [limit for limit in (self.about.minimum, self.about.maximum, self.about.above) if limit is not None]
-        allowed = {int, float} if limits else {*_TYPES.values()}
-        if len(self._kinds) != 1 or not self._kinds | {*map(type, limits)} - {int, float} <= allowed:
-            raise self._refused(node)
-        self.kind = self._kinds.pop()
-
-    def _refused(self, node: ast.AST) -> UserError:
-        return UserError(f"{self._where} is of type {ast.unparse(node)[:100]}: {_ALLOWED}")
-
-    def _read(self, module: _Module, node: ast.AST, steps: int) -> None:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation in quotes
-            with suppress(SyntaxError, ValueError):  # then it is refused below
-                node = ast.parse(node.value, mode="eval").body
-        if isinstance(node, ast.Constant) and node.value is None:
-            self.optional = True
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            self._read(module, node.left, steps)
-            self._read(module, node.right, steps)
-        elif isinstance(node, ast.Subscript):
-            self._subscript(module, node, steps)
-        elif isinstance(node, ast.Name) and node.id in _TYPES and node.id not in module.bindings:
-            self._kinds.add(_TYPES[node.id])
-        elif isinstance(node, ast.Name) and steps < _MOST_STEPS:
-            try:
-                there, alias = module.find(node.id)
-            except Unreadable:
-                raise self._refused(node) from None
-            self._read(there, alias, steps + 1)
-        else:
-            raise self._refused(node)
-
-    def _subscript(self, module: _Module, node: ast.Subscript, steps: int) -> None:
-        kind, parts = module.imported(node.value), [node.slice]
-        if isinstance(node.slice, ast.Tuple):
-            parts = node.slice.elts
-        if kind == "Literal":
-            values = [_literal(module, part, self._where) for part in parts]
-            choices = [value for value in values if value is not None]
-            self.optional |= None in values
-            self.about = dataclasses.replace(self.about, choices=(*self.about.choices, *choices))
-            self._kinds |= {*map(type, choices)}
-        elif kind in ("Optional", "Union"):
-            self.optional |= kind == "Optional"
-            for part in parts:
-                self._read(module, part, steps)
-        elif kind == "Annotated":
-            self._read(module, parts[0], steps)
-            for part in parts[1:]:
-                self._describe(module, part)
-        else:
-            raise self._refused(node)
-
-    def _describe(self, module: _Module, node: ast.expr) -> None:
-        """Reads a text of Annotated, or its Setting, which holds literals."""
-        if isinstance(node, ast.Call) and module.imported(node.func) == Setting.__name__:
-            try:
-                words: Any = {word.arg or "": ast.literal_eval(word.value) for word in node.keywords}
-                self.about = Setting(*map(ast.literal_eval, node.args), **{**words, "choices": self.about.choices})
-            except (ValueError, TypeError):
-                raise self._refused(node) from None
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            self.about = dataclasses.replace(self.about, meaning=node.value)
+def _described(annotation: Any) -> tuple[set[type], Setting]:
+    """Returns the plain types that an annotation allows, and what Literal and Annotated say of the values."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
+    if origin is Annotated:
+        kinds, about = _described(parts[0])
+        for part in parts[1:]:
+            if isinstance(part, Setting):
+                about = dataclasses.replace(part, choices=about.choices)
+            elif isinstance(part, str):
+                about = dataclasses.replace(about, meaning=part)
+        return kinds, about
+    if origin in (Union, UnionType):
+        alternatives = [_described(part) for part in parts]
+        about = max((about for _, about in alternatives), key=lambda about: about != Setting(""))
+        return set().union(*(kinds for kinds, _ in alternatives)), about
+    return {annotation}, Setting("")

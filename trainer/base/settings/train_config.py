@@ -27,9 +27,10 @@ DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 AUGMENTATIONS = ("flip", "crop")
 
 
-# One function a group of --help.
-_run, _model, _training, _data, _devices, _output = (
-    partial(setting, group=group) for group in ("run", "model", "training", "data", "devices", "output")
+# One function a group of --help, the first with what a model of one's own needs.
+_run, _training, _data, _devices, _output, _images = (
+    partial(setting, group=group)
+    for group in ("run", "training", "data", "devices", "output", "images, of sources of this package and of GANs")
 )
 
 
@@ -42,48 +43,24 @@ class TrainConfig:
 
     recipe: str = _run("", "name or path of the recipe")
     job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from")
+    model: str = _run("wgan_gp", "a model's name, or your own package.module:function")
+    data: str = _run("digits", "a source's name, a path, kind:path, or your own package.module:function")
     callbacks: str = _run("", "package.module:function that returns a list of Keras callbacks")
-
-    model: str = _model("wgan_gp", "a model's name, or your own package.module:function")
-    image_size: int = _model(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
-    channels: int = _model(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
-
-    data: str = _data("digits", "a source's name, a path, kind:path, or your own package.module:function")
-    evaluation_fraction: float = _data(
-        0.0, "share of the examples held out for evaluation, if the source has no such part", minimum=0, maximum=0.9
-    )
-    augment: str = _data(
-        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
-    )
-    skip_bad_images: bool = _data(False, "leave out image files that cannot be decoded")
-    data_memory_mib: int = _data(
-        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
-    )
-    cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
-    data_changed: str = _data(
-        "refuse",
-        "when the data differ from those at the start of the run that is resumed",
-        choices=("refuse", "accept"),
+    global_batch_size: int = _run(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
+    epochs: int | None = _run(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
+    steps: int | None = _run(None, "length of the run, instead of epochs", unit="steps", minimum=1)
+    seed: int = _run(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
+    evaluation_fraction: float = _run(
+        0.0, "share of examples held out for evaluation, drawn by the seed", minimum=0, maximum=0.9
     )
 
-    global_batch_size: int = _training(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
     micro_batches: int = _training(
-        1, "passes in which each update takes a replica's rows, to need less memory; gradients are summed",
-        unit="passes", minimum=1,
-    )  # fmt: skip
-    label_smoothing: float = _training(
-        0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
+        1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
     )
-    mixup: float = _training(
-        0.0, "alpha of the Beta distribution by which a classifier's images and labels are mixed in pairs; 0: none",
-        minimum=0, maximum=100,
-    )  # fmt: skip
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
         0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
     )
-    epochs: int | None = _training(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
-    steps: int | None = _training(None, "length of the run, instead of epochs", unit="steps", minimum=1)
     learning_rate: float = _training(1e-4, "step size of the optimizers", above=0)
     learning_rate_schedule: str = _training(
         "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
@@ -92,41 +69,33 @@ class TrainConfig:
     early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
     max_minutes: float = _training(
-        0.0,
-        "end the run, saved and exported, after this time over all restarts; 0: no limit",
-        unit="minutes",
-        minimum=0,
+        0.0, "end, saved and exported, after this time over all starts; 0: never", unit="minutes", minimum=0
     )
     on_nan: str = _training(
-        "stop",
-        "when a loss is NaN: stop, or rollback to the last checkpoint with half the learning rate, at most twice",
-        choices=("stop", "rollback"),
+        "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
     )
-    initial_checkpoint: str = _model(
+    initial_checkpoint: str = _training(
         "", "start from the weights of another run's checkpoint (or job directory)", reads=True
     )
-    initial_model: str = _model("", "start from the weights of a saved template model, a model.keras", reads=True)
-    seed: int = _training(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
+    initial_model: str = _training("", "start from the weights of a saved template model, a model.keras", reads=True)
+
+    data_memory_mib: int = _data(
+        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
+    )
+    cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
+    data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
 
     strategy: str = _devices(
-        "auto",
-        "tf.distribute strategy; auto chooses it by the devices and TF_CONFIG",
-        choices=("auto", "one_device", "mirrored", "multi_worker"),
+        "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
     )
     communication: str = _devices(
-        "auto",
-        "how several workers sum gradients; auto and nccl: by NCCL on GPUs, else by ring",
-        choices=("auto", "ring", "nccl"),
+        "auto", "sums over workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
     )
     worker_timeout_seconds: int = _devices(
         600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
     )
     replicas: int = _devices(
-        0,
-        "local devices to use, 0 for all GPUs; on a CPU this many logical devices are made",
-        unit="devices",
-        minimum=0,
-        maximum=64,
+        0, "local devices, 0 for all GPUs; of a CPU, logical ones", unit="devices", minimum=0, maximum=64
     )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
@@ -136,9 +105,7 @@ class TrainConfig:
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: str = _devices(
-        "auto",
-        "compile the whole step with XLA, on one machine; auto: on CPUs, if it proves faster before the first step",
-        choices=("auto", "true", "false"),
+        "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
@@ -158,19 +125,9 @@ class TrainConfig:
     keep_checkpoints: int | None = _output(
         3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
     )
+    save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
-    sample_every_steps: int = _output(
-        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
-    )
-    fid_every_steps: int = _output(
-        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0
-    )
-    fid_samples: int = _output(10_000, "images to compare, real and generated", minimum=2)
-    fid_features: str = _output(
-        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", reads=True
-    )
-    fid_weights: str = _output("imagenet", "weights of inception: imagenet, or a weights file", reads=True)
     tensorboard: bool = _output(True, "write TensorBoard event files")
     profile_steps: str = _output(
         "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
@@ -180,6 +137,30 @@ class TrainConfig:
         "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
     )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
+
+    image_size: int = _images(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
+    channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
+    augment: str = _images(
+        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
+    )
+    skip_bad_images: bool = _images(False, "leave out image files that cannot be decoded")
+    label_smoothing: float = _images(
+        0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
+    )
+    mixup: float = _images(
+        0.0, "alpha of Beta, by which a classifier's rows are mixed in pairs; 0: none", minimum=0, maximum=100
+    )
+    sample_every_steps: int = _images(
+        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
+    )
+    fid_every_steps: int = _images(
+        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0
+    )
+    fid_samples: int = _images(10_000, "images to compare, real and generated", minimum=2)
+    fid_features: str = _images(
+        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", reads=True
+    )
+    fid_weights: str = _images("imagenet", "weights of inception: imagenet, or a weights file", reads=True)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -217,10 +198,10 @@ class TrainConfig:
         """
         if not self.profile_steps:
             return range(0)
-        found = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", self.profile_steps)
-        if not found:
+        match = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", self.profile_steps)
+        if not match:
             raise UserError(f"profile_steps={self.profile_steps}: write it as 100..110 (first step..last step)")
-        steps = range(int(found[1]), int(found[2]) + 1)
+        steps = range(int(match[1]), int(match[2]) + 1)
         if steps.start < 2 or not 1 <= len(steps) <= 100:
             raise UserError(
                 f"profile_steps={self.profile_steps}: take 1 to 100 steps, from step 2 on (the first builds the graph)"
@@ -265,6 +246,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
+    "save_optimizer",
 })  # fmt: skip
 
 

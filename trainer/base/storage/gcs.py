@@ -12,9 +12,10 @@ import io
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -23,7 +24,7 @@ from trainer.base.storage.address import Address
 from trainer.base.storage.checksum import crc32c, crc32c_of, encoded
 from trainer.base.storage.gcs_errors import Conflict, explained, is_refused_token
 from trainer.base.storage.login import credentials
-from trainer.base.storage.transfers import NEVER, Cancelled, in_time
+from trainer.base.storage.transfers import NEVER, in_time
 
 T = TypeVar("T")
 
@@ -39,15 +40,17 @@ class Limits:
     least: int = 100_000  # bytes a minute, which a piece must bring
     sent: int = 3_000_000  # bytes of an upload that add a minute to its time
     tries: int = 3  # of an upload that conflicts with another one
-    downloads: int = 10  # of an object whose bytes differ each time
+    downloads: int = 3  # of an object that arrives with a wrong checksum
     workers: int = 16  # concurrent transfers
     piece: int = 8 * 2**20  # bytes per read request, which are held in memory
 
 
 LIMITS = Limits()
-_WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata
+_WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata that are shown
+_MACHINE = "/proc/sys/kernel/random/boot_id"  # differs also on another machine of the same name
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
+_LOCATE = "read its location (roles/storage.bucketViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
 _IN_MEMORY = 64 * 2**20  # bytes; smaller files are read at once before the upload, because they may grow meanwhile
 
@@ -61,8 +64,16 @@ class Remote:
     crc32c: str
     generation: int
     encoding: str = ""
-    writer: str = "an unknown program"  # who wrote it and when
-    updated: float = 0.0  # when it was written, seconds since 1970; 0 in listings
+    metadata: Mapping[str, str] | None = None  # see `writer`; None in listings
+    updated: datetime | None = None  # None in listings
+
+    @property
+    def writer(self) -> str:
+        """Returns who wrote it, and when."""
+        metadata = self.metadata or {}
+        names = [f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata]
+        written = f", {self.updated:%Y-%m-%d %H:%M:%S} UTC" if self.updated else ""
+        return (" ".join(names) or "an unknown program") + written
 
 
 def connect(limits: Limits | None = None) -> "Gcs":
@@ -129,6 +140,11 @@ class Gcs:
         blob = self._request(lambda: self._blob(address).bucket.get_blob(address.name, **self._once), address, _READ)
         return _remote(address.bucket, blob) if blob else None
 
+    def location(self, bucket: str) -> str:
+        """Returns where a bucket lies, as US or EUROPE-WEST4."""
+        found = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
+        return str(found.location)
+
     def download(
         self,
         remote: Remote,
@@ -138,8 +154,7 @@ class Gcs:
     ) -> None:
         """Writes the object to `file`, complete and verified, or removes the file. Calls `on_bytes` with the progress.
 
-        Raises UserError if it arrives twice with the same wrong content, PlatformFault if the content is wrong
-        `limits.downloads` times or the object no longer exists.
+        Raises PlatformFault if the content is wrong `limits.downloads` times or the object no longer exists.
         """
         try:
             with explained(str(remote.address)), open(file, "wb") as raw:
@@ -159,11 +174,7 @@ class Gcs:
     ) -> None:
         if remote.encoding == "gzip":
             raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
-        arrived = (0, "")
-        for attempt in range(self.limits.downloads):
-            if cancelled.wait(min(attempt, self.limits.pause)):
-                raise Cancelled
-            on_bytes(-arrived[0])
+        for _ in range(self.limits.downloads):
             target.seek(0)
             target.truncate()
             checksum = crc32c()
@@ -172,17 +183,12 @@ class Gcs:
                 target.write(piece)
                 checksum.update(piece)
                 on_bytes(len(piece))
-            before, arrived = arrived, (target.tell(), encoded(checksum))
-            if arrived == (remote.size, remote.crc32c):
+            if (target.tell(), encoded(checksum)) == (remote.size, remote.crc32c):
                 return
-            if arrived == before:
-                raise UserError(
-                    f"{remote.address}: arrived twice with the same content, which does not match its checksum: it is "
-                    "damaged where it is stored: upload it again"
-                )
+            on_bytes(-target.tell())
         raise PlatformFault(
-            f"{remote.address}: wrong checksum after {self.limits.downloads} downloads, with other content each time: "
-            "it is damaged on its way"
+            f"{remote.address}: wrong checksum after {self.limits.downloads} downloads: it is damaged on its way, or "
+            "where it is stored: upload it again"
         )
 
     def _piece(self, remote: Remote, start: int, cancelled: threading.Event) -> bytes:
@@ -273,22 +279,22 @@ class Gcs:
 
 
 def writer() -> dict[str, str]:
-    """Returns who writes, as metadata of each object: machine, process, and the job's id on Vertex AI."""
+    """Returns who writes, as metadata of each object: machine, process, start of the machine, job on Vertex AI."""
     job = os.environ.get("CLOUD_ML_JOB_ID", "")
-    process = {"trainer-host": os.uname().nodename, "trainer-process": str(os.getpid())}
+    machine = os.uname().nodename
+    process = {"trainer-host": machine, "trainer-process": str(os.getpid()), "trainer-boot": machine}
+    with suppress(OSError), open(_MACHINE, encoding="ascii") as file:
+        process["trainer-boot"] = file.read().strip()
     return {**process, "trainer-job": job} if job else process
 
 
 def _remote(bucket: str, blob: Any) -> Remote:
-    metadata = blob.metadata or {}
-    who = " ".join(f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata)
-    written = f", {blob.updated:%Y-%m-%d %H:%M:%S} UTC" if blob.updated else ""
     return Remote(
         Address(bucket, blob.name),
         int(blob.size),
         blob.crc32c or "",
         int(blob.generation),
         blob.content_encoding or "",
-        (who or "an unknown program") + written,
-        blob.updated.timestamp() if blob.updated else 0.0,
+        blob.metadata,
+        blob.updated,
     )

@@ -12,6 +12,10 @@ class RefusedToken(UserError):
     """Reports credentials that Cloud Storage refuses: they may be valid again, as after a new login."""
 
 
+class NoPermission(UserError):
+    """Reports what the account of this machine may not do; that of a job may be permitted."""
+
+
 class Conflict(PlatformFault):
     """Reports an object that is changed by others while it is replaced."""
 
@@ -55,7 +59,7 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
     if "requester pays" in text.lower() or "userprojectmissing" in text.lower():
         return UserError(f"{subject}: its bucket charges the reader (requester pays): copy the data to your own bucket")
     if isinstance(cause, api.Forbidden):
-        return UserError(f"{subject}: no permission to {needed}: have it granted to the account that runs this")
+        return NoPermission(f"{subject}: no permission to {needed}: have it granted to the account that runs this")
     if isinstance(cause, api.NotFound):
         if "bucket does not exist" in text.lower() or "/o/" not in text:
             return UserError(

@@ -6,12 +6,10 @@ over; that of a process that has ended on this machine, or of an earlier start o
 """
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
@@ -24,7 +22,6 @@ RENEW_SECONDS, STALE_SECONDS = 15.0, 45.0
 _POLL_SECONDS = 1.0
 _TRIES = 3
 _LONG_AGO = 600.0  # seconds since the last renewal, also by a clock that is wrong by minutes
-_MACHINE = "/proc/sys/kernel/random/boot_id"
 
 
 class Lease:
@@ -72,19 +69,13 @@ class Lease:
 
     def _may_replace(self, current: Remote) -> bool:
         """Returns whether the holder of the lease has certainly ended."""
-        if current.updated and time.time() - current.updated > _LONG_AGO:
+        if current.updated and time.time() - current.updated.timestamp() > _LONG_AGO:
             return True
-        try:
-            holder = json.loads(self._gcs.read(current))
-            machine, process, job = (str(holder[name]) for name in ("machine", "process", "job"))
-        except PlatformFault:  # deleted or renewed meanwhile
-            return False
-        except (ValueError, RecursionError, KeyError, TypeError):
+        holder, here = current.metadata or {}, writer()
+        if "trainer-job" in here and holder.get("trainer-job") == here["trainer-job"]:
             return True
-        here = _holder()
-        if job and job == here["job"]:
-            return True
-        return machine == here["machine"] and (process == here["process"] or not is_running(process))
+        process, boot = holder.get("trainer-process", ""), holder.get("trainer-boot")
+        return boot == here["trainer-boot"] and (process == here["trainer-process"] or not is_running(process))
 
     def _renew(self) -> None:
         taken = None
@@ -102,7 +93,7 @@ class Lease:
 
     def _write(self, replaced: int) -> None:
         self._renewals += 1
-        content = json.dumps({**_holder(), "renewals": self._renewals}).encode()
+        content = json.dumps({**writer(), "renewals": self._renewals}).encode()
         self._generation = self._gcs.upload(content, self._address, replaced, strict=True)
 
     def _refusal(self, current: Remote | None) -> UserError:
@@ -111,14 +102,3 @@ class Lease:
             f"{self._setting}: another run is writing to it ({who}): wait, or use another --job_dir; nothing of it was "
             "overwritten"
         )
-
-
-def _holder() -> dict[str, Any]:
-    """Returns machine, process and job, which differ also on another machine of the same name."""
-    try:
-        with open(_MACHINE, encoding="ascii") as file:
-            machine = file.read().strip()
-    except OSError:
-        machine = os.uname().nodename
-    job = writer().get("trainer-job", "")
-    return {"machine": machine, "process": str(os.getpid()), "job": job}

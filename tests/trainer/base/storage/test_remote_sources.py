@@ -18,7 +18,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import files_of
 from trainer.data.pieces import source_of
 from trainer.data.prepare import prepare
-from trainer.data.sources import beside_data, load_dataset
+from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
 from trainer.run.build import build_setup
 
@@ -97,7 +97,6 @@ def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp
     said = load_dataset(config(f"{kind}:{remote}", tmp_path / "cache"))
     assert content(said.train) == content(here.train)
     assert proxy.count("GET", "alt=media") == reads
-    assert beside_data(remote, tmp_path) == tmp_path
 
 
 def test_shards_of_no_index_are_not_fetched(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
@@ -146,7 +145,7 @@ def test_what_fid_looks_with_is_kept_in_cache_dir(
     with pytest.raises(UserError):
         setup = build_setup(settings, replicas)
         train: Any = setup.dataset.train
-        make_fid(settings, setup.model, train, replicas, tmp_path)
+        make_fid(settings, setup.model, train, replicas)
     assert [file.read_bytes() for file in tmp_path.rglob("network") if file.is_file()] == [b"no network"]
     assert not (tmp_path / "home").exists()
 

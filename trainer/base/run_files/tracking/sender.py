@@ -14,6 +14,7 @@ from typing import Protocol
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
+from trainer.base.run_files.records import read_result
 from trainer.base.run_files.tracking.tracked_files import RunFiles
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses
 
@@ -32,11 +33,8 @@ class Source(Protocol):
     def run(self, *, ended: bool) -> TrackedRun:
         """Returns what a tracker shows of the run beside its points."""
 
-    def points(self, *, ended: bool) -> list[Point]:
-        """Returns the points since the last call."""
-
-    def rewind(self) -> None:
-        """Makes the next call of `points` return all of them."""
+    def points(self, *, ended: bool, again: bool = False) -> list[Point]:
+        """Returns the points since the last call; all of them `again`."""
 
 
 def open_tracker(address: Address) -> Tracker:
@@ -74,11 +72,10 @@ class Sender(threading.Thread):
         Raises UserError if the tracker refuses it, and any other exception for an outage: the next call begins anew.
         """
         try:
-            if self.opened is None:
-                self._source.rewind()
+            if again := self.opened is None:
                 self._unsent, self._steps = [], {}
                 self.opened = self._tracker.begin(self._source.run(ended=False))
-            for point in self._source.points(ended=ended):
+            for point in self._source.points(ended=ended, again=again):
                 there = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
                 new = {name: value for name, value in point.values.items() if point.step > there[name]}
                 self._steps.update(dict.fromkeys(new, point.step))
@@ -111,7 +108,7 @@ class Sender(threading.Thread):
                 pause, self.outage = min(2 * pause, _LONGEST_PAUSE_S), reason(error)
             self.begun.set()
             if not over:
-                self._wake.wait(pause)
+                self._wake.wait(_POLL_S if self._ended else pause)
 
     def end(self, seconds: float, where: str) -> None:
         """Sends the rest, within these seconds; logs one line: what was sent, or how to send what was not."""
@@ -156,5 +153,5 @@ class Tracking:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for sender in self._senders:
-            finished = RunFiles(self._folder, self._where).run(ended=True).state == "finished"
-            sender.end(_ENDING_S if finished and not error else _LEAVING_S, self._where)
+            done = read_result(self._folder)[0].get("state") in ("done", "budget")
+            sender.end(_ENDING_S if done and not error else _LEAVING_S, self._where)

@@ -30,17 +30,13 @@ class RunFiles:
     ) -> None:
         self._folder, self._where, self._parent, self._more = folder, where.rstrip("/"), parent, more or {}
         self._name = name or self._where.rsplit("/", 1)[-1]
-        self._inode, self._time = 0, 0.0
-        self.rewind()
-
-    def rewind(self) -> None:
-        """Makes the next call of `points` return all of them."""
-        self._offset = 0
+        self._inode, self._offset, self._time = 0, 0, 0.0
         self._held: list[StatsEntry] = []  # lines of the newest step, to which others may be added
 
-    def points(self, *, ended: bool) -> list[Point]:
-        """Returns the points since the last call; once the run has `ended` also its last, and `result/…`."""
+    def points(self, *, ended: bool, again: bool = False) -> list[Point]:
+        """Returns the points since the last call, or all; once the run has `ended` also its last, and `result/…`."""
         file = self._folder / STATS
+        self._inode = 0 if again else self._inode
         points = points_of(self._entries(file, ended=ended), self._time or self._began()) if file.is_file() else []
         self._time = points[-1].time if points else self._time
         result = read_result(self._folder)[0]
@@ -56,8 +52,7 @@ class RunFiles:
         with open(file, "rb") as opened:
             about = os.fstat(opened.fileno())
             if about.st_ino != self._inode or about.st_size < self._offset:
-                self._inode = about.st_ino
-                self.rewind()
+                self._inode, self._offset, self._held = about.st_ino, 0, []
             opened.seek(self._offset)
             content = opened.read()
         whole = content[: content.rfind(b"\n") + 1]

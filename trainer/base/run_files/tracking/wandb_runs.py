@@ -28,17 +28,15 @@ class WandbRuns:
         if find_spec("wandb") is None:
             raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
         import wandb
+        from requests.utils import get_netrc_auth
 
         self._address, self._offline = address, os.environ.get("WANDB_MODE") == "offline"
         self._run: Any = None
-        try:
-            if not self._offline:
-                wandb.Api()
-        except wandb.errors.UsageError as error:
-            raise UserError(
+        if not (self._offline or os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.Settings().base_url)):
+            raise UserError(  # the package would ask for it, on a terminal
                 f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline "
                 "and send the files later by `wandb sync`"
-            ) from error
+            )
 
     def begin(self, run: TrackedRun) -> Opened:
         import wandb

@@ -1,0 +1,69 @@
+"""Describes a job that answers a file of rows with a registered model; takes the place of a training on a tier."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictionRequest(JobRequest):
+    """Holds what is predicted: `model`, for people; the addresses of its files, of the rows and of the answers."""
+
+    model: str
+    artifact: str
+    image: str
+    rows: str
+    out: str
+
+    @property
+    def job_dir(self) -> str:
+        """Returns the folder of the answers."""
+        return self.out
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns the addresses of what is read."""
+        return {"rows": self.rows, "model": self.artifact}
+
+    @property
+    def about(self) -> str:
+        """Returns one line that states what runs."""
+        return f"answers the rows of {self.rows} with {self.model}"
+
+    def arguments(self) -> list[str]:
+        """Returns the arguments of `trainer.predict`."""
+        return [self.artifact, f"--rows_file={self.rows}", f"--out={self.out}"]
+
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError: answers are written to a bucket."""
+        raise UserError(f"out={job_dir}: use an address as gs://BUCKET/FOLDER")
+
+    def in_job_dir(self, job_dir: str) -> "PredictionRequest":
+        """Returns the same with another folder of answers."""
+        return dataclasses.replace(self, out=job_dir)
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image of the model's version."""
+        return Image(self.image, ImageContents.ALL)
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        """Makes the worker of `spec` predict."""
+        spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
+        spec["workerPoolSpecs"][0]["containerSpec"] = {
+            "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
+        }  # fmt: skip
+        return Written((), (f"runs in {image.uri}, the image of the version",), ())
+
+
+def on_one_device(tier: Tier) -> Tier:
+    """Returns the tier. Raises UserError if it has more than the one device that predicts."""
+    if tier.workers > 1 or tier.accelerators > 1:
+        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
+    return tier

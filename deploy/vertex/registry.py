@@ -1,0 +1,175 @@
+"""Registers a run's model as a version in Vertex AI's Model Registry, once, and reads versions.
+
+The model's resource is named by the user, so a lost answer cannot make a second model; a label with a digest of what is
+registered finds a version that is there.
+https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from deploy.vertex import api
+from deploy.vertex.api import ApiError
+from deploy.vertex.rest import Backend
+from deploy.vertex.retry import Clock, backoff, retried
+from trainer.base.errors import UserError
+from trainer.base.run_files.serving_file import Servable
+
+LABEL = "vertex-trainer-model"
+PORT = 8080
+_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between looks at an upload, and its longest time
+_TYPES = {
+    "b": "boolean",
+    "i": "integer",
+    "u": "integer",
+    "f": "number",
+    "s": "string",
+}  # by the first letter of a dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelVersion:
+    """Holds a registered version: the model's resource name, number, aliases, image, address of the files, labels."""
+
+    name: str
+    version: str
+    aliases: tuple[str, ...]
+    image: str
+    artifact: str
+    labels: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}" + f" ({', '.join(self.aliases)})" * bool(self.aliases)
+
+
+def checked_name(name: str) -> str:
+    """Returns the name of a model. Raises UserError unless the registry takes it as an ID."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
+        raise UserError(f"name={name}: use small letters, digits, - and _, at most 63, a letter first")
+    return name
+
+
+def checked_alias(alias: str) -> str:
+    """Returns an alias. Raises UserError unless the registry takes it."""
+    if alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
+        raise UserError(f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
+    return alias
+
+
+def upload_request(
+    name: str, image: str, artifact: str, about: Servable, description: Mapping[str, Any], labels: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the model of an UploadModelRequest: the image serves it by `trainer.serve`."""
+    digest = hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
+    return {
+        "displayName": name,
+        "versionDescription": json.dumps(description),
+        "labels": {**labels, LABEL: digest},
+        "artifactUri": artifact,
+        "containerSpec": {
+            "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
+            "predictRoute": "/predict", "healthRoute": "/health",
+        },
+        "predictSchemata": {
+            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
+        },
+    }  # fmt: skip
+
+
+def schemata(about: Servable) -> dict[str, str]:
+    """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
+    if about.latent_dim:
+        whole = {"type": "integer"}
+        instance: dict[str, Any] = _object({"seed": whole, **({"label": whole} if about.classes else {})})
+        prediction: dict[str, Any] = _object({"b64": {"type": "string"}})
+    else:
+        instance, prediction = (
+            _object({name: _schema(kind, shape) for name, (kind, shape) in named.items()})
+            for named in (about.inputs, about.outputs)
+        )
+        instance, prediction = (  # one value stands without its name
+            next(iter(whole["properties"].values())) if len(whole["properties"]) == 1 else whole
+            for whole in (instance, prediction)
+        )
+    named = {"instance": instance, "prediction": prediction}
+    return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in named.items()}
+
+
+def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": dict(properties), "required": list(properties)}
+
+
+def _schema(kind: str, shape: Sequence[int | None]) -> dict[str, Any]:
+    """Returns the schema of nested lists of this shape."""
+    schema: dict[str, Any] = {"type": _TYPES[kind[0]]}
+    for size in reversed(shape):
+        schema = {"type": "array", "items": schema, **({"minItems": size, "maxItems": size} if size else {})}
+    return schema
+
+
+def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelVersion:
+    """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
+    name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
+    for wait in backoff(_WAIT_S):
+        versions = retried(lambda: versions_of(name, backend), clock)
+        for version in versions or []:
+            if version.labels.get(LABEL) == model["labels"][LABEL]:
+                return version
+        place = {"modelId": name} if versions is None else {"parentModel": f"{backend.parent}/models/{name}"}
+        try:
+            operation = backend.call("POST", f"{backend.parent}/models:upload", json={**place, "model": model})
+            _finish(operation, backend, clock)
+        except ApiError as error:  # a lost answer: the next look finds the version
+            if not (error.transient or error.code == 409) or clock.now() > deadline:
+                raise
+            clock.sleep(wait)
+    raise AssertionError("backoff never ends")
+
+
+def versions_of(name: str, backend: Backend) -> list[ModelVersion] | None:
+    """Returns the versions of a model, the newest first; None if there is no such model."""
+    try:
+        return [_version(model) for model in backend.listed(f"{backend.parent}/models/{name}:listVersions", "models")]
+    except ApiError as error:
+        if error.code == 404:
+            return None
+        raise
+
+
+def find_version(reference: str, backend: Backend) -> ModelVersion:
+    """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
+    name, _, version = reference.partition("@")
+    return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
+
+
+def set_alias(version: ModelVersion, alias: str, backend: Backend) -> ModelVersion:
+    """Moves an alias to a version, from whichever has it."""
+    path = f"{version.name}@{version.version}:mergeVersionAliases"
+    return _version(backend.call("POST", path, json={"versionAliases": [alias]}))
+
+
+def _version(model: Mapping[str, Any]) -> ModelVersion:
+    with api.unreadable_as_lost():
+        return ModelVersion(
+            str(model["name"]).partition("@")[0], str(model["versionId"]), tuple(model.get("versionAliases", [])),
+            model.get("containerSpec", {}).get("imageUri", ""), model.get("artifactUri", ""), model.get("labels", {}),
+        )  # fmt: skip
+
+
+def _finish(operation: Mapping[str, Any], backend: Backend, clock: Clock) -> None:
+    """Waits for an upload. Raises ApiError if it fails or does not end."""
+    deadline = clock.now() + _OPERATION_S
+    while not operation.get("done"):
+        if clock.now() > deadline:
+            raise ApiError(504, f"{operation.get('name')} has not ended in {_OPERATION_S / 60:.0f} minutes")
+        clock.sleep(_WAIT_S)
+        name = str(operation.get("name", ""))
+        operation = retried(lambda name=name: backend.call("GET", name), clock)  # type: ignore[misc]
+    if error := operation.get("error"):
+        raise ApiError(400, str(error.get("message", error)))

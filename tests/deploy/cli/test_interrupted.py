@@ -1,0 +1,261 @@
+"""Tests submissions that are interrupted or killed: no job is lost or doubled, no job directory stays locked."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import cancel, submit, watch
+from deploy.vertex import creation, gcloud, reservation, retry
+from deploy.vertex.errors import STATE_UNKNOWN
+from deploy.vertex.session import Session
+from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
+from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, stand_in
+from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
+from trainer.base.errors import UserError
+
+CREATES = f"POST {PARENT}/customJobs"
+SLOW = [needs_gcloud, pytest.mark.slow]
+
+
+def exits(code: int, arguments: list[str], session: Session) -> None:
+    with pytest.raises(SystemExit) as caught:
+        submit.main(arguments, session)
+    assert caught.value.code == code
+
+
+def interrupts_itself() -> None:
+    """Sends what Ctrl-C does, and lets it arrive."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+
+
+def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows_it(
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    """The job is listed 20 seconds after the interrupt."""
+    cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
+
+    def interrupt() -> None:
+        after(flying, 20, lambda: setattr(cloud, "lists_nothing", 0))
+        flying.interrupt()
+
+    after(flying, 10, interrupt)
+    exits(75, ["cpu", *SDK], session)
+    (job,) = cloud.jobs.values()
+    shown = capsys.readouterr().err
+    assert "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n" in shown
+    assert f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}" in shown
+    assert (attempts()[0]["state"], attempts()[0]["job"]) == ("INTERRUPTED", job["name"])
+    flying.asleep = lambda: cloud.end(job, "SUCCEEDED")
+    assert submit.main(["cpu", *SDK], session) == 0
+    assert f"goes on with {job['name']}, which the same command submitted before" in capsys.readouterr().out
+    assert (states(cloud), attempts()[0]["state"]) == (["SUCCEEDED"], "SUCCEEDED")
+    cloud.run = ends("SUCCEEDED")
+    assert submit.main(["cpu", *SDK], session) == 0, "it is over: the same command makes another"
+    assert len(cloud.jobs) == 2
+
+
+@pytest.mark.parametrize("finder", ["submit", "watch", "cancel"])
+def test_a_job_that_appears_after_the_second_ctrl_c_is_found_by_its_label(
+    finder: str, cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    cloud.faults, cloud.lists_nothing = [Fault(POSTS, 503, after=True)], 10**6
+    flying.asleep = flying.interrupt  # each time
+    exits(STATE_UNKNOWN, ["cpu", *SDK], session)
+    error = capsys.readouterr().err
+    (submission,) = re.findall(
+        r"not listed yet: `python -m deploy watch (\S+)` looks for it again, and so does the", error
+    )
+    (job,) = cloud.jobs.values()
+    flying.asleep, cloud.lists_nothing = (lambda: cloud.end(job, "SUCCEEDED")), 3
+    if finder == "submit":
+        assert submit.main(["cpu", *SDK], session) == 0
+    else:
+        verb: Any = {"watch": watch, "cancel": cancel}[finder]
+        more = ["--yes"] if finder == "cancel" else []
+        assert verb.main([submission, "--backend=sdk", *more], session) == 0
+    assert (len(cloud.jobs), attempts()[0]["job"]) == (1, job["name"])
+
+
+def test_a_name_that_is_known_survives_ctrl_c(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It arrives between the response and its record, after a first response was lost."""
+    cloud.faults = [Fault(POSTS, 503)]
+    monkeypatch.setattr(creation, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None)
+    exits(75, ["cpu", *SDK], session)
+    (job,) = cloud.jobs.values()
+    assert attempts()[0]["job"] == job["name"]
+    assert "looks for it" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"])
+def test_ctrl_c_before_any_request_leaves_nothing(where: str, cloud: Emulator, session: Session) -> None:
+    """Nobody looks for a job that was never requested, and its directory is free."""
+    cloud.objects["my-bucket/jobs/dup/submission.json"] = (
+        b'{"submission": "", "project": "p", "region": "r", "time": 1}'
+    )
+    cloud.faults = [Fault(where, 503, after=True, action=interrupts_itself)]
+    with pytest.raises(KeyboardInterrupt):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    assert attempts()[0]["state"] == "NOT SUBMITTED"
+    assert not any("customJobs" in request for request in cloud.requests)
+    cloud.run = ends("SUCCEEDED")
+    assert submit.main(["cpu", *SDK, "--name=dup"], session) == 0
+
+
+@needs_gcloud
+@pytest.mark.parametrize(("connected", "code"), [(True, STATE_UNKNOWN), (False, 130)], ids=["sent", "not yet"])
+def test_what_gcloud_sent_is_read_from_its_log(
+    connected: bool, code: int, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "DEBUG: Starting new HTTPS connection (1): host" if connected else "DEBUG: Running [gcloud.ai]"
+    stand_in(tmp_path, f'echo "{line}" >&2\nsleep 0.3\nkill -INT {os.getpid()}\nsleep 30', monkeypatch)
+    arguments = ["cpu", *SDK[:-1], "--backend=gcloud"]
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as caught:
+        submit.main(arguments, session)
+    assert (caught.value.code if isinstance(caught.value, SystemExit) else 130) == code
+    assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+def test_ctrl_c_at_random_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
+    """A sample of benchmarks/proofs/ctrl_c.py: real processes, the real clock, then the same command."""
+    from benchmarks.proofs.ctrl_c import interrupted_once
+
+    outcome = interrupted_once(cloud, tmp_path, backend, after_s=0.3)
+    assert outcome.first in (75, STATE_UNKNOWN)
+    assert (outcome.second, outcome.jobs) == (0, 1)
+
+
+def test_a_request_that_takes_long_is_told(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    cloud.run, cloud.faults = ends("SUCCEEDED"), [Fault(POSTS, "slow")]
+    monkeypatch.setattr(retry, "TELL_S", 0.1)
+    assert submit.main(["cpu", *SDK], session) == 0
+    assert "waits for the response to the request that creates the job: 0 s\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "slept"), [(400, 0), (403, 0), (404, 0)])
+def test_a_refusal_is_final_at_once(
+    code: int, slept: int, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:  # fmt: skip
+    cloud.faults = [Fault(POSTS, code)]
+    with pytest.raises(UserError):
+        submit.main(["cpu", *SDK], session)
+    assert (flying.slept, cloud.requests.count(CREATES)) == (slept, 1)
+    assert RECORD not in cloud.objects
+
+
+@pytest.mark.parametrize("kind", [500, "cut", "html"])
+def test_the_name_is_told_as_soon_as_a_list_shows_it(
+    kind: int | str, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    cloud.faults, cloud.lists_nothing = [Fault(POSTS, kind, after=True)], 4
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    assert (flying.slept, len(cloud.jobs)) == (4 * creation.LOOK_S, 1)
+
+
+def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
+    """Its response has the name: nobody waits for a list any more."""
+    cloud.faults = [Fault(POSTS, 503)]
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    assert reservation.LISTED_S <= flying.slept < reservation.LISTED_S + creation.LOOK_S
+
+
+def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
+    """Puts the record of a submission whose process has ended on this machine."""
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
+    about = {"submission": "s1", "project": "my-proj", "region": "us-central1", "host": "desk", "time": now,
+             "machine": reservation._machine(), "process": done.pid, "sending": False}  # fmt: skip
+    cloud.objects[RECORD] = json.dumps({**about, **changed}).encode()
+
+
+@pytest.mark.parametrize(
+    ("changed", "slept"),
+    [
+        ({}, 0.0),  # killed before it sent anything
+        ({"sending": True}, 60.0),  # a request may have been sent: its job is looked for
+        ({"machine": "another", "age": 301}, 0.0),
+    ],
+)
+def test_what_a_killed_submission_reserved_is_taken_over(
+    changed: dict[str, Any], slept: float, cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    reserved(cloud, flying.time - changed.pop("age", 0), **changed)
+    assert submit.main(["cpu", *SDK, "--name=dup", "--detach"], session) == 0
+    assert flying.slept == pytest.approx(slept)
+    assert json.loads(cloud.objects[RECORD])["submission"] != "s1"
+
+
+@pytest.mark.parametrize("changed", [{"machine": "another"}, {"process": os.getpid()}], ids=["elsewhere", "alive"])
+def test_what_a_living_submission_reserved_is_not(
+    changed: dict[str, Any], cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    reserved(cloud, flying.time - 100, **changed)
+    line = (
+        r"began on desk, its last sign of life is 0:01:40 old, and its job is not listed yet: wait 0:03:20, or remove"
+    )
+    with pytest.raises(UserError, match=line):
+        submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
+    assert cloud.jobs == {}
+
+
+def test_a_killed_submission_whose_job_is_listed_late_is_refused(
+    cloud: Emulator, session: Session, flying: FlyingClock
+) -> None:
+    reserved(cloud, flying.time, sending=True)
+    content = {"displayName": "x", "jobSpec": {}, "labels": {"submission": "s1"}}
+    after(flying, 20, lambda: cloud.create(PARENT, content))
+    with pytest.raises(UserError, match=r"a job writes to it already: .*1000 \(PENDING\)"):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    assert len(cloud.jobs) == 1
+
+
+def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
+    """Another machine took the directory between two requests."""
+    cloud.faults = [Fault(POSTS, 503)]
+    after(flying, 30, lambda: reserved(cloud, flying.time, submission="s2") or cloud.generations.update({RECORD: 9}))
+    with pytest.raises(UserError, match="gs://my-bucket/jobs/dup: another submission into it began meanwhile"):
+        submit.main(["cpu", *SDK, "--name=dup"], session)
+    assert (cloud.requests.count(CREATES), cloud.jobs) == (1, {})
+    assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
+
+
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
+def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, cloud: Emulator, tmp_path: Path) -> None:
+    """A real process is killed as soon as its record is stored; the same command then goes through at once."""
+    from benchmarks.proofs.ctrl_c import start
+
+    held: list[subprocess.Popen[str]] = []
+    ready = threading.Event()
+
+    def kill() -> None:
+        assert ready.wait(60)
+        held[0].kill()
+
+    cloud.faults = [Fault("POST .*upload.*/o$", 503, after=True, action=kill)]
+    held.append(start(cloud, tmp_path, backend, "--name=dup", "--detach"))
+    ready.set()
+    held[0].communicate(timeout=100)
+    assert held[0].returncode == -signal.SIGKILL
+    again = start(cloud, tmp_path, backend, "--name=dup", "--detach")
+    _, error = again.communicate(timeout=100)
+    assert (again.returncode, error.count("looks for it")) == (0, 0), error
+    assert len(cloud.jobs) == 1
+
+
+def test_nothing_is_silent_for_so_long_that_it_is_taken_for_dead() -> None:
+    longest = gcloud.COMMAND_TIMEOUT_S + retry.LONGEST_WAIT_S + reservation.LISTED_S
+    assert longest < reservation.SILENT_S

@@ -1,0 +1,165 @@
+"""Tests the Model Registry: a run is one version, however answers are lost; real gcloud and the real SDK read it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1
+
+from deploy.cli import predict, register, submit
+from deploy.vertex.session import Session
+from tests.deploy.conftest import JOB, Capture, Command, needs_gcloud, run
+from tests.deploy.emulator import Emulator, Fault, ends
+from tests.deploy.registry_emulator import versions
+from trainer.base.run_files.serving_file import write_servable
+
+IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
+PLACE = ["--region=us-central1", "--bucket=gs://my-bucket"]
+MODEL = {"inputs": {"x": ("float32", [2, None]), "text": ("string", [])}, "outputs": {"predictions": ("float32", [3])}}
+
+
+def a_run(folder: Path, weights: bytes = b"weights") -> Path:
+    """Returns the job directory of a run that is done, without TensorFlow."""
+    (folder / "model" / "saved_model").mkdir(parents=True, exist_ok=True)
+    for name in ("model.keras", "saved_model/saved_model.pb"):
+        (folder / "model" / name).write_bytes(weights)
+    write_servable(folder / "model", **MODEL)
+    (folder / "run.json").write_text(
+        '{"config": {"recipe": "r"}, "git_commit": "abc", "data": {"content": {"rows": "1f"}}}'
+    )
+    (folder / "result.json").write_text('{"state": "done", "steps": 9, "final": {"metrics": {"accuracy": 0.5}}}')
+    return folder
+
+
+def registered(session: Session, folder: Path, *more: str) -> int:
+    return register.main([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
+
+
+def test_a_run_is_one_version_and_aliases_move_only_when_asked(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", b"other weights")
+    for folder, alias in ((first, ["--alias=champion"]), (first, []), (second, []), (second, []), (first, [])):
+        assert registered(session, folder, *alias) == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"], []]
+    assert registered(session, second, "--alias=champion") == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default"], ["champion"]]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("/models/digits@2 (champion)")
+    (model, _) = versions(cloud)
+    about = json.loads(model["versionDescription"])
+    assert (about["commit"], about["data"], about["metrics"], about["steps"]) == (
+        "abc",
+        {"rows": "1f"},
+        {"accuracy": 0.5},
+        9,
+    )
+    assert model["containerSpec"]["command"] == ["python", "-m", "trainer.serve"]
+    assert f"{model['artifactUri']}/serving.json".removeprefix("gs://") in cloud.objects
+    schema = yaml.safe_load(cloud.objects[model["predictSchemata"]["instanceSchemaUri"].removeprefix("gs://")])
+    assert schema["properties"]["text"] == {"type": "string"}
+    assert schema["properties"]["x"]["items"] == {"type": "array", "items": {"type": "number"}}
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("POST .*models:upload", "cut", after=True), Fault("POST .*models:upload", 503, times=3),
+    Fault("POST .*models:upload", "html", after=True), Fault("GET .*operations", 500, times=2),
+    Fault("GET .*:listVersions", "cut"), Fault("POST .*:mergeVersionAliases", 503, after=True),
+], ids=lambda fault: f"{fault.match[-8:]}-{fault.kind}")  # fmt: skip
+def test_a_lost_answer_makes_no_second_version(fault: Fault, cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    cloud.faults = [fault]
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"]]
+
+
+def test_the_sdk_reads_the_version(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    client = aiplatform_v1.ModelServiceClient(
+        credentials=AnonymousCredentials(), transport="rest", client_options={"api_endpoint": cloud.url}
+    )
+    name = "projects/my-proj/locations/us-central1/models/digits"
+    assert client.get_model(name=f"{name}@champion").container_spec.image_uri == IMAGE
+    (listed,) = client.list_model_versions(name=name)
+    assert (listed.version_id, listed.container_spec.health_route) == ("1", "/health")
+
+
+@needs_gcloud
+def test_gcloud_reads_the_version(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    done = run(["gcloud", "ai", "models", "describe", "digits@champion", "--region=us-central1", "--format=json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["containerSpec"]["imageUri"] == IMAGE
+
+
+@pytest.mark.parametrize(("change", "flags", "line"), [
+    ("", ["--name=Digits"], "name=Digits: use small letters"), ("", ["--alias=1"], "alias=1: use letters"),
+    ("", ["--image=install"], "a server needs an image with all packages"),
+    ("", ["--image="], "no image to serve the model"),
+    ("run", [], "there is no serving.json: wait until the run is done"),
+    ("half", [], "there is no model.keras: wait until the run is done and its model is uploaded"),
+    ("damaged", [], "model.keras is not the file that was exported: upload the folder again"),
+    ("serving", [], "its serving.json cannot be read"),
+])  # fmt: skip
+def test_what_cannot_be_registered_is_one_line(
+    change: str, flags: list[str], line: str, tmp_path: Path, refused: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = a_run(tmp_path / "a")
+    name = "serving.json" if change in ("run", "serving") else "model.keras"
+    (folder / "model" / name).write_text("[]") if change in ("serving", "damaged") else None
+    (folder / "model" / name).unlink() if change in ("run", "half") else None
+    given = {flag.split("=")[0]: flag for flag in ("--name=digits", f"--image={IMAGE}", *flags)}
+    given = {name: flag for name, flag in given.items() if flag != "--image="}
+    assert line in refused("register", str(folder), *given.values(), *PLACE, "--project=p")
+
+
+def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    cloud.run = ends("SUCCEEDED")
+    where = ["digits@champion", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1"]
+    assert predict.main([*where, "--tier=l4x1", "--max_cost=1", "--spot", "--backend=sdk"], session) == 0
+    (job,) = cloud.jobs.values()
+    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    (model,) = versions(cloud)
+    assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
+    assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
+    assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
+    assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
+    assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
+    assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
+    assert "has no time limit" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    """One that fails registers nothing."""
+    folder = a_run(tmp_path / "a")
+
+    def trains(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        for path in folder.rglob("*.*"):
+            if path.is_file():
+                google.objects[f"my-bucket/runs/7/{path.relative_to(folder)}"] = path.read_bytes()
+        google.end(job, state)
+
+    cloud.run = trains
+    command = ["cpu", *JOB, *PLACE, "--register=digits", f"--image={IMAGE}", "--job_dir=gs://my-bucket/runs/7"]
+    for state in ("FAILED", "SUCCEEDED"):
+        assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
+    (model,) = versions(cloud)
+    assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
+    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001")
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--tier=l4x4"], "tier=l4x4: one device answers rows, and it has 4"),
+    (["--tier=l4x1", "--as=batch_prediction", "--max_cost=5"], "that job has no time limit"),
+])  # fmt: skip
+def test_predictions_that_cannot_be_capped_or_waste_devices_are_refused(
+    flags: list[str], line: str, refused: Command
+) -> None:
+    assert line in refused("predict", "digits", "gs://my-b/rows", "gs://my-b/out", *PLACE[:1], "--project=p", *flags)

@@ -1,0 +1,224 @@
+"""Tests the server of an exported model: an answer depends on its row alone, and no request ends it."""
+
+import base64
+import io
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import requests
+import tensorflow as tf
+import uvicorn
+from PIL import Image
+
+from trainer import predict as command
+from trainer.base.errors import UserError
+from trainer.run.export import export
+from trainer.run.row_files import PART_ROWS
+from trainer.run.served_model import BadRow, ServedModel
+from trainer.run.server import MOST_BYTES, application
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    image = keras.Input((12, 12, 1), name="image")
+    x = keras.layers.Conv2D(16, 3, activation="relu")(keras.layers.Rescaling(1 / 255)(image))
+    x = keras.layers.Dense(64, activation="relu")(keras.layers.Flatten()(x))
+    return keras.Model(image, keras.layers.Dense(10, activation="softmax")(x))
+
+
+def two_inputs() -> keras.Model:
+    keras.utils.set_random_seed(4)
+    size, word = keras.Input((3,), name="size"), keras.Input((), dtype="string", name="word")
+    hashed = keras.layers.Hashing(8, output_mode="one_hot")(keras.layers.Reshape((1,))(word))
+    both = keras.layers.Concatenate()([size, hashed])
+    outputs = {"price": keras.layers.Dense(1)(both), "kind": keras.layers.Dense(2)(both)}
+    return keras.Model({"size": size, "word": word}, outputs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("image") / "model"
+    export(network(), path, None, image=(12, 12, 1), class_names=())
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> ServedModel:
+    return ServedModel(folder, "run")
+
+
+class Client:
+    """Sends requests to a real server in a thread of this process, on loopback."""
+
+    def __init__(self, load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> None:
+        self.server = uvicorn.Server(uvicorn.Config(application(load, stop), port=0, log_level="error"))
+        self.thread = threading.Thread(target=self.server.run)
+
+    def __enter__(self) -> "Client":
+        self.thread.start()
+        for _ in range(500):
+            if self.server.started:
+                break
+            time.sleep(0.01)
+        (port,) = {socket.getsockname()[1] for one in self.server.servers for socket in one.sockets}
+        self.url = f"http://127.0.0.1:{port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join(timeout=30)
+
+    def get(self, path: str) -> requests.Response:
+        return requests.get(self.url + path, timeout=30)
+
+    def post(self, content: bytes | list[Any]) -> requests.Response:
+        body = content if isinstance(content, bytes) else json.dumps({"instances": content}).encode()
+        return requests.post(f"{self.url}/predict", body, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def client(model: ServedModel) -> Iterator[Client]:
+    with Client(lambda: model, lambda error: None) as opened:
+        for _ in range(500):
+            if opened.get("/health").status_code == 200:
+                break
+            time.sleep(0.01)
+        yield opened
+
+
+def images(count: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
+
+
+def test_an_answer_has_the_same_bytes_in_every_batch(model: ServedModel, client: Client) -> None:
+    """They are those of the network, called on eight rows."""
+    rows, draw = images(40), random.Random(1)
+    called = [network()(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)]
+    assert model.fixed_batch == 8
+    alone = [model.answers([model.row(row.tolist())])[0] for row in rows]
+    assert np.array(alone, np.float32) == pytest.approx(np.concatenate(called), abs=1e-6)
+    for _ in range(5):
+        answers, at = [], 0
+        while at < len(rows):
+            count = draw.randint(1, 15)
+            sent = client.post(rows[at : at + count].tolist())
+            answers += sent.json()["predictions"]
+            at += count
+        assert answers == alone
+
+
+def test_images_are_decoded_as_in_training(client: Client) -> None:
+    (row,) = images(1)
+    buffer = io.BytesIO()
+    Image.fromarray(row[..., 0]).save(buffer, "PNG")
+    coded = {"b64": base64.b64encode(buffer.getvalue()).decode()}
+    sent = client.post([row.tolist(), coded, {"image": coded}])
+    first, second, third = sent.json()["predictions"]
+    assert first == second == third
+
+
+def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved_model(tmp_path: Path) -> None:
+    export(two_inputs(), tmp_path / "model", None)
+    model = ServedModel(tmp_path / "model", "run")
+    row = model.row({"size": [1, 2.5, 3], "word": "ä"})
+    (answer,) = model.answers([row])
+    assert {name: len(values) for name, values in answer.items()} == {"kind": 2, "price": 1}
+    model = ServedModel(tmp_path / "model", "run", fixed_batch=1)
+    assert model.fixed_batch == 1
+    for bad, line in (
+        ({"size": [1, 2, 3]}, "it has size, and the model's inputs are size, word"), ([1], "it has size"),
+        ({"size": [1, 2, 3], "word": 7}, "word: it must be text"),
+        ({"size": [[1]], "word": "a"}, "size: it must have the shape [3]"),
+        ({"size": ["a", "b", "c"], "word": "a"}, "size: it must hold finite numbers of float32 only"),
+        ({"size": [1e300, 0, 0], "word": "a"}, "size: it must hold finite"),
+    ):  # fmt: skip
+        with pytest.raises(BadRow) as caught:
+            model.row(bad)
+        assert str(caught.value).startswith(line)
+
+
+def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
+    noise, label = keras.Input((4,)), keras.Input((), dtype="int32")
+    both = keras.layers.Concatenate()([noise, keras.layers.CategoryEncoding(3, output_mode="one_hot")(label)])
+    image = keras.layers.Reshape((4, 4, 1))(keras.layers.Dense(16, activation="tanh")(both))
+    generator = keras.Model([noise, label], image)
+    generator.sample, generator.latent_dim, generator.generated_classes = lambda *_: None, 4, 3
+    export(generator, tmp_path / "model", None, image=(4, 4, 1))
+    model = ServedModel(tmp_path / "model", "run")
+    one, again, other = model.answers([model.row({"seed": seed, "label": 2}) for seed in (7, 7, 8)])
+    assert one == again != other
+    assert Image.open(io.BytesIO(base64.b64decode(one["b64"]))).size == (4, 4)
+    for bad in (
+        {"seed": 7},
+        {"seed": -1, "label": 0},
+        {"seed": 7, "label": 3},
+        {"seed": 7.5, "label": 0},
+        7,
+        {"seed": True, "label": 0},
+    ):
+        with pytest.raises(BadRow):
+            model.row(bad)
+
+
+HOSTILE = [
+    b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"instances": []}', b'{"instances": 3}',
+    *(b'{"instances": [' + instance + b"]}" for instance in (
+        b"NaN", b"[[[1e999]]]", b'{"b64": "!!"}', b'{"b64": "aGFsbG8="}', b"null", b'{"b64": {}}', b'{"__reduce__": 1}',
+        b"[[[256]]]", b'["a", [1]]', b'{"image": 1, "x": 2}', b"1" * 5000, b"[[[1.5]]]",
+    )),
+]  # fmt: skip
+
+
+def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(client: Client) -> None:
+    draw, good = random.Random(0), json.dumps({"instances": images(1).tolist()}).encode()
+    mutated = [good[: draw.randrange(len(good))] for _ in range(20)]
+    for body, status in [*((body, 400) for body in (*HOSTILE, *mutated)), (b" " * (MOST_BYTES + 1), 413)]:
+        sent = client.post(body)
+        assert (sent.status_code, "\n" in sent.json()["error"]) == (status, False), body[:60]
+    assert client.get("/nothing").status_code == 404
+    assert client.post(good).status_code == 200
+
+
+def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folder: Path, tmp_path: Path) -> None:
+    failed: list[Exception] = []
+
+    def load() -> ServedModel:
+        return ServedModel(tmp_path, "gs://b/run")
+
+    with Client(load, failed.append) as client:
+        assert client.get("/health").status_code == client.post(b"{}").status_code == 503
+    (error,) = failed
+    assert isinstance(error, UserError)
+    assert str(error) == "gs://b/run: there is no serving.json: wait until the run is done and its model is uploaded"
+
+
+def test_rows_of_a_file_are_answered_as_by_a_server(
+    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines that cannot be read are named; the same command again goes on after the parts that are there."""
+    assert PART_ROWS > 1000
+    monkeypatch.setattr("trainer.run.row_files.PART_ROWS", 10)
+    lines = [json.dumps(row.tolist()) for row in images(25)]
+    lines[3], lines[12] = "{", "[[1]]"
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    flags = [str(folder), f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
+    assert command.main(flags) == 0
+    (tmp_path / "out" / "predictions-00001.jsonl").unlink()
+    (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
+    assert command.main(flags) == 0
+    read = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert read.pop("predictions-00002.jsonl") == "kept"
+    answers = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "predictions" in name]
+    errors = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "errors" in name]
+    assert [entry["row"] for entry in errors] == [3, 12]
+    assert [entry["row"] for entry in answers] == [*range(3), *range(4, 12), *range(13, 20)]
+    alone = model.answers([model.row(json.loads(lines[5]))])[0]
+    assert next(entry["prediction"] for entry in answers if entry["row"] == 5) == alone

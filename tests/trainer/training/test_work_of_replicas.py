@@ -1,0 +1,79 @@
+"""Tests what a step costs a replica more if there are two: bytes and operations, counted in the traced step."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks.trainer_loop import setup_of, traced_steps
+from tests.fixtures import Patch
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.planning.counting import NO_KERNEL, operations
+
+ROWS = 64  # of a replica
+MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
+
+
+def photos(config: TrainConfig) -> Any:
+    """Returns pixels and labels enough for a global batch."""
+    count, size = 2 * ROWS, config.image_size
+    return np.zeros((count, size, size, 3), np.uint8), np.zeros(count, np.int32)
+
+
+def masked_photos(config: TrainConfig) -> Any:
+    """Returns pixels and the class of each of them."""
+    images, _ = photos(config)
+    return images, np.zeros(images.shape[:3], np.int32)
+
+
+def resnet50(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = keras.applications.ResNet50(weights=None, classes=10, input_shape=dataset.image_shape)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+def unet(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = keras.layers
+
+    def twice(x: Any, width: int) -> Any:
+        for _ in range(2):
+            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same", use_bias=False)(x)))
+        return x
+
+    images = keras.Input((config.image_size, config.image_size, 3))
+    x, skipped = layers.Rescaling(1 / 255)(images), []
+    for width in (32, 64, 128):
+        skipped.append(twice(x, width))
+        x = layers.MaxPooling2D()(skipped[-1])
+    x = twice(x, 256)
+    for width, skip in zip((128, 64, 32), reversed(skipped), strict=True):
+        x = twice(layers.Concatenate()([layers.Conv2DTranspose(width, 2, strides=2)(x), skip]), width)
+    model = keras.Model(images, layers.Conv2D(2, 1, activation="softmax")(x))
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def of_replicas(replicas: int, *flags: str) -> tuple[float, float]:
+    """Returns GB and operations of each replica's step."""
+    setup = setup_of(*flags, f"--replicas={replicas}", f"--global_batch_size={ROWS * replicas}")
+    counted = [op for op in operations(traced_steps(setup).graph) if op.type not in NO_KERNEL]
+    moved_gb = sum(op.moved_bytes for op in counted) / 1e9
+    return moved_gb / replicas, sum(op.times for op in counted) / replicas
+
+
+@pytest.mark.parametrize("flags", [
+    pytest.param((f"--model={__name__}:resnet50", f"--data={__name__}:photos", "--image_size=224"),
+                 marks=pytest.mark.slow, id="resnet50"),
+    pytest.param((f"--model={__name__}:unet", f"--data={__name__}:masked_photos", "--image_size=64"), id="unet"),
+    pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
+    pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_replica_of_two_does_little_more_than_one(flags: tuple[str, ...], monkeypatch: Patch) -> None:
+    """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one."""
+    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
+    (gb, count), (gb_of_two, count_of_two) = (of_replicas(replicas, *flags) for replicas in (1, 2))
+    print(f"{gb:.2f} GB and {count:,.0f} operations; of two {gb_of_two:.2f} and {count_of_two:,.0f}")
+    assert gb < gb_of_two <= MOST_BYTES * gb
+    assert count < count_of_two <= MOST_OPERATIONS * count

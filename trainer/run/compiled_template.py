@@ -1,0 +1,94 @@
+"""Compiles the exported model as the trained one, where Keras alone can load that, with or without optimizer state."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from trainer.base.log import warn_once
+from trainer.user_code.interface import ModelInterface
+
+
+@contextmanager
+def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> Iterator[None]:
+    """Makes `template`, a plain copy of the trained `model`, in the block one compiled with its loss and optimizer.
+
+    A template is uncompiled, and a line says why, if a process without the user's code could not load it compiled.
+    save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model,
+    and is saved with that state.
+    """
+    compiled = model.compiled
+    try:
+        if compiled:
+            _compile(template, model, save_optimizer=save_optimizer)
+        yield
+    finally:
+        model.compiled = compiled
+
+
+def _compile(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> None:
+    arguments = ModelInterface.of(model).plain_compile or _arguments_of(model, has_steps=template is model)
+    if arguments is None:
+        template.compiled = False
+    elif template is not model:
+        template.compile(**arguments())
+        if save_optimizer:
+            optimizer = ModelInterface.of(model).optimizer
+            _copy_state(getattr(optimizer, "inner_optimizer", optimizer), template)
+
+
+def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
+    """Returns what makes the arguments of `compile`; None, and logs why, if only the user's code could load them.
+
+    has_steps: whether the template has the model's own train_step and test_step.
+    """
+    kind = type(model)
+    steps = {
+        "train_step": kind.train_step is not keras.Model.train_step,
+        "test_step": kind.test_step is not keras.Model.test_step,
+        "compute_loss": kind.compute_loss is not keras.Model.compute_loss,
+    }
+    overridden = [name for name, is_own in steps.items() if is_own and not has_steps]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Keras's, of a lambda
+        try:
+            config = {} if overridden else model.get_compile_config()
+        except Exception as error:  # of a user's get_config
+            config, overridden = {}, [f"get_config, which fails ({error})"]
+    code = [str(part.get("registered_name") or part["class_name"]) for part in _parts(config) if not _is_of_keras(part)]
+    if not (overridden or code):
+        return lambda: keras.saving.deserialize_keras_object(config)
+    why = f"{kind.__name__} has a {overridden[0]} of its own" if overridden else f"its {code[0]} is code of yours"
+    warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
+    return None
+
+
+def _parts(config: Any) -> Iterator[dict[str, Any]]:
+    """Yields the serialized objects in the configuration of `compile`."""
+    if isinstance(config, dict):
+        if "class_name" in config:
+            yield config
+        for value in config.values():
+            yield from _parts(value)
+    elif isinstance(config, (list, tuple)):
+        for value in config:
+            yield from _parts(value)
+
+
+def _is_of_keras(part: dict[str, Any]) -> bool:
+    """Returns whether Keras loads a serialized class or function by itself."""
+    if part["class_name"] == "function":
+        return any(hasattr(module, str(part["config"])) for module in (keras.losses, keras.metrics))
+    return str(part.get("module")).startswith("keras") and not part.get("registered_name")
+
+
+def _copy_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:
+    template.optimizer.build(template.trainable_variables)
+    before, after = (
+        [variable for variable in optimizer.variables if variable.name != "learning_rate"]  # a schedule has none
+        for optimizer in (trained, template.optimizer)
+    )
+    for source, target in zip(before, after, strict=True):
+        target.assign(keras.ops.convert_to_numpy(source))

@@ -1,0 +1,76 @@
+"""Answers the rows of a file with an exported model: a file of answers, and one of errors, for each 10,000 lines.
+
+A part appears whole, its errors before its answers, so the same command again goes on after the last part.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer.base.log import log
+from trainer.base.storage import make_writable, output_address, write_whole
+from trainer.base.storage.address import Address
+from trainer.base.storage.gcs import connect
+from trainer.run.served_model import BadRow, ServedModel
+
+PART_ROWS = 10_000
+
+
+def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the counts of answers and errors.
+
+    A line of answers is {"row": N, "prediction": …}, one of errors {"row": N, "error": "…"}; N counts lines from 0.
+    """
+    target = output_address(out, "out") or Path(out)
+    if isinstance(target, Path):
+        make_writable(target, "out")
+    done = _names(target)
+    answered = failed = 0
+    with rows.open("rb") as file:
+        for part in itertools.count():
+            lines = list(itertools.islice(file, PART_ROWS))
+            if not lines:
+                break
+            names = {kind: f"{kind}-{part:05}.jsonl" for kind in ("errors", "predictions")}
+            if names["predictions"] in done:
+                log.info(f"{names['predictions']} is there")
+                continue
+            answers, errors = _answered(model, lines, part * PART_ROWS)
+            if errors:
+                _write(target, names["errors"], errors)
+            _write(target, names["predictions"], answers)
+            answered, failed = answered + len(answers), failed + len(errors)
+            log.info(f"{part * PART_ROWS + len(lines):,} rows: {answered:,} answered, {failed:,} cannot be read")
+    return answered, failed
+
+
+def _answered(model: ServedModel, lines: Iterable[bytes], first: int) -> tuple[list[Any], list[Any]]:
+    """Returns the lines of answers and of errors; `first`: the number of the first row."""
+    rows, errors = [], []
+    for number, line in enumerate(lines, first):
+        try:
+            rows.append((number, model.row(json.loads(line))))
+        except (BadRow, ValueError, RecursionError) as error:
+            errors.append({"row": number, "error": str(error)})
+    answers = []
+    for at in range(0, len(rows), model.fixed_batch):
+        numbers, batch = zip(*rows[at : at + model.fixed_batch], strict=True)
+        answers += [{"row": number, "prediction": answer}
+                    for number, answer in zip(numbers, model.answers(batch), strict=True)]  # fmt: skip
+    return answers, errors
+
+
+def _names(target: Path | Address) -> set[str]:
+    if isinstance(target, Path):
+        return {path.name for path in target.iterdir()}
+    return {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
+
+
+def _write(target: Path | Address, name: str, entries: Sequence[Any]) -> None:
+    content = "".join(f"{json.dumps(entry)}\n" for entry in entries).encode()
+    if isinstance(target, Path):
+        write_whole(target / name, content)
+    else:
+        connect().upload(content, target / name)

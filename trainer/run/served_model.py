@@ -1,0 +1,188 @@
+"""Answers rows with an exported model, in calls of a fixed number of rows, so that an answer depends on its row alone.
+
+The network is that of model.keras, called as `trainer.predict` calls it; if a class of it is not here, saved_model/.
+"""
+
+import base64
+import binascii
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.base.log import log
+from trainer.base.run_files.serving_file import Servable, read_servable
+from trainer.data.decode import BadImage, decode
+from trainer.data.images import encode_png, noise, to_uint8
+from trainer.measures.prediction import named_outputs, outputs_of
+from trainer.run.export import load_template, model_inputs, named_leaves
+from trainer.user_code.interface import symbolic_inputs
+
+Row = tuple[Any, ...]  # an array for each input
+Call = Callable[..., Any]  # maps a tensor of a batch for each input to outputs
+
+
+class BadRow(ValueError):
+    """Reports a row that the model does not take; the text says why."""
+
+
+class ServedModel:
+    """Holds the model of a folder that `export` wrote. Raises UserError, calling it `name`, if it cannot be loaded."""
+
+    def __init__(self, folder: Path, name: str, fixed_batch: int = 0) -> None:
+        self.about = read_servable(folder, name)
+        network = None
+        with suppress(UserError):  # a class may not be here
+            network = load_template(folder / "model.keras", name)
+        if network is not None and symbolic_inputs(network):
+            call, self._specs = call_of(network, self.about)
+        else:
+            log.info(f"{name}: served from saved_model/, as model.keras needs a class that is not here")
+            self._served = network = tf.saved_model.load(str(folder / "saved_model"))  # its weights live as long as it
+            self._specs = {spec.name: spec for spec in network.serve.input_signature}
+            call = tf.function(network.serve, autograph=False)
+        self._network, self._call = network, call
+        self.fixed_batch = independent_batch(call, self._specs, self.about, fixed_batch or self.about.fixed_batch)
+        self.cost_of_one = self._seconds(self.fixed_batch) / self._seconds(1)  # a row's time in a filled batch / alone
+
+    def row(self, instance: Any) -> Row:
+        """Returns the arrays of one row. Raises BadRow if the instance does not fit the model.
+
+        An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, PNG
+        or JPEG. Of a generator it is {"seed": 7}, with "label" if it has classes.
+        """
+        if self.about.latent_dim:
+            return self._noise(instance)
+        named = isinstance(instance, Mapping) and "b64" not in instance
+        values = instance if named else {next(iter(self._specs)): instance}
+        if values.keys() != self._specs.keys():
+            raise BadRow(f"it has {_listed(values)}, and the model's inputs are {_listed(self._specs)}")
+        return tuple(self._array(name, values[name], spec) for name, spec in self._specs.items())
+
+    def answers(self, rows: Sequence[Row]) -> list[Any]:
+        """Returns each row's outputs, as JSON has them: by name, if there are several. At most `fixed_batch` rows."""
+        filled = [*rows, *[rows[-1]] * (self.fixed_batch - len(rows))]
+        outputs = self._call(*(tf.constant(np.stack(leaves)) for leaves in zip(*filled, strict=True)))
+        if self.about.latent_dim:
+            return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in outputs.numpy()[: len(rows)]]
+        columns = {name: _jsonable(array[: len(rows)]) for name, array in named_outputs(outputs, self._network)}
+        if len(columns) == 1:
+            return next(iter(columns.values()))
+        return [{name: values[at] for name, values in columns.items()} for at in range(len(rows))]
+
+    def _seconds(self, rows: int) -> float:
+        """Returns the shortest of some times of a call with so many rows."""
+        columns = [tf.constant(column) for column in blank_rows(self._specs, self.about, rows)]
+        self._call(*columns)
+        return min(timeit.repeat(lambda: self._call(*columns), number=1, repeat=5))
+
+    def _array(self, name: str, value: Any, spec: Any) -> Any:
+        shape, kind = self.about.image or tuple(spec.shape[1:]), np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        if isinstance(value, Mapping):
+            return self._image(name, value)
+        try:
+            array = np.asarray(value)
+            fits = array.ndim == len(shape) and all(
+                s in (None, size) for s, size in zip(shape, array.shape, strict=True)
+            )
+        except (ValueError, OverflowError):  # rows of several lengths, numbers of any size
+            fits = False
+        if not fits:
+            raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
+        if kind.kind == "O":
+            if array.dtype.kind != "U":
+                raise BadRow(f"{name}: it must be text")
+            return np.vectorize(str.encode, otypes=[object])(array)
+        with np.errstate(all="ignore"):
+            cast = array.astype(np.uint8 if self.about.image else kind) if array.dtype.kind in "biuf" else array
+        exact = cast.dtype.kind in "fb" or np.array_equal(cast, array)
+        if array.dtype.kind not in "biuf" or not exact or not np.isfinite(cast.astype(np.float64)).all():
+            numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {kind.name}"
+            raise BadRow(f"{name}: it must hold finite {numbers} only")
+        return cast
+
+    def _image(self, name: str, value: Mapping[str, Any]) -> Any:
+        height, width, channels = self.about.image or (0, 0, 0)
+        if not height or height != width or value.keys() != {"b64"}:
+            raise BadRow(f"{name}: it must be an array of numbers")
+        try:
+            return decode(base64.b64decode(str(value["b64"]), validate=True), height, channels)[0]
+        except (binascii.Error, ValueError, BadImage) as error:
+            raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
+
+    def _noise(self, instance: Any) -> Row:
+        names, classes = {"seed", "label"} if self.about.classes else {"seed"}, self.about.classes
+        values = instance if isinstance(instance, Mapping) else {}
+        seed, label = values.get("seed"), values.get("label", 0)
+        if values.keys() != names or not (type(seed) is type(label) is int and 0 <= seed < 2**31):
+            raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
+        if not 0 <= label < max(classes, 1):
+            raise BadRow(f"label={label}: the classes are 0 to {classes - 1}")
+        drawn = noise(seed, 1, self.about.latent_dim, next(iter(self._specs.values())).dtype).numpy()[0]
+        return (drawn, np.int32(label)) if classes else (drawn,)
+
+
+def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]]:
+    """Returns the function that predicts a batch as `trainer.predict` does, and the specs of its inputs by name."""
+    structure = model_inputs(network)
+    specs = dict(named_leaves(structure))
+
+    def call(*leaves: Any) -> Any:
+        cast = [leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
+                for leaf, spec in zip(leaves, specs.values(), strict=True)]  # fmt: skip
+        x = keras.tree.pack_sequence_as(structure, cast)
+        outputs = outputs_of(network, (x,))
+        return to_uint8(outputs) if about.latent_dim else outputs
+
+    return tf.function(call, autograph=False), specs
+
+
+def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, rows: int) -> int:
+    """Returns `rows`, or 1 if on this machine the bytes of a row's output depend on its place among them.
+
+    A kernel may sum the rows at the end of a batch in another order; a layer may draw at random.
+    """
+
+    def outputs(shift: int) -> list[bytes]:
+        moved = [tf.constant(np.roll(array, shift, axis=0)) for array in columns]
+        return [np.roll(part.numpy(), -shift, axis=0).tobytes() for part in tf.nest.flatten(call(*moved))]
+
+    columns = blank_rows(specs, about, rows)
+    expected = outputs(0)
+    if all(outputs(shift) == expected for shift in range(1, rows)):
+        return rows
+    log.info("one row a call: on this machine the bytes of an answer depend on its place in a larger batch")
+    return 1
+
+
+def blank_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
+    """Returns random rows, an array for each input; whole numbers are 0."""
+    draw = np.random.default_rng(0)
+
+    def column(spec: Any) -> Any:
+        shape, kind = [size or 3 for size in spec.shape[1:]], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        if about.image:
+            return draw.integers(0, 256, (rows, *about.image), np.uint8)
+        if kind.kind == "O":
+            return np.full((rows, *shape), b"a b", object)
+        return draw.normal(size=(rows, *shape)).astype(kind) if kind.kind == "f" else np.zeros((rows, *shape), kind)
+
+    return [column(spec) for spec in specs.values()]
+
+
+def _jsonable(array: Any) -> list[Any]:
+    """Returns the rows as lists; what is not finite, which JSON has no number for, as null."""
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        array = np.where(np.isfinite(array), array.astype(object), None)
+    rows: list[Any] = array.tolist()
+    return rows
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(map(str, names)))[:200] or "nothing"

@@ -1,0 +1,153 @@
+"""Serves an exported model over HTTP by Google's contract for custom containers: GET /health, POST /predict.
+
+https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from trainer.base.errors import UserError, reason
+from trainer.base.log import log
+from trainer.run.served_model import BadRow, Row, ServedModel
+
+MOST_BYTES = 1_500_000  # of a request
+_GRACE_S = 30  # for open requests, after SIGTERM
+
+
+class Batcher:
+    """Answers rows in the model's batches: what arrives while a batch is computed makes the next one, so none waits."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._waiting: asyncio.Queue[tuple[Row, asyncio.Future[Any]]] = asyncio.Queue()
+        self._worker = asyncio.create_task(self._work())
+
+    async def answers(self, rows: list[Row]) -> list[Any]:
+        """Returns the answers of the rows of one request, in their order."""
+        futures: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in rows]
+        for item in zip(rows, futures, strict=True):
+            self._waiting.put_nowait(item)
+        return await asyncio.gather(*futures)
+
+    async def _work(self) -> None:
+        while True:
+            items = [await self._waiting.get()]
+            while len(items) < self._model.fixed_batch and not self._waiting.empty():
+                items.append(self._waiting.get_nowait())
+            rows = [row for row, _ in items]
+            try:
+                answers = await asyncio.to_thread(self._model.answers, rows)
+            except (
+                Exception
+            ) as error:  # TensorFlow raises many types: the requests of this batch fail, the server lives
+                answers = [error] * len(rows)
+            for (_, future), answer in zip(items, answers, strict=True):
+                if not future.done():  # its client may have gone
+                    future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+
+
+def application(load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> Starlette:
+    """Returns the application: it answers 503 until `load` has returned, and calls `stop` with what that raises."""
+    batcher: list[Batcher] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async def prepare() -> None:
+            try:
+                model = await asyncio.to_thread(load)
+            except Exception as error:
+                stop(error)
+                return
+            app.state.model = model
+            batcher.append(Batcher(model))
+
+        loading = asyncio.create_task(prepare())
+        yield
+        loading.cancel()
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if batcher else 503)
+
+    async def predict(request: Request) -> Response:
+        if not batcher:
+            return _refused(503, "the model is being loaded")
+        try:
+            content = await _content(request)
+            instances = json.loads(content, parse_constant=_no_constant)["instances"]
+            if not isinstance(instances, list) or not instances:
+                raise BadRow("instances: it must be a list with a row at least")
+        except _TooLarge:
+            return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return _refused(400, f'the body must be JSON as {{"instances": […]}}: {reason(error)}')
+        rows = []
+        for at, instance in enumerate(instances):
+            try:
+                rows.append(app.state.model.row(instance))
+            except BadRow as error:
+                return _refused(400, f"instances[{at}]: {error}")
+        try:
+            return JSONResponse({"predictions": await batcher[0].answers(rows)})
+        except Exception as error:
+            log.error(f"a request failed: {reason(error)}")
+            return _refused(500, "the model failed on these rows: the server's log says why")
+
+    health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
+    app = Starlette(
+        routes=[Route(health_route, health), Route(route, predict, methods=["POST"])], lifespan=lifespan
+    )  # fmt: skip
+    return app
+
+
+def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
+    """Serves until SIGTERM or Ctrl-C; open requests are answered first. Raises what `load` raises."""
+    failed: list[Exception] = []
+
+    def stop(error: Exception) -> None:
+        failed.append(error)
+        server.should_exit = True
+
+    config = uvicorn.Config(
+        application(load, stop), host, port, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False
+    )
+    server = uvicorn.Server(config)
+    try:
+        with suppress(KeyboardInterrupt):
+            server.run()
+    except SystemExit:
+        raise UserError(f"port={port}: it cannot be opened at {host}: use another --port") from None
+    if failed:
+        raise failed[0]
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _content(request: Request) -> bytes:
+    """Returns the body. Raises _TooLarge before all of it is read."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise _TooLarge
+    return b"".join(parts)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _refused(status: int, why: str) -> Response:
+    return JSONResponse({"error": " ".join(why.split())[:500]}, status)

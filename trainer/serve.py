@@ -1,0 +1,59 @@
+"""Serves the model of a run over HTTP: `python -m trainer.serve RUN --port=8080`, or as a container of Vertex AI.
+
+GET /health answers 200 once the model is loaded; POST /predict takes {"instances": […]} (docs/serving.md).
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from trainer.base.errors import DONE, UserError
+from trainer.base.log import log
+from trainer.base.run_files.serving_file import model_folder
+from trainer.base.settings.flags import Parser, whole
+from trainer.user_code.command import quiet_start, run_command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serves until it is stopped; returns the exit code."""
+    return run_command(lambda: _serve(arguments), "serves again")
+
+
+def _serve(arguments: Sequence[str] | None) -> int:
+    inside = "AIP_HTTP_PORT" in os.environ  # in a container of Vertex AI
+    parser = Parser(prog="python -m trainer.serve", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("run", nargs="?", default=os.environ.get("AIP_STORAGE_URI", ""), metavar="RUN",
+                        help="a job directory or its model/; also at gs://")  # fmt: skip
+    parser.add_argument("--host", default="0.0.0.0" if inside else "127.0.0.1", help="address to bind (default: "  # noqa: S104
+                        "127.0.0.1, in a container all)")  # fmt: skip
+    parser.add_argument("--port", type=whole(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
+                        help="(default: 8080)")  # fmt: skip
+    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of each call of the model "
+                        "(default: that of the model directory); another number gives other bytes")  # fmt: skip
+    asked = parser.parse_args(arguments)
+    if not asked.run:
+        raise UserError("no run is given: python -m trainer.serve RUN")
+    try:
+        import starlette
+        import uvicorn  # noqa: F401 (the server needs both)
+    except ImportError:
+        raise UserError("starlette or uvicorn is not installed: pip install '.[serve]'") from None
+    del starlette
+    with quiet_start():
+        from trainer.run.served_model import ServedModel
+        from trainer.run.server import serve
+
+    def load() -> ServedModel:
+        model = ServedModel(model_folder(asked.run), asked.run, asked.fixed_batch)
+        log.info(f"{asked.run} is served at http://{asked.host}:{asked.port}, {model.fixed_batch} rows a call")
+        if model.cost_of_one > 1.1:
+            ratio = f"a row alone takes {model.cost_of_one:.1f} times as long as without the rows that fill its batch"
+            log.info(f"{ratio}: --fixed_batch=1 serves one by one, with its own bytes")
+        return model
+
+    serve(load, asked.host, asked.port)
+    return DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
