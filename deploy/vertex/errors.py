@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import STOCKED_OUT, ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -116,7 +116,7 @@ def exit_code(status: JobStatus) -> int:
     """Returns the exit code of `watch` and `submit` for a job that is over."""
     if status.state == "SUCCEEDED":
         return DONE
-    if status.state == "CANCELLED" or _replica_exit(status) == 75:
+    if status.state in ("CANCELLED", STOPPED) or _replica_exit(status) == 75:
         return INTERRUPTED
     return USER_MUST_CHANGE if _replica_exit(status) == 2 else FAULT
 
