@@ -31,6 +31,7 @@ class Slow(BaseHTTPRequestHandler):
     """Answers late, and that it is busy, so that a client asks again and again."""
 
     def do_GET(self) -> None:
+        """Answers any request so."""
         time.sleep(ANSWER_S)
         self.send_error(503)
 

@@ -66,6 +66,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def factor(text: str) -> float:
+    """Returns how many times as much is allowed as planned; an argparse type."""
+    if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", text) or float(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 999, as 1.5")
+    return float(text)
+
+
 # Flags of several verbs: metavar (empty for a switch), help, and what else argparse needs. Not given they are empty.
 _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "project": ("ID", "Google Cloud project (default: gcloud's)"),
@@ -89,6 +96,10 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
               f"(default: the tier's, else the one that `image` built in this folder, else {INSTALL})"),
     "max_cost": ("USD", "the most that a job may cost (each job of a comparison, all trials of a study): it is stopped "
                  "when that is spent", {"type": usd, "default": None}),
+    "stop_if_idle": ("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, as 30m",
+                     {"type": seconds, "default": 0.0}),
+    "stop_if_over": ("FACTOR", "the job saves and ends itself after so many times the upper end of its plan, in hours "
+                     "or USD, as 1.5", {"type": factor, "default": 0.0}),
     "timeout": ("TIME", "the longest time of a job, as 6h (default: the tier's)", {"type": seconds, "default": None}),
     "max_wait": ("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or region "
                  "tried; as FLEX_START the service ends the wait", {"type": seconds, "default": None}),

@@ -24,7 +24,8 @@ CHANGES = (
 )  # fmt: skip
 # Flags of jobs of Vertex AI, wherever they are submitted from.
 _OF_VERTEX = (
-    "project", "region", "bucket", "package", "image", "max_cost", "max_wait", *CHANGES, "secret", "backend"
+    "project", "region", "bucket", "package", "image", "max_cost", "stop_if_idle", "stop_if_over", "max_wait",
+    *CHANGES, "secret", "backend",
 )  # fmt: skip
 
 
@@ -97,7 +98,8 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
         subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
         asked.max_cost, asked.max_wait, asked.disable_retries, read_labels(asked.labels), asked.kms_key,
         tensorboard=getattr(asked, "tensorboard_instance", ""),
-        force=getattr(asked, "force", False),
+        force=getattr(asked, "force", False), stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over,
+        plan=getattr(asked, "plan", "") is True,
     )  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from datetime import datetime, timezone
 
 from deploy.cli.arguments import add_flags, parser
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
-from deploy.vertex.api import STATES, JobStatus
+from deploy.vertex.api import STATES, STOPPED, JobStatus
 from deploy.vertex.cancellation import by_submission, cancel_duplicates
 from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.history import find_attempt
+from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
@@ -50,7 +51,8 @@ def _list_region(gcp: GcpConfig, args: argparse.Namespace, session: Session) -> 
         shown = [status for status in newest if args.state in ("", status.state)][: args.limit]
         print(HEADER if shown else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {gcp.region}")
         for status in shown:
-            print(_line(status, session.clock.now()))
+            status = settled(status, session.clock.now()) if status.limited else status
+            print(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
             for line in LiveLines(status, session.clock).lines(status):
                 print(f"  {line}")
         if len(shown) == args.limit < len(found):

@@ -13,7 +13,7 @@ from deploy.cli.arguments import command_line, parse_program, parser
 from deploy.cli.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
 from deploy.cli.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.localrun.processes import on_signals
-from deploy.planning.kept import cost_lines, estimated_usd, memory_lines
+from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_limits
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
@@ -110,7 +110,7 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
         for region in regions:
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region}))
             try:
-                jobs.append(render(request, gcp, options))
+                jobs.append(render(request, gcp, with_limits(request, options)))
             except NoMachines as error:
                 refused.append((f"{tier.name} in {gcp.region}", error))
     for what, why in refused if jobs else refused[:-1]:

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
-from deploy.planning.kept import cost_lines, memory_lines
+from deploy.planning.kept import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, JobRequest
@@ -24,6 +24,7 @@ from deploy.tiers.tier import Tier, TierFacts
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.job_end import settled
 from deploy.vertex.logs import PrintLine, follow_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -129,6 +130,7 @@ class VertexRunner:
     def _run(self, run: JobRequest, job_dir: Path, print_line: PrintLine) -> int:
         sent = SentJob.read(job_dir)
         status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
+        status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
         if sent and status and (not status.over or status.state == "SUCCEEDED"):
             name = status.name
         else:
@@ -139,6 +141,7 @@ class VertexRunner:
 
     def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> Job:
         options = dataclasses.replace(self._options, submission=submission)
+        options = with_limits(run, options)
         return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
     def _send(self, run: JobRequest, job_dir: Path, previous: SentJob | None) -> tuple[SentJob, str]:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from .idle_gpus import SAVING_S, IdleGpus
 from .job_files import BucketFiles, LocalFiles, files_at
 from .run_record import Record
 from .script_output import Output
@@ -131,13 +132,23 @@ class ScriptProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         output = Output(process, reports, self._numbers.record.take if self._numbers else lambda line: None)
+        idle, reason, kill_at = IdleGpus(), "", 0.0
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
             if self._numbers:
                 self._numbers.write_if_due()
+            if reason and time.monotonic() > kill_at:
+                process.kill()
+            elif not reason and (reason := idle.reason()):
+                say(f"stops the script: {reason}", "WARNING")
+                kill_at = time.monotonic() + SAVING_S
+                process.terminate()
         output.finish()
-        return self._ended(process.returncode, output.last_error)
+        if reason and self._numbers:
+            self._numbers.end("stopped", error=reason, **_memory())
+        # Vertex AI restarts what exits otherwise.
+        return 0 if reason else self._ended(process.returncode, output.last_error)
 
     def _ended(self, code: int, said: bytes) -> int:
         code = 128 - code if code < 0 else code

@@ -4,17 +4,19 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.images import ImageContents
-from deploy.tiers.job_request import JobRequest
+from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
+from trainer.base.run_files.limits import Limits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
@@ -64,6 +66,38 @@ def estimated_usd(job: Job) -> Interval | None:
         known = _forecast(tier, training.config, own_image=job.image.contents is not ImageContents.PYTHON)
         return next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
     return None
+
+
+def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
+    """Returns the options of a job that takes along the limits at which it ends itself; those of a check as they are.
+
+    Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
+    """
+    if options.check:
+        return options
+    tier, factor = request.tier, options.stop_if_over
+    if options.stop_if_idle_s and not tier.accelerators:
+        raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
+    if options.stop_if_idle_s and request.training is None and tier.workers > 1:
+        raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
+    hours = _longest_hours(request, options) if factor else 0.0
+    if hours is None:
+        instead = "--plan makes one" if request.training else "a script has none: use --max_cost"
+        raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+    return replace(options, limits=Limits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
+
+
+def _longest_hours(request: JobRequest, options: JobOptions) -> float | None:
+    """Returns the upper end of the plan's hours, or of its USD if that is reached sooner; None without a plan."""
+    training, tier = request.training, request.tier
+    if training is None:
+        return None
+    if options.plan:
+        plan_of(training.config, training.overrides)
+    known = _forecast(tier, training.config)
+    offers = known.offers if known else ()
+    return next((min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
+                 for offer in offers if offer.strategy == tier.strategy), None)  # fmt: skip
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.report import measures
 from deploy.report.collection import Collection
-from deploy.report.measures import NO_IMAGES
+from deploy.report.measures import NO_IMAGES, UNTOLD
 from deploy.report.repeats import spread
 from deploy.report.table import csv_text, markdown_table, terminal_table
 from deploy.report.tier_summary import Measure, TierSummary, in_units
@@ -119,7 +119,7 @@ def _reasons(rows: Sequence[TierSummary]) -> list[str]:
     tiers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for measure in measures.MEASURES:
-            if measure.title and row.missing.get(measure.key, NO_IMAGES) != NO_IMAGES:
+            if measure.title and row.missing.get(measure.key, NO_IMAGES) not in UNTOLD:
                 tiers.setdefault((in_units(measure.title, rows), row.missing[measure.key]), []).append(row.tier)
     together: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for (title, reason), names in tiers.items():

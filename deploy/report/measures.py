@@ -20,7 +20,7 @@ from trainer.base.settings.metric_names import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
-NO_IMAGES = "the run generated no images"  # as of a table: its notes leave out measures of images
+NO_IMAGES = "the run generated no images"
 MIXED = "its repeats differ"
 _NO_MACHINE = "the job directory does not state the machine"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
@@ -29,7 +29,8 @@ _NO_EPOCH = "no full epoch after the first, which is warm-up"
 _NO_PROFILE = "the run was not profiled: use --profile_steps=100..110"
 _NO_ACCURACY = "the model reports no accuracy"
 _NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
-_NO_BILL = "no job of Vertex AI is recorded"
+NO_BILL = "no job of Vertex AI is recorded"
+UNTOLD = (NO_IMAGES, NO_BILL)  # what notes do not say of a table
 LOWER, HIGHER = "lower", "higher"
 
 
@@ -261,7 +262,7 @@ MEASURES = (
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("total_seconds", "total s", _total, median, figures, _no_total, LOWER),
     Measure("goodput", "goodput", _goodput, median, percent, _NO_RESULT, HIGHER),
-    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, _NO_BILL, LOWER),
+    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
     Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),
     Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),

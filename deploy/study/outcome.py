@@ -118,7 +118,7 @@ class StudyOutcome:
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Returns titles and cells of a table with a line for each trial, the best first."""
         settings = {f"setting.{parameter.name}": parameter.name for parameter in self.plan.space}
-        usd = {} if self.usd_per_hour is None else {"usd": "USD"}
+        usd = {} if self.usd_per_hour is None else {"usd": "paid USD"}
         titles = {"trial": "trial", "state": "state", "value": self.plan.metric, **settings, "seconds": "seconds"}
         titles |= {**usd, "reason": "reason"}
         lines = [{**record, "value": _value(trial)} for record, trial in zip(self.records(), self.ranked, strict=True)]

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
+from deploy.planning.kept import with_limits
 from deploy.study.optuna_study import frozen_trial, load
+from deploy.study.outcome import state_of
 from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
@@ -27,6 +29,7 @@ from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
+from deploy.vertex.job_end import stopped
 from deploy.vertex.logs import watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
@@ -59,7 +62,8 @@ class VertexStudy:
         self._most_usd = options.max_cost
         self._submission = f"{STUDY_LABEL}{options.submission}"
         self._trial_job = self._render(args, options)
-        self._gcp = self._trial_job.gcp
+        self._gcp, self._output = self._trial_job.gcp, self._trial_job.output
+        self._limited = bool(options.stop_if_idle_s or options.stop_if_over)
         self._job = self._study_job(self._trial_job)
 
     def _render(self, args: argparse.Namespace, options: JobOptions) -> Job:
@@ -70,6 +74,7 @@ class VertexStudy:
         with sent_to_the_cloud():
             config = plan.request(plan.first).config
         request = TrainingRequest(plan.tier, plan.overrides.replace(tuning_metric=plan.metric), config)
+        options = with_limits(request, options)
         try:
             return render(request, read_gcp_config(args, with_project=True), options)
         except UserError as error:
@@ -128,7 +133,13 @@ class VertexStudy:
             with suppress(LookupError, UserError):  # the study does not need this folder's records
                 record_status(*find_attempt(status.name), status, self._session.clock.now())
             trials = retried(lambda: backend.trials(status.name), self._session.clock)
-        return exit_code(status), [read_vertex_trial(trial, self._plan) for trial in trials]
+        ended = [self._ended(trial) for trial in trials]
+        return (INTERRUPTED if any(state_of(trial) == "killed" for trial in ended) else exit_code(status)), ended
+
+    def _ended(self, content: Mapping[str, Any]) -> "FrozenTrial":
+        """Returns a trial; one that ended itself at a limit is not complete."""
+        why_stopped = stopped(f"{self._output}/{content['id']}") if self._limited else ""
+        return read_vertex_trial(content, self._plan, why_stopped)
 
     def _find(self) -> str:
         """Returns the name of the job that this study's folder records, and cancels its duplicates; empty if none."""
@@ -137,7 +148,7 @@ class VertexStudy:
         if sent is None or status is None:
             return ""
         print(f"goes on with {status.name}", flush=True)
-        self._gcp = GcpConfig(sent.project, sent.region, self._gcp.bucket)
+        self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
         return status.name
 
     def _send(self) -> str:
@@ -145,7 +156,7 @@ class VertexStudy:
         backend = self._open(gcp.project, gcp.region)
         check_resources(self._trial_job, backend, clock)
         upload_packages(self._job.packages, gcp.bucket)
-        SentJob(gcp.project, gcp.region, self._submission).write(self._out)
+        SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)
 
 
@@ -161,18 +172,21 @@ def parameter_spec(parameter: StudyParameter) -> dict[str, Any]:
     return {"parameterId": parameter.name, kind: content, **scale}
 
 
-def read_vertex_trial(content: Mapping[str, Any], plan: StudyRequest) -> "FrozenTrial":
-    """Converts a trial's JSON, of a study that has ended: a trial that has not was cancelled with it."""
+def read_vertex_trial(content: Mapping[str, Any], plan: StudyRequest, why_stopped: str = "") -> "FrozenTrial":
+    """Converts a trial's JSON, of a study that has ended: a trial that has not was cancelled with it.
+
+    `why_stopped`: why the trial ended itself; it is then not complete.
+    """
     sent = {str(setting["parameterId"]): setting.get("value") for setting in content.get("parameters", [])}
     settings = {
         parameter.name: _typed(parameter, sent[parameter.name]) for parameter in plan.space if parameter.name in sent
     }
-    state = _STATES.get(str(content.get("state")), "RUNNING")
+    state = "RUNNING" if why_stopped else _STATES.get(str(content.get("state")), "RUNNING")
     values = _metric(mapping(content, "finalMeasurement"), plan.metric)
     if state == "COMPLETE" and not values:
         state = "FAIL"
     known = {"FAIL": f"it reported no {plan.metric}", "RUNNING": "it was cancelled with the study"}
-    reason = str(content.get("infeasibleReason") or known.get(state, ""))
+    reason = str(why_stopped or content.get("infeasibleReason") or known.get(state, ""))
     began, ended = (parse_time(str(content.get(key) or "")) for key in ("startTime", "endTime"))
     seconds = max((ended or time.time()) - began, 0.0) if began else 0.0
     reports = [value for measured in content.get("measurements", []) for value in _metric(measured, plan.metric)]

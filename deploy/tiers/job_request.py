@@ -36,6 +36,10 @@ class JobOptions:
     tensorboard: str = ""  # --tensorboard_instance=
     force: bool = False  # send what looks as if it would fail
     check: bool = False  # check the GPUs of the tier instead of training
+    stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
+    stop_if_over: float = 0.0
+    plan: bool = False  # make a plan that is missing
+    limits: str = ""  # at which the job ends itself, as `trainer.base.run_files.limits` writes them
 
     @property
     def folder(self) -> str:

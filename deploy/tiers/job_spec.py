@@ -32,6 +32,7 @@ from deploy.tiers.spec_changes import SECRETS, check_kms_key
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.limits import LIMITS
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
@@ -125,6 +126,8 @@ class TrainingRequest(JobRequest):
                 module = CHECK
                 _run_check(task)
             added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
+            if options.limits:
+                added.append({"name": LIMITS, "value": options.limits})
             if added:
                 task["env"] = [*task.get("env", []), *added]
             if plain:

@@ -21,6 +21,7 @@ from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
+from trainer.base.run_files.limits import LIMITS
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
@@ -31,6 +32,7 @@ _OURS = (
     "starter.py",
     "script_worker.py",
     "script_output.py",
+    "idle_gpus.py",
     "run_record.py",
     "job_files.py",
     "on_path/vertex_report.py",
@@ -154,6 +156,8 @@ class ScriptRequest(JobRequest):
             uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
             arguments = [*before.get("args", []), *self.script.words]
             pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": before.get("env", [])}
+            if options.limits:
+                pool["containerSpec"]["env"] = [*before.get("env", []), {"name": LIMITS, "value": options.limits}]
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
             images.add(uri)
         listed = "code/requirements.txt" in package.files

@@ -10,6 +10,7 @@ from typing import Any
 from deploy.tiers.spec_changes import LABEL
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
+from trainer.base.run_files.limits import LIMITS
 
 STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
@@ -23,6 +24,7 @@ _NOT_HERE = re.compile(
     re.IGNORECASE,
 )
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+STOPPED = "STOPPED"  # our word for a job that succeeded in ending itself at one of its limits
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
 
 
@@ -111,12 +113,13 @@ class JobStatus:
     timeout_s: float = DEFAULT_TIMEOUT_S
     output: str = ""  # its job directory, gs://…
     checks: bool = False  # the GPUs of its tier, and trains nothing
+    limited: bool = False  # it may end itself: LIMITS
     shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
 
     @property
     def over(self) -> bool:
         """Returns whether the state is final."""
-        return self.state in FINAL_STATES
+        return self.state in FINAL_STATES or self.state == STOPPED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +173,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
             any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
                 for task in ("containerSpec", "pythonPackageSpec")),
+            f"'{LIMITS}'" in str(spec),
             dict(job.get("webAccessUris", {})),
         )  # fmt: skip
 

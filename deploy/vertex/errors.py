@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import STOCKED_OUT, ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -67,7 +67,7 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: _permission_fix(str(error), gcp),
-        404: _not_found_fix(str(error), gcp),
+        404: f"not found: check --project={gcp.project} and --region={gcp.region}",
     }
     default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
     return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
@@ -75,7 +75,6 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 # Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
 _ROLES = {
-    r"storage\.": "roles/storage.objectUser on the bucket",
     r"logging\.": "roles/logging.viewer on {project}",
     r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",
     "": "roles/aiplatform.user on {project}",
@@ -94,13 +93,6 @@ def _permission_fix(message: str, gcp: GcpConfig) -> str:
         )
     role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
     return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
-
-
-def _not_found_fix(message: str, gcp: GcpConfig) -> str:
-    bucket = re.search(r"(?:gs://|/storage/v1/b/)([^/?\s:]+)", message)
-    if bucket:
-        return f"create it: `gcloud storage buckets create gs://{bucket[1]} --location={gcp.region or 'REGION'}`"
-    return f"not found: check --project={gcp.project} and --region={gcp.region}"
 
 
 def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:
@@ -124,7 +116,7 @@ def exit_code(status: JobStatus) -> int:
     """Returns the exit code of `watch` and `submit` for a job that is over."""
     if status.state == "SUCCEEDED":
         return DONE
-    if status.state == "CANCELLED" or _replica_exit(status) == 75:
+    if status.state in ("CANCELLED", STOPPED) or _replica_exit(status) == 75:
         return INTERRUPTED
     return USER_MUST_CHANGE if _replica_exit(status) == 2 else FAULT
 

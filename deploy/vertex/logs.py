@@ -13,6 +13,7 @@ from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
+from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines, LiveReader
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
@@ -84,7 +85,7 @@ def follow_job(
             print_line(f"{_time(clock.now())}  {line}")
         if status.over:
             _print_last_logs(tail, gcp, clock, print_line)
-            return status
+            return settled(status, clock.now())
         if waiting.too_long(status):
             return _give_up(backend, name, clock, max_wait_s)
         _print_logs(tail, gcp, clock, 0.0, print_line)

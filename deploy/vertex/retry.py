@@ -81,6 +81,7 @@ def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
             if wait >= ANNOUNCED_WAIT_S and not announced:
                 announced = True
                 end = time.strftime("%H:%M UTC", time.gmtime(deadline))
-                tell(f"{error} ({error.code or 'no response'}): retrying until {end}; Ctrl-C stops")
+                reason = f"{error} ({error.code or 'no response'})"
+                tell(f"{reason}: retrying until {end}; Ctrl-C stops")
         clock.sleep(wait)
     raise AssertionError("backoff never ends")

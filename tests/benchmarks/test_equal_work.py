@@ -21,6 +21,7 @@ from tests.support import of_model
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.models.gan import Generated
 from trainer.run.build import TrainingSetup, build_setup
 from trainer.run.export import plain_copy
 
@@ -61,13 +62,13 @@ def loss_and_gradients(loss: Any, network: keras.Model) -> tuple[float, list[Any
 def ours(setup: TrainingSetup) -> tuple[Any, Any]:
     """Returns (loss, gradients) of the critic and of the generator by the model of this project."""
     model, (reals, noise, mix) = setup.model, draws(setup)
-    fakes, generated = model.generate(noise, noise)
+    (fakes,) = model.fakes(noise)
     if setup.config.model == "dcgan":
-        critic = model.critic_gradients(reals, fakes.images, ROWS)
+        critic = model.critic_gradients(reals, fakes, ROWS)
     else:
-        losses, gradients = model.critic_gradients(reals, fakes.images, mix, ROWS)
+        losses, gradients = model.critic_gradients(reals, fakes, mix, ROWS)
         critic = losses["critic_loss"], gradients
-    return critic, model.generator_gradients(generated, ROWS)
+    return critic, model.generator_gradients(Generated(noise=noise), ROWS)
 
 
 def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:

@@ -6,23 +6,22 @@ fields. `run`, if given, simulates a submitted job in a separate thread.
 
 import base64
 import dataclasses
-import hashlib
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
-from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
 from google.protobuf.json_format import MessageToDict, ParseError
-from google_crc32c import Checksum
+
+from tests.deploy import emulated_storage as storage
+from tests.deploy.emulated_storage import Query, Response, error, now
 
 PARENT = "/v1/projects/my-proj/locations/us-central1"
 POSTS = "POST /v1/projects/my-proj/locations/[^/]+/customJobs$"
@@ -32,9 +31,6 @@ RATE = (  # Google's message, with 429, for too many calls; no machine quota is 
     "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute' of service "
     "'logging.googleapis.com' for consumer 'project_number:123456'."
 )
-
-
-Response = tuple[int, dict[str, Any] | bytes]
 
 
 @dataclasses.dataclass
@@ -210,10 +206,6 @@ class Emulator:
                 fault.times = 0
 
 
-def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def ends(state: str, error: str = "") -> Callable[[Emulator, dict[str, Any]], None]:
     """Returns a job that runs at once to its end."""
 
@@ -243,10 +235,10 @@ class _Handler(BaseHTTPRequestHandler):
         if fault and fault.kind == "slow":
             time.sleep(fault.seconds)
         if self.google.account(request, self.headers.get("Authorization", "")) is None:
-            self.send(401, _error(401, "Request had invalid authentication credentials."))
+            self.send(401, error(401, "Request had invalid authentication credentials."))
             return
         query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        failed: Response = 500, _error(500, "the emulator failed")
+        failed: Response = 500, error(500, "the emulator failed")
         status, content = failed
         with self.google.recorded(request):
             status, content = self.respond(address.path, query, body)
@@ -265,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind in ("html", "empty"):
             self.send(200, b"<html><body>no JSON</body></html>" if fault.kind == "html" else {})
         else:
-            self.send(int(fault.kind), _error(int(fault.kind), fault.message))
+            self.send(int(fault.kind), error(int(fault.kind), fault.message))
 
     def send(self, status: int, response: dict[str, Any] | bytes) -> None:
         """Sends a JSON object, indented as Google's servers do, or the content of an object."""
@@ -282,22 +274,9 @@ class _Handler(BaseHTTPRequestHandler):
             if match:
                 try:
                     return method(self.google, match, query, body)
-                except ParseError as error:
-                    return 400, _error(400, str(error))
-        return 404, _error(404, f"unknown address in the emulator: {self.command} {path}")
-
-
-Query = dict[str, str]
-
-
-def _error(status: int, message: str, name: str = "") -> dict[str, Any]:
-    """Returns the content of a failed response."""
-    names = {
-        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
-        503: "UNAVAILABLE",
-    }  # fmt: skip
-    return {"error": {"code": status, "message": message, "status": name or names[status]}}
+                except ParseError as wrong:
+                    return 400, error(400, str(wrong))
+        return 404, error(404, f"unknown address in the emulator: {self.command} {path}")
 
 
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -329,7 +308,7 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     job = google.jobs.get(match[2])
     found = job and f"/{match[1]}/" in job["name"]
-    return (200, job) if job and found else (404, _error(404, f"{match[1]} {match[2]} is not found"))
+    return (200, job) if job and found else (404, error(404, f"{match[1]} {match[2]} is not found"))
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -352,64 +331,6 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     return 200, _page("entries", found, 3, request)
 
 
-def _bucket(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
-
-
-def _object(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    name = f"{match[1]}/{unquote(match[2])}"
-    if name not in google.objects:
-        return 404, _error(404, f"No such object: {name}")
-    return 200, google.objects[name] if query.get("alt") == "media" else _metadata(google, name)
-
-
-def _delete(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    name = f"{match[1]}/{unquote(match[2])}"
-    if name in google.objects and query.get("ifGenerationMatch", "1") == str(google.generations.get(name, 1)):
-        del google.objects[name]
-        return 204, b""
-    return 412, _error(412, _CONDITION)
-
-
-def _objects(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    """Lists objects by prefix, as gcloud does to test whether the destination is a folder."""
-    prefix = f"{match[1]}/{query.get('prefix', '')}"
-    return 200, {"items": [_metadata(google, name) for name in google.objects if name.startswith(prefix)]}
-
-
-def _upload(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    """Reads multipart/related: the object's metadata, then its content."""
-    boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
-    message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
-    parts: Any = message.get_payload()
-    metadata, content = parts
-    name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
-    with google.lock:
-        generation = google.generations.get(name, 1) if name in google.objects else 0
-        if query.get("ifGenerationMatch", str(generation)) != str(generation):
-            return 412, _error(412, _CONDITION)
-        google.objects[name] = content.get_payload(decode=True)
-        google.generations[name] = google.generations.get(name, 0) + 1
-    return 200, _metadata(google, name)
-
-
-_CONDITION = "At least one of the pre-conditions you specified did not hold."
-
-
-def _metadata(google: Emulator, name: str) -> dict[str, Any]:
-    content = google.objects[name]
-    bucket, _, inner = name.partition("/")
-    media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
-    return {
-        "mediaLink": media,
-        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
-        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(),
-        "timeCreated": now(), "storageClass": "STANDARD",
-        "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
-        "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
-    }  # fmt: skip
-
-
 def _token(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     """Returns a token of the account that signed the assertion."""
     claims = parse_qs(body.decode())["assertion"][0].split(".")[1]
@@ -430,12 +351,12 @@ def _impersonate(google: Emulator, match: re.Match[str], query: Query, body: byt
 
 def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     if match[1] not in google.secrets:
-        return 403, _error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
+        return 403, error(403, f"Permission 'secretmanager.versions.access' denied on {match[1]}")
     return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
 
 
 def _tag(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return (200, {"name": match[1]}) if match[1] in google.tags else (404, _error(404, f"{match[1]} is not found"))
+    return (200, {"name": match[1]}) if match[1] in google.tags else (404, error(404, f"{match[1]} is not found"))
 
 
 _KINDS = "(customJobs|hyperparameterTuningJobs)"
@@ -451,9 +372,5 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /v1/userinfo": _userinfo,
     r"GET /computeMetadata/v1/instance/service-accounts/default/token": _metadata_token,
     r"POST /v1/projects/-/serviceAccounts/([^/]+):generateAccessToken": _impersonate,
-    r"GET /storage/v1/b/([^/]+)": _bucket,
-    r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
-    r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
-    r"GET /storage/v1/b/([^/]+)/o": _objects,
-    r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
+    **storage.ROUTES,
 }

@@ -8,7 +8,7 @@ from typing import Any
 from google.cloud.aiplatform_v1.types import BatchPredictionJob, Model
 from google.protobuf.json_format import MessageToDict
 
-from tests.deploy.emulator import _ROUTES, Emulator, Response, _error, _page, now
+from tests.deploy.emulator import _ROUTES, Emulator, Response, _page, error, now
 
 PLACE = r"/v1/(projects/[^/]+/locations/[^/]+)"
 VERSIONS: dict[int, list[dict[str, Any]]] = {}  # by the emulator's id; no emulator outlives its test
@@ -28,9 +28,9 @@ def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
         name = request.get("parentModel", f"{match[1]}/models/{request.get('modelId')}").rsplit("/", 1)[-1]
         same = [version for version in found if version["name"].endswith(f"/models/{name}")]
         if "modelId" in request and same:
-            return 409, _error(409, f"models/{name} exists")
+            return 409, error(409, f"models/{name} exists")
         if "parentModel" in request and not same:
-            return 404, _error(404, f"models/{name} is not found")
+            return 404, error(404, f"models/{name} is not found")
         aliases = [] if same else ["default"]
         model |= {"name": f"projects/123456/locations/us-central1/models/{name}", "versionId": str(len(same) + 1),
                   "versionAliases": aliases, "versionCreateTime": now()}  # fmt: skip
@@ -45,7 +45,7 @@ def _operation(google: Emulator, match: re.Match[str], query: Any, body: bytes) 
 
 def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     found = [version for version in versions(google) if version["name"].endswith(f"/models/{match[2]}")]
-    return (200, _page("models", found, 2, query)) if found else (404, _error(404, f"{match[2]} is not found"))
+    return (200, _page("models", found, 2, query)) if found else (404, error(404, f"{match[2]} is not found"))
 
 
 def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
@@ -55,7 +55,7 @@ def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
 
 def _get(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     version = _of(google, match[2], match[3] or "default")
-    return (200, version) if version else (404, _error(404, f"{match[2]}@{match[3]} is not found"))
+    return (200, version) if version else (404, error(404, f"{match[2]}@{match[3]} is not found"))
 
 
 def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:

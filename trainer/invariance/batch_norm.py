@@ -68,11 +68,10 @@ def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
     beta = tf.cast(layer.beta, way.dtype) if layer.center else tf.zeros(channels, way.dtype)
     parts = tf.split(values, groups) if groups > 1 else [values]
     if replicas == 1 and isinstance(way, Kernel):
-        outputs, means, variances = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
-        means, variances = _stacked(means), _stacked(variances)
+        outputs, *statistics = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
+        means, variances = map(_stacked, statistics)
     else:
-        normalized = tf.custom_gradient(lambda *tensors: _over_replicas(way, replicas, *tensors))
-        *outputs, means, variances = normalized(gamma, beta, *parts)
+        outputs, means, variances = _over_replicas(way, replicas, gamma, beta, parts)
     return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype), means, variances
 
 
@@ -85,53 +84,57 @@ def _way(layer: Any, values: Any, mask: Any, groups: int) -> Kernel | Formula:
     return Formula(layer.epsilon, layer.axis % len(values.shape), mask, dtype)
 
 
-def _over_replicas(way: Kernel | Formula, replicas: int, gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
-    """Returns the outputs for each of `parts`, a group of rows, then means and variances over all replicas.
+def _over_replicas(
+    way: Kernel | Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
+) -> tuple[tuple[Any, ...], Any, Any]:
+    """Returns the outputs for each of `parts`, a group of rows, and means and variances over all replicas.
 
-    gamma, beta: (channels,). Beside them, the gradient of a loss that is summed over replicas.
+    gamma, beta: (channels,). The outputs have the gradient of a loss that is summed over replicas.
     """
     means, variances, count = _combined([way.moments(part) for part in parts], replicas)
-    statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
-    outputs = [way.normalized(part, *pair, gamma, beta) for part, pair in zip(parts, statistics, strict=True)]
     count = way.count(parts[0]) * replicas if count is None else count
+    statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
 
     def first(gamma: Any, *tensors: Any) -> list[Any]:
         """Returns gradients by gamma, beta and parts: two sums a channel over all replicas, and what these move."""
-        upstreams, parts = tensors[: len(outputs)], tensors[len(outputs) :]
+        upstreams, parts = tensors[: len(statistics)], tensors[len(statistics) :]
         arguments = zip(upstreams, parts, statistics, strict=True)
-        direct = [way.gradients(upstream, part, *pair, gamma) for upstream, part, pair in arguments]
-        sums = _stacked([tf.stack(pair) for _, pair in direct])  # (groups, 2, channels)
+        direct, sums = zip(*(way.gradients(x, part, *pair, gamma) for x, part, pair in arguments), strict=True)
+        total = _stacked([tf.stack(pair) for pair in sums])  # (groups, 2, channels)
+        if replicas > 1:
+            (total,) = all_reduce_sum([total])
         factors = tf.math.rsqrt(variances + way.epsilon)
-        moves = (all_reduce_sum([sums])[0] if replicas > 1 else sums) * tf.expand_dims(gamma * factors / -count, 1)
-        slopes, offsets = tf.unstack(moves, axis=1)
+        slopes, offsets = tf.unstack(total * tf.expand_dims(gamma * factors / -count, 1), axis=1)
         if way.mask is not None:  # deviations from the mean add up to the mean times what Keras adds to the count
             offsets -= keras.config.epsilon() * means * factors * slopes / count
         lines = zip(_unstacked(slopes), _unstacked(offsets), strict=True)
         moved = [way.normalized(x, *pair, *line) for x, pair, line in zip(parts, statistics, lines, strict=True)]
         if way.mask is not None:
             moved = [tf.where(way.mask, shift, 0.0) for shift in moved]
-        return [*tf.unstack(_summed(sums)), *(part + shift for (part, _), shift in zip(direct, moved, strict=True))]
+        by_gamma, by_beta = map(tf.add_n, zip(*sums, strict=True))
+        return [by_gamma, by_beta, *(part + shift for part, shift in zip(direct, moved, strict=True))]
 
     def with_second(gamma: Any, *tensors: Any) -> tuple[Any, Any]:
         """Returns the same; its own gradient is that of the formula, as the kernel's ignores the statistics' part."""
 
         def second(*upstreams: Any) -> Any:
-            formula = Formula(way.epsilon)
-            upstreams_of_first, parts = tensors[: len(outputs)], tensors[len(outputs) :]
+            parts = tensors[len(statistics) :]
             with tf.GradientTape() as outer:
                 outer.watch([gamma, *tensors])
                 with tf.GradientTape() as inner:
                     inner.watch([gamma, beta, *parts])
-                    again = tf.custom_gradient(lambda *tensors: _over_replicas(formula, replicas, *tensors))(
-                        gamma, beta, *parts
-                    )
-                gradients = inner.gradient(again[: len(outputs)], [gamma, beta, *parts], upstreams_of_first)
+                    outputs, *_ = _over_replicas(Formula(way.epsilon), replicas, gamma, beta, parts)
+                gradients = inner.gradient(outputs, [gamma, beta, *parts], tensors[: len(statistics)])
             return outer.gradient(gradients, [gamma, *tensors], upstreams)
 
         return first(gamma, *tensors), second
 
-    gradient = first if isinstance(way, Formula) else tf.custom_gradient(with_second)
-    return (*outputs, means, variances), lambda *upstreams: gradient(gamma, *upstreams[: len(outputs)], *parts)
+    def normalized(gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
+        outputs = [way.normalized(x, *pair, gamma, beta) for x, pair in zip(parts, statistics, strict=True)]
+        gradient = first if isinstance(way, Formula) else tf.custom_gradient(with_second)
+        return outputs, lambda *upstreams: gradient(gamma, *upstreams, *parts)
+
+    return tuple(tf.custom_gradient(normalized)(gamma, beta, *parts)), means, variances
 
 
 def _combined(moments: Sequence[Sequence[Any]], replicas: int) -> tuple[Any, Any, Any]:
@@ -166,10 +169,6 @@ def _stacked(of_groups: Sequence[Any]) -> Any:
 
 def _unstacked(statistic: Any) -> list[Any]:
     return tf.unstack(statistic) if statistic.shape[0] > 1 else [tf.squeeze(statistic, 0)]
-
-
-def _summed(statistic: Any) -> Any:
-    return tf.reduce_sum(statistic, 0) if statistic.shape[0] > 1 else tf.squeeze(statistic, 0)
 
 
 def _move_averages(layer: Any, means: Any, variances: Any) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.provenance import instruction_set, packages, trainer_commit, user_sources
-from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, step_name
+from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, RUN_INFO, step_name
 from trainer.base.storage import write_whole
 from trainer.base.storage.checksum import sha256_of
 from trainer.proofs.reexecution import trained_again
@@ -136,7 +136,7 @@ def _statement(
         "predicate": {
             "result": "FAILED" if failed or links else "PASSED",
             "configuration": [{
-                "name": "run.json", "digest": {"sha256": hashlib.sha256(settings.encode()).hexdigest()},
+                "name": RUN_INFO, "digest": {"sha256": hashlib.sha256(settings.encode()).hexdigest()},
                 "annotations": about,
             }],
             "passedTests": [f"{finding.stretch}: {finding.kind}" for finding in findings if finding.kind != CHANGED],

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json
-from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, step_name, step_of
+from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Stretch:
 def manifests(job_dir: Path) -> dict[int, Mapping[str, Any]]:
     """Returns the manifests of the kept checkpoints by step. Raises UserError for one that cannot be read."""
     result = {}
-    for folder in (job_dir / CHECKPOINTS).glob("step-*"):
+    for folder in (job_dir / CHECKPOINTS).glob(f"{STEP_PREFIX}*"):
         step = step_of(folder.name)
         content, problem = read_json(folder / MANIFEST)
         if step >= 0 and problem:

@@ -5,7 +5,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,13 +16,13 @@ from deploy.__main__ import main
 from deploy.cli import compare, jobs, package, submit
 from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import free_addresses, local_workers
+from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
 from deploy.report.summary import summarize
 from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import ROOT, WHERE, Capture, FlyingClock, Job, needs_gcloud, run
+from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.address import Address
 
@@ -227,53 +226,6 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
     assert "holds another comparison (arguments: 'two words' stored, other given)" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="session")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the Python of an environment without any package."""
-    folder = tmp_path_factory.mktemp("bare")
-    assert run([sys.executable, "-m", "venv", "--without-pip", str(folder)]).returncode == 0
-    return folder / "bin" / "python3"
-
-
-def runs_spec(google: Emulator, job: Job, python: Path, folder: Path) -> None:
-    """Runs the workers of a job by the commands of its spec, in an environment that has nothing of ours."""
-    google.begin(job)
-    spec = job["jobSpec"]
-    output = spec["baseOutputDirectory"]["outputUriPrefix"]
-    pools = {f"workerpool{place}": pool for place, pool in enumerate(spec["workerPoolSpecs"])}
-    ports = iter(free_addresses(sum(int(pool["replicaCount"]) for pool in pools.values())))
-    cluster = {name: [next(ports) for _ in range(int(pool["replicaCount"]))] for name, pool in pools.items()}
-    workers = []
-    for name, pool in pools.items():
-        task = pool["containerSpec"]
-        for index in range(len(cluster[name])):
-            place = {"cluster": cluster, "task": {"type": name, "index": index}}
-            given = {"PATH": os.environ["PATH"], "AIP_MODEL_DIR": f"{output}/model/", "CLUSTER_SPEC": json.dumps(place),
-                     "STORAGE_EMULATOR_HOST": os.environ["STORAGE_EMULATOR_HOST"],
-                     "SECRET_MANAGER_HOST": google.url,
-                     "GCE_METADATA_HOST": google.url.removeprefix("http://"), "TMPDIR": str(folder)}  # fmt: skip
-            given |= {variable["name"]: variable["value"] for variable in task["env"]}
-            command = [str(python), *task["command"][1:], *task.get("args", [])]
-            workers.append((f"{name}-{index}", subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)))
-    failed = ""
-    for name, process in workers:
-        said, _ = process.communicate(timeout=120)
-        for line in said.splitlines():
-            google.log(job, line, name)
-        if process.returncode:
-            failed = f"The replica {name} exited with a non-zero status of {process.returncode}."
-    google.end(job, "FAILED" if failed else "SUCCEEDED", failed)
-
-
-@pytest.fixture
-def vertex(cloud: Emulator, flying: FlyingClock, bare: Path, tmp_path: Path) -> Emulator:
-    """Returns the emulator, which runs what a job's spec says, and a clock on which that takes no time."""
-    cloud.accounts = {"": "me@my-proj.test", "not-a-secret": "me@my-proj.test"}  # the SDK's, and gcloud's
-    cloud.run = lambda google, job: runs_spec(google, job, bare, tmp_path)
-    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    return cloud
-
-
 OWN_TRAINER = """
 import sys
 import trainer
@@ -331,36 +283,6 @@ def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     assert f"  - gs://{starter}\n" in shown
 
 
-SECRET = "projects/p/secrets/token/versions/latest"
-
-
-def test_a_secret_is_read_by_the_job_and_stands_nowhere(vertex: Emulator, session: Session, capsys: Capture) -> None:
-    """The script, which gets it as a variable, prints its length alone."""
-    script(
-        "import os\nprint('knows', len(os.environ['HF_TOKEN']), os.environ['MODE'], 'TRAINER_SECRETS' in os.environ)"
-    )
-    flags = [
-        "cpu",
-        "--script=mine/train.py",
-        *WHERE,
-        "--backend=sdk",
-        "--env=MODE=fast mode",
-        f"--secret=HF_TOKEN={SECRET}",
-    ]
-    assert submit.main(flags, session) == 1, "the account of the job may not read it"
-    refusal = (
-        f"error: {SECRET}: status 403: the job's account must be able to read it (roles/secretmanager.secretAccessor)"
-    )
-    assert refusal in capsys.readouterr().out
-    vertex.secrets[SECRET] = b"hf_do_not_tell"
-    assert submit.main(flags, session) == 0
-    shown = capsys.readouterr()
-    assert "  workerpool0-0  knows 14 fast mode False\n" in shown.out
-    known = shown.out + shown.err + json.dumps(vertex.bodies) + "".join(map(str, vertex.objects.values()))
-    assert "hf_do_not_tell" not in known
-    assert SECRET in known
-
-
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
     script("import sys\nsys.exit(7)")
     assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 1
@@ -401,72 +323,3 @@ def test_jobs_of_a_script_are_compared(
     assert two.total_seconds
     assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
     assert "Fastest: " in capsys.readouterr().out
-
-
-KERAS = """
-import keras
-import numpy as np
-from vertex_report import report
-
-
-class Report(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        steps = self.params["steps"] * (epoch + 1)
-        report(step=steps, examples=steps * 32, **logs)
-
-
-keras.utils.set_random_seed(1)
-x = np.random.default_rng(0).normal(size=(256, 8)).astype("float32")
-model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
-model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-model.fit(x, x.sum(axis=1), batch_size=32, epochs=4, validation_split=0.25, callbacks=[Report()])
-"""
-
-
-@pytest.mark.slow
-def test_a_script_with_fit_has_the_numbers_of_a_recipe() -> None:
-    """As the examples of keras.io are written, with its progress bar."""
-    script(KERAS)
-    assert local("cpu") == 0
-    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [6, 12, 18, 24]
-    assert [set(line["losses"]) for line in lines] == [{"loss", "val_loss"}] * 4
-    assert lines[-1]["losses"]["loss"] < lines[0]["losses"]["loss"]
-    assert lines[-1]["images_per_second"] == pytest.approx(32 / lines[-1]["step_seconds"])
-    assert result()["final"]["metrics"].keys() == {"mae", "val_mae"}
-
-
-TORCH = """
-import json
-import os
-
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = DistributedDataParallel(torch.nn.Linear(4, 1, bias=False))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-x = torch.randn(64, 4)[dist.get_rank() :: dist.get_world_size()]
-for step in range(1, 21):
-    optimizer.zero_grad()
-    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
-    loss.backward()
-    optimizer.step()
-    dist.all_reduce(loss.detach())
-    print(json.dumps({"step": step, "examples": 64 * step, "loss": loss.item()}))
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_two_workers_of_pytorch_train_together() -> None:
-    """By MASTER_ADDR, RANK and the others alone: DistributedDataParallel over gloo."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    script(TORCH)
-    assert local("cpu-2workers") == 0
-    lines = [json.loads(line) for line in Path("runs/a/stats.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, 21))
-    assert lines[-1]["losses"]["loss"] < 0.1 * lines[0]["losses"]["loss"]

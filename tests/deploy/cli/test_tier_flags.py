@@ -47,7 +47,7 @@ def test_flags_change_any_tier(
     tier: str, flag: str, scheduling: dict[str, str], cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     cloud.run = ends("SUCCEEDED")
-    assert submit.main([tier, *SDK, *CHANGES, *flag.split(), "--max_cost=500"], session) == 0
+    assert submit.main([tier, *SDK, *CHANGES, *flag.split()], session) == 0
     (job,) = cloud.jobs.values()
     sent = job["jobSpec"]
     assert (sent["scheduling"], sent["network"], sent["serviceAccount"]) == (scheduling, NETWORK, ACCOUNT)

@@ -99,10 +99,11 @@ def test_a_submission_without_a_clear_response_is_not_reported_as_refused(
 ) -> None:
     """The list is late: the same command, run again, finds the job."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
-    cloud.lists_nothing = 21
+    cloud.lists_nothing = 40
     shown = command("cpu", code=1)
-    assert "its job is not listed yet: see `python -m deploy jobs --project=my-proj" in shown
+    assert "its job is not listed yet: `python -m deploy watch " in shown
     assert "not submitted" not in shown
+    cloud.lists_nothing = 0
     command("cpu")
     assert len(cloud.jobs) == 1
     assert rows(tmp_path)[0].state == "done"

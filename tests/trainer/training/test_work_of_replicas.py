@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.trainer_loop import setup_of, traced_steps
 from tests.fixtures import Patch
+from tests.gpu_graph import GpuStep, optimised
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.planning.counting import NO_KERNEL, operations
@@ -55,12 +56,14 @@ def unet(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-def of_replicas(replicas: int, *flags: str) -> tuple[float, float]:
-    """Returns GB and operations of each replica's step."""
-    setup = setup_of(*flags, f"--replicas={replicas}", f"--global_batch_size={ROWS * replicas}")
-    counted = [op for op in operations(traced_steps(setup).graph) if op.type not in NO_KERNEL]
-    moved_gb = sum(op.moved_bytes for op in counted) / 1e9
-    return moved_gb / replicas, sum(op.times for op in counted) / replicas
+def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
+    """Returns the GB that a replica's step moves, and its operations as TensorFlow simplifies them.
+
+    CPU:1 and CPU:2 stand for GPUs, as in test_gpu_steps.py.
+    """
+    traced = traced_steps(setup_of(*flags, f"--replicas={replicas}", f"--global_batch_size={ROWS * replicas}"))
+    moved = sum(op.moved_bytes for op in operations(traced.graph) if op.type not in NO_KERNEL)
+    return moved / 1e9 / replicas, GpuStep(optimised(traced)).counts(0 if replicas > 1 else None)["operations"]
 
 
 @pytest.mark.parametrize("flags", [
@@ -72,6 +75,7 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, float]:
 ])  # fmt: skip
 def test_a_replica_of_two_does_little_more_than_one(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one."""
+    monkeypatch.setattr("trainer.cluster.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
     (gb, count), (gb_of_two, count_of_two) = (of_replicas(replicas, *flags) for replicas in (1, 2))
     print(f"{gb:.2f} GB and {count:,.0f} operations; of two {gb_of_two:.2f} and {count_of_two:,.0f}")

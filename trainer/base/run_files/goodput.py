@@ -92,7 +92,7 @@ class Goodput:
 
 @contextmanager
 def kept_alive(folder: Path) -> Iterator[None]:
-    """Touches a file of the local job directory within the block, for `recover` of the next process."""
+    """Touches a file of the local job directory within the block, for `recover` after a kill; removes it at the end."""
     over = threading.Event()
 
     def touch() -> None:
@@ -100,11 +100,14 @@ def kept_alive(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 (folder / _ALIVE).touch()
 
-    threading.Thread(target=touch, name="alive", daemon=True).start()
+    thread = threading.Thread(target=touch, name="alive", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         over.set()
+        thread.join()
+        (folder / _ALIVE).unlink(missing_ok=True)
 
 
 def shares_in_words(seconds: Mapping[str, float], least: float = 0.005) -> str:

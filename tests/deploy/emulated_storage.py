@@ -1,0 +1,97 @@
+"""Emulates the parts of Cloud Storage that gcloud and Google's clients use beside Vertex AI."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from datetime import datetime, timezone
+from email.parser import BytesParser
+from typing import Any
+from urllib.parse import quote, unquote
+
+from google_crc32c import Checksum
+
+Query = dict[str, str]
+Response = tuple[int, dict[str, Any] | bytes]
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def error(status: int, message: str, name: str = "") -> dict[str, Any]:
+    """Returns the content of a failed response."""
+    names = {
+        400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+        409: "ABORTED", 412: "FAILED_PRECONDITION", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 501: "UNIMPLEMENTED",
+        503: "UNAVAILABLE",
+    }  # fmt: skip
+    return {"error": {"code": status, "message": message, "status": name or names[status]}}
+
+
+def _bucket(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, {"kind": "storage#bucket", "id": match[1], "name": match[1], "location": google.bucket_location}
+
+
+def _object(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name not in google.objects:
+        return 404, error(404, f"No such object: {name}")
+    return 200, google.objects[name] if query.get("alt") == "media" else _metadata(google, name)
+
+
+def _delete(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    name = f"{match[1]}/{unquote(match[2])}"
+    if name in google.objects and query.get("ifGenerationMatch", "1") == str(google.generations.get(name, 1)):
+        del google.objects[name]
+        return 204, b""
+    return 412, error(412, _CONDITION)
+
+
+def _objects(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Lists objects by prefix, as gcloud does to test whether the destination is a folder."""
+    prefix = f"{match[1]}/{query.get('prefix', '')}"
+    return 200, {"items": [_metadata(google, name) for name in google.objects if name.startswith(prefix)]}
+
+
+def _upload(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Reads multipart/related: the object's metadata, then its content."""
+    boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
+    message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
+    parts: Any = message.get_payload()
+    metadata, content = parts
+    name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
+    with google.lock:
+        generation = google.generations.get(name, 1) if name in google.objects else 0
+        if query.get("ifGenerationMatch", str(generation)) != str(generation):
+            return 412, error(412, _CONDITION)
+        google.objects[name] = content.get_payload(decode=True)
+        google.generations[name] = google.generations.get(name, 0) + 1
+    return 200, _metadata(google, name)
+
+
+_CONDITION = "At least one of the pre-conditions you specified did not hold."
+
+
+def _metadata(google: Any, name: str) -> dict[str, Any]:
+    content = google.objects[name]
+    bucket, _, inner = name.partition("/")
+    media = f"{google.url}/download/storage/v1/b/{bucket}/o/{quote(inner, safe='')}?alt=media"
+    return {
+        "mediaLink": media,
+        "kind": "storage#object", "bucket": bucket, "name": inner, "size": str(len(content)),
+        "generation": str(google.generations.get(name, 1)), "metageneration": "1", "updated": now(),
+        "timeCreated": now(), "storageClass": "STANDARD",
+        "crc32c": base64.b64encode(Checksum(content).digest()).decode(),
+        "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
+    }  # fmt: skip
+
+
+ROUTES: dict[str, Callable[..., Response]] = {
+    r"GET /storage/v1/b/([^/]+)": _bucket,
+    r"GET (?:/download)?/storage/v1/b/([^/]+)/o/([^/]+)": _object,
+    r"DELETE /storage/v1/b/([^/]+)/o/([^/]+)": _delete,
+    r"GET /storage/v1/b/([^/]+)/o": _objects,
+    r"POST /(?:resumable/)?upload/storage/v1/b/([^/]+)/o": _upload,
+}

@@ -1,0 +1,141 @@
+"""Tests jobs that end themselves at a limit, and what jobs are billed for, as the desk sees and records both."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import jobs, submit, tune, watch
+from deploy.in_job.idle_gpus import LOOK_S, IdleGpus
+from deploy.report.collection import fetched
+from deploy.vertex.session import Session
+from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows
+from tests.deploy.emulator import Emulator
+from tests.deploy.planted import plant, planted_plan
+from tests.deploy.study.test_vertex_study import ASKED, trial
+from trainer.base.run_files.limits import read_limits
+from trainer.base.run_files.plan_file import kept_plan
+from trainer.base.settings.resolution import Overrides
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+IMAGE = ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
+WHY = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
+
+
+def stops_first(folder: Path, cloud: Emulator) -> None:
+    """Makes the first job end itself at a limit, as the trainer does, and the next one train to its end."""
+    numbers = itertools.count(1)
+
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        number = next(numbers)
+        more: dict[str, Any] = {"state": "stopped", "error": WHY} if number == 1 else {}
+        put(plant(folder / str(number), [0.2, 0.1, 0.1], **more), output_of(job))
+        google.end(job, "SUCCEEDED")
+
+    cloud.run = run
+
+
+def sent_limits(job: Job) -> Any:
+    env = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["env"]
+    return read_limits({variable["name"]: variable["value"] for variable in env})
+
+
+def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
+    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    stops_first(tmp_path / "trained", cloud)
+    where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
+    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m"], session) == 75
+    (job,) = cloud.jobs.values()
+    assert sent_limits(job).idle_s == 1800
+    shown = capsys.readouterr()
+    assert "STOPPED after" in shown.out
+    assert f"error: {WHY}" in shown.err
+    assert f"the same command with --job_dir={output_of(job)}" in shown.out
+    assert watch.main([job["name"], "--backend=sdk"], session) == 75
+    assert jobs.main(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
+    assert f"{job['name']}: {WHY}" in capsys.readouterr().out
+    bill = json.loads((fetched(str(output_of(job)), "job") / "billed.json").read_text())["jobs"]
+    assert [*bill] == [job["name"]]
+    assert bill[job["name"]]["seconds"] >= 0
+
+
+def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
+    command: Command, cloud: Emulator, tmp_path: Path
+) -> None:
+    """Both of its jobs are paid for."""
+    stops_first(tmp_path / "trained", cloud)
+    assert WHY in command("l4x1", "--stop_if_idle=30m", code=75)
+    (row,) = rows(tmp_path)
+    assert (row.state, row.has_speed, row.missing["total_seconds"]) == (
+        "stopped", False, f"the run ended as 'stopped': {WHY}",
+    )  # fmt: skip
+    command("l4x1", "--stop_if_idle=30m")
+    first, second = cloud.jobs.values()
+    assert output_of(first) == output_of(second)
+    bill = json.loads((tmp_path / "out" / "l4x1" / "repeat-1" / "billed.json").read_text())["jobs"]
+    assert {*bill} == {first["name"], second["name"]}
+    assert rows(tmp_path)[0].state == "done"
+
+
+def test_a_stopped_trial_is_not_complete(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    def run(google: Emulator, job: Job) -> None:
+        google.begin(job)
+        prefix = job["trialJobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
+        output = output_of({"jobSpec": {"baseOutputDirectory": {"outputUriPrefix": f"{prefix}/2"}}})
+        put(plant(tmp_path / "two", [0.2, 0.1], state="stopped", error=WHY), output)
+        job["trials"] = [trial(1, "SUCCEEDED", 16.0, 0.9), trial(2, "SUCCEEDED", 32.0, 0.95)]
+        google.end(job, "SUCCEEDED")
+
+    cloud.run = run
+    assert tune.main([*ASKED, "--backend=sdk", "--stop_if_idle=30m"], session) == 75
+    found = json.loads(Path("runs/tuning/table.json").read_text())
+    assert [(one["trial"], one["state"]) for one in found["trials"]] == [(1, "complete"), (2, "killed")]
+    assert (found["trials"][1]["reason"], found["best"]) == (WHY, 1)
+
+
+def test_the_plans_upper_end_goes_along(
+    cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    stops_first(tmp_path / "trained", cloud)
+    path = kept_plan(Overrides.parse(JOB).resolve())
+    path.parent.mkdir(parents=True)
+    shutil.copy(planted_plan(tmp_path), path)
+    where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
+    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_over=1.5"], session) == 75
+    (job,) = cloud.jobs.values()
+    limits = sent_limits(job)
+    assert (limits.idle_s, limits.factor) == (0, 1.5)
+    assert limits.over_s > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["l4x1", "--stop_if_idle=0"], "'0' must be a time of up to 30 days with its unit"),
+        (["cpu", "--stop_if_idle=30m"], "--stop_if_idle is for GPUs, and cpu has none: leave it out"),
+        (["l4x1", "--stop_if_over=1.5"], "stop_if_over=1.5: there is no plan of the time on l4x1: --plan makes one"),
+        (["l4x1", "--stop_if_over=0.5"], "'0.5' must be a number from 1 to 999"),
+    ],
+)
+def test_limits_that_cannot_hold_are_refused(arguments: list[str], line: str, refused: Command, tmp_path: Path) -> None:
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p", *IMAGE, *JOB]
+    assert line in refused("submit", *arguments, f"--cache_dir={tmp_path}", *where)
+
+
+def test_a_script_that_leaves_all_gpus_idle_is_ended() -> None:
+    """Unknown use is no idleness, and use of one GPU ends that of all."""
+    now, use = 0.0, list[float]()
+    idle = IdleGpus({"TRAINER_LIMITS": '{"idle_s": 60}'}, lambda: now, lambda: use)
+    seen = dict[float, str]()
+    for now in map(float, range(0, 400, 5)):
+        use = [3.0, 40.0] if now < 200 else [] if now < 220 else [3.0, 9.0]
+        seen[now] = idle.reason()
+    ended = min(moment for moment, reason in seen.items() if reason)
+    assert 0 <= ended - 210 - 60 <= 2 * LOOK_S
+    assert "below 10 % for 1 minutes" in seen[ended]
