@@ -99,7 +99,7 @@ def inside(kind: str) -> bytes:
             for name, content in files.items():
                 archive.writestr(name, content)
     elif kind == "gz":
-        return gzip.compress(files["deep/b.txt"])
+        return gzip.compress(files["deep/b.txt"], mtime=0)
     else:
         with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
             for name, content in files.items():
