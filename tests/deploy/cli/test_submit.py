@@ -110,7 +110,7 @@ def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(cloud: Emulator
     comments = [line for line in shown.splitlines() if line.startswith("#")]
     assert sum(line.startswith("# runs in python:3.12-slim: each worker installs") for line in comments) == 1
     assert not any("warning" in line for line in comments)
-    assert any("4.60 USD an hour" in line and "110.45 USD at most" in line for line in comments)
+    assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in comments)
     commands = shown[shown.index("python -m deploy package") :]
     assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")
     spec = yaml.safe_load(commands[commands.index("workerPoolSpecs") : commands.rindex("END")])
