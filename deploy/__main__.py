@@ -19,6 +19,8 @@ VERBS = {
     "watch": "print states and logs of a job until it ends",
     "jobs": "list the jobs that this package submitted",
     "cancel": "cancel a job, and wait until it has ended",
+    "prices": "ask Google for the prices of a region, with its Cloud Billing Catalog",
+    "bill": "print what was billed for jobs, beside what was estimated",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
     "tune": "try settings of one recipe, here or on Vertex AI, and report the best",

@@ -20,6 +20,8 @@ from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import ESTIMATE, collect
+from deploy.tiers.checks import NoMachines, check_region
+from deploy.tiers.gcp_config import GcpConfig, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, tier_names
@@ -34,20 +36,25 @@ from trainer.base.storage import expanded, local_path, make_writable, write_whol
 def main(arguments: Sequence[str]) -> int:
     """Runs `python -m deploy plan [TIER …] --recipe=… [its own flags and the trainer's]`."""
     asked, overrides = parse(_flags(), arguments)
-    specs = read_tiers(asked.tiers or tier_names(), asked.prices, read_prices(asked.price_per_hour))
+    places = _places(asked.regions, asked.prices)
+    usd_by_tier, names = read_prices(asked.price_per_hour), asked.tiers or tier_names()
+    specs = read_tiers(names, places[0][1], usd_by_tier)
     config, out = overrides.resolve(), local_path(asked.out, "out")
     make_writable(out, "out")
     plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
     sources = list(getattr(asked, "from"))
     if asked.short_steps:
         sources.append(str(_short_run(_first_known(specs), overrides, out / "short-run", asked.short_steps)))
-    machines = load_machines(asked.prices)
     estimates: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {forecast.tier: forecast for forecast in estimates}
-    forecast_by_tier = forecasts(specs, plan, config, machines, by_name, own_image=remembered() is not None)
+    forecast_by_tier = []
+    for region, file in places:
+        here = [tier for tier in read_tiers(names, file, usd_by_tier) if not region or _has(region, tier)]
+        found = forecasts(here, plan, config, load_machines(file), by_name, own_image=remembered() is not None)
+        forecast_by_tier += [replace(each, tier=f"{each.tier}@{region}") if region else each for each in found]
     kept = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}
             for forecast in forecast_by_tier}  # fmt: skip
     content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
@@ -58,6 +65,27 @@ def main(arguments: Sequence[str]) -> int:
         Wish(asked.within and asked.within / 3600, asked.budget),
     )
     return DONE
+
+
+def _places(regions: str, prices: str) -> list[tuple[str, str]]:
+    """Returns each region with its price file, or "" with the only one. Raises UserError if a region has no file."""
+    if not regions:
+        return [("", prices)]
+    if "REGION" not in prices:
+        raise UserError(
+            f"regions={regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in which REGION "
+            "stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` makes one"
+        )
+    return [(checked_region(region), prices.replace("REGION", region)) for region in regions.split(",")]
+
+
+def _has(region: str, tier: Tier) -> bool:
+    """Returns whether the region has the tier's accelerator, by one of Google's pages at least."""
+    try:
+        list(check_region(tier, GcpConfig("", region, "")))
+    except NoMachines:
+        return False
+    return True
 
 
 def _write(out: Path, table: PlanTable, wish: Wish) -> None:
@@ -90,6 +118,8 @@ def _flags() -> Parser:
     cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
     cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
                      "forecast.json (default: %(default)s)")  # fmt: skip
+    cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
+                     "files of `prices`")  # fmt: skip
     add_flags(cli, "prices", "price_per_hour")
     return cli
 

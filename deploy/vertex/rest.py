@@ -50,11 +50,11 @@ class Backend:
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
         job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
         wanted = f'{job} AND timestamp>="{since}"' if since else job
-        url = f"{_address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
+        url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {"resourceNames": [f"projects/{self._project}"], "filter": wanted, "pageSize": 1000}
-        pages = _pages("entries", lambda token: self._call("POST", url, json={**body, **token}))
+        found = pages("entries", lambda token: self._call("POST", url, json={**body, **token}))
         with api.unreadable_as_lost():
-            return [_log_entry(entry) for entry in pages]
+            return [_log_entry(entry) for entry in found]
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
@@ -62,7 +62,7 @@ class Backend:
 
     def has_image(self, uri: str) -> bool:
         """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
-        registry = _address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
+        registry = address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
         try:
             return not tag_name(uri) or bool(self._call("GET", f"{registry}/v1/{tag_name(uri)}"))
         except ApiError as error:
@@ -76,28 +76,33 @@ class Backend:
 
     def listed(self, path: str, key: str) -> Iterator[Any]:
         """Yields the items of a list of Vertex AI, of all its pages."""
-        return _pages(key, lambda token: self.call("GET", path, params=token))
+        return pages(key, lambda token: self.call("GET", path, params=token))
 
     def _listed(self, collection: str, label: str) -> Iterator[Any]:
         only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
         url = f"{self._service}/{self.parent}/{collection}"
-        return _pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
+        return pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
 
     @property
     def _service(self) -> str:
-        return f"{_address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
+        return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
 
     def _credentials(self) -> Any:
         return self._login or credentials()
 
     def _call(self, method: str, url: str, **request: Any) -> Any:
-        from google.auth.transport.requests import AuthorizedSession
+        return call(method, url, self._credentials(), **request)
 
-        with converted_errors(), AuthorizedSession(self._credentials()) as session:
-            response = session.request(method, url, timeout=REQUEST_TIMEOUT_S, **request)
-            if not response.ok:
-                raise response_error(response)
-            return response.json()
+
+def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
+    """Returns the JSON of a response. Raises ApiError if the request fails. `login`: by default this machine's."""
+    from google.auth.transport.requests import AuthorizedSession
+
+    with converted_errors(), AuthorizedSession(login or credentials()) as session:
+        response = session.request(method, url, timeout=REQUEST_TIMEOUT_S, **request)
+        if not response.ok:
+            raise response_error(response)
+        return response.json()
 
 
 def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
@@ -110,7 +115,7 @@ def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
     )
 
 
-def _pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
+def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
     """Yields the items of all pages; `call` gets {} or the token of the next page."""
     token: dict[str, str] = {}
     while True:
@@ -122,6 +127,6 @@ def _pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
             token = {"pageToken": str(page["nextPageToken"])}
 
 
-def _address(service: str, default: str) -> str:
+def address(service: str, default: str) -> str:
     """Returns the address of a service, which the user may have replaced for gcloud too."""
     return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", default).rstrip("/")

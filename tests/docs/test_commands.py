@@ -191,6 +191,8 @@ CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
     "deploy plan": "deploy.cli.plan.plan_of",
+    "deploy prices": "deploy.cli.prices.read_skus",
+    "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy report": "deploy.cli.report.write_report",
     "deploy track": "deploy.cli.track.track",
     "deploy serve": "deploy.cli.serve.os.execv",

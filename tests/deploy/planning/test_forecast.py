@@ -175,7 +175,7 @@ def offer_of(name: str, hours: Interval, usd: float) -> Any:
 
 def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() -> None:
     near, far, cheap = Interval(0.9, 1, 1.1), Interval(0.95, 1.2, 1.4), Interval(4, 5, 6)
-    four, eight, one = offer_of("l4x4", far, 1), offer_of("l4x8", near, 4), offer_of("l4x1", cheap, 0.25)
+    four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
     table = PlanTable(PLAN, [], "", [])
     table.__dict__["offers"] = [one, four, eight]
     cheapest, fastest, *_ = table.sentences(Wish())

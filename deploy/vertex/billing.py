@@ -1,0 +1,136 @@
+"""Reads what was billed from a billing export in BigQuery, by its REST interface, and holds a month to a budget.
+
+https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a job,
+cost and credits. It appears hours to two days after the use.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from deploy.tiers.spec_changes import LABEL
+from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
+from deploy.vertex.rest import address, call
+from deploy.vertex.retry import Clock, retried
+from deploy.vertex.spending import spent, usd_per_hour
+from trainer.base.errors import FAULT, UserError
+
+BIGQUERY_FIX = (
+    "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
+)
+LAG_S = 48 * 3600.0  # after which the export has a job's costs
+_POLLS, _POLL_S = 60, 5.0
+_BILLED = """
+SELECT l.value AS label, currency,
+  SUM(cost) + SUM(IFNULL((SELECT SUM(c.amount) FROM UNNEST(credits) AS c), 0)) AS billed
+FROM `{table}`, UNNEST(labels) AS l
+WHERE l.key = @key AND l.value IN UNNEST(@values) AND usage_start_time >= TIMESTAMP(@since)
+GROUP BY label, currency
+"""
+
+
+@contextmanager
+def billing_errors(what: str, fix: str) -> Iterator[None]:
+    """Ends a command on an ApiError: UserError with `fix` if the user can do something, else exit code 1."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.transient:
+            raise UserError(f"{what}: {error}: {error.login if error.code == 401 else fix}") from None
+        print(f"error: {what}: {error}", file=sys.stderr)
+        sys.exit(FAULT)
+
+
+def checked_table(table: str) -> str:
+    """Returns the name of a billing export; UserError for another one."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", table):
+        raise UserError(
+            f"table={table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names it"
+        )
+    return table
+
+
+def billed(table: str, key: str, values: Sequence[str], since: str, clock: Clock) -> dict[str, float]:
+    """Returns what was billed in USD, after credits, for each value of a label that has a row.
+
+    since: RFC 3339. Raises ApiError if BigQuery fails, UserError for another currency.
+    """
+    project = table.rsplit(".", 2)[0]
+    url = f"{address('BIGQUERY', 'https://bigquery.googleapis.com')}/bigquery/v2/projects/{project}/queries"
+    query = {
+        "query": _BILLED.format(table=checked_table(table)), "useLegacySql": False, "parameterMode": "NAMED",
+        "queryParameters": [
+            _text("key", key), _text("since", since),
+            {"name": "values", "parameterType": {"type": "ARRAY", "arrayType": {"type": "STRING"}},
+             "parameterValue": {"arrayValues": [{"value": value} for value in values]}},
+        ],
+    }  # fmt: skip
+    rows = list(_rows(url, query, clock))
+    if other := {currency for _, currency, _ in rows} - {"USD"}:
+        raise UserError(f"{table} is in {', '.join(sorted(other))}: only exports in USD can be compared with estimates")
+    return {label: float(cost) for label, _, cost in rows}
+
+
+def _text(name: str, value: str) -> dict[str, Any]:
+    return {"name": name, "parameterType": {"type": "STRING"}, "parameterValue": {"value": value}}
+
+
+def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str]]:
+    """Yields the rows of a query, once it is complete, of all pages."""
+    page = retried(lambda: call("POST", url, json=query), clock)
+    seen = set[str]()
+    for _ in range(_POLLS):
+        with unreadable_as_lost():
+            job = page["jobReference"]
+            again = {"location": job["location"]} if job.get("location") else {}
+            if page["jobComplete"]:
+                yield from ([cell["v"] for cell in row["f"]] for row in page.get("rows", ()))
+                token = page.get("pageToken", "")
+                if not token:
+                    return
+                if token in seen:
+                    break
+                seen.add(token)
+                again["pageToken"] = token
+            else:
+                clock.sleep(_POLL_S)
+            result = f"{url}/{job['jobId']}"
+        page = retried(lambda result=result, again=again: call("GET", result, params=again), clock)  # type: ignore[misc]
+    raise ApiError(0, "BigQuery's answer has no end: run it again later")
+
+
+def billed_by_job(table: str, labels: Sequence[str], since: str, clock: Clock) -> dict[str, float]:
+    """Returns what was billed in USD for each job's label that has a row."""
+    return billed(table, LABEL, labels, since, clock)
+
+
+def check_budget(
+    budget: float, label: tuple[str, str], table: str, jobs: Iterable[JobStatus], limit: float | None, clock: Clock
+) -> str:
+    """Returns one line on what is left of this month's budget of a label. Raises UserError if a job may exceed it.
+
+    jobs: those of the label, of which the ones that ended longer ago than the export lags are in it; limit: the most
+    that the new job may cost. A job that runs counts with its own limit.
+    """
+    now = clock.now()
+    month = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-01T00:00:00Z")
+    key, value = label
+    cost = billed(table, key, [value], month, clock).get(value, 0.0)
+    recent = [job for job in jobs if job.labels.get(key) == value and now - (job.ended or now) < LAG_S]
+    later = sum(_expected(job, now) for job in recent)
+    parts = f"{cost:.2f} USD billed this month for {key}:{value}, {later:.2f} for {len(recent)} jobs of the last 48 h"
+    if limit is None:
+        raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
+    if cost + later + limit > budget:
+        raise UserError(
+            f"month_budget={budget:g}: {parts}, and up to {limit:.2f} for this job: wait, or use a lower --max_cost"
+        )
+    return f"{parts}, up to {limit:.2f} for this job, of {budget:g} USD"
+
+
+def _expected(job: JobStatus, now: float) -> float:
+    """Returns the cost of a job that has ended, and the limit of one that runs."""
+    return spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600

@@ -1,0 +1,146 @@
+"""Reads prices of a region from the Cloud Billing Catalog: https://cloud.google.com/billing/docs/reference/rest
+
+A machine's SKUs are found by the words of their descriptions, whose spellings vary. Not exactly one for a part: no
+price. On demand the SKU of Vertex AI contains its fee; spot and flex-start are Compute Engine's SKU and, apart, that.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deploy.tiers.machine_table import HOURS_A_MONTH, Machine, Machines
+from deploy.vertex.api import ApiError, unreadable_as_lost
+from deploy.vertex.rest import address, call
+from deploy.vertex.retry import Clock, retried
+
+SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
+_MOST_PAGES = 200
+_FEE = {"management", "fee"}
+_NEVER = {"commitment", "reserved", "sole", "tenancy", "custom", "extended", "upgrade", "prediction", "predictions"}
+# strategy -> (service, words of its SKUs, words that none has) for each SKU that every part of a machine has.
+_KINDS: Mapping[str, Sequence[tuple[str, set[str], set[str]]]] = {
+    "list": [("vertex", {"training", "pipelines"}, _FEE)],
+    "spot": [("compute", {"spot", "preemptible"}, {"dws"}), ("vertex", {"training", "pipelines", *_FEE}, set())],
+    "flex_start": [
+        ("compute", {"dws", "defined", "duration"}, {"spot"}), ("vertex", {"training", "pipelines", *_FEE}, set()),
+    ],
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sku:
+    """Holds a SKU: USD an hour of its unit (a GPU, a core, a GiB), or a month where `monthly`."""
+
+    service: str
+    identifier: str
+    description: str
+    usd: float
+    monthly: bool
+
+    @property
+    def words(self) -> set[str]:
+        """Returns the words of the description."""
+        return _words(self.description)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Holds a price in USD an hour: of GPUs, cores and memory, and of local SSD; its SKUs. None, and `why`, if none."""
+
+    usd: float | None
+    local_ssd: float = 0.0
+    skus: tuple[Sku, ...] = ()
+    why: str = ""
+
+
+def read_skus(region: str, clock: Clock) -> list[Sku]:
+    """Returns the SKUs of a region with a price. Raises ApiError if the catalog cannot be read whole."""
+    return [sku for service, identifier in SERVICES.items() for sku in _of_service(service, identifier, region, clock)]
+
+
+def _of_service(service: str, identifier: str, region: str, clock: Clock) -> Iterator[Sku]:
+    url = f"{address('CLOUDBILLING', 'https://cloudbilling.googleapis.com')}/v1/services/{identifier}/skus"
+    token, seen = "", set[str]()
+    for _ in range(_MOST_PAGES):
+        request = {"currencyCode": "USD", "pageSize": "5000", **({"pageToken": token} if token else {})}
+        page = retried(lambda request=request: call("GET", url, params=request), clock)  # type: ignore[misc]
+        with unreadable_as_lost():
+            yield from filter(None, (_sku(service, content, region) for content in page["skus"]))
+            token = str(page.get("nextPageToken", ""))
+        if not token:
+            return
+        if token in seen:
+            break
+        seen.add(token)
+    raise ApiError(0, f"the catalog of {identifier} has no end: its pages repeat: run it again later")
+
+
+def _sku(service: str, content: Mapping[str, Any], region: str) -> Sku | None:
+    """Returns a SKU of the region; None for another one, or without a single price in USD."""
+    if region not in content.get("serviceRegions", ()):
+        return None
+    expression = content["pricingInfo"][-1]["pricingExpression"] if content.get("pricingInfo") else {}
+    rates = [rate for rate in expression.get("tieredRates", ()) if _usd(rate) > 0]
+    unit = str(expression.get("usageUnit", ""))
+    if len(rates) != 1 or unit not in ("h", "GiBy.h", "GiBy.mo"):
+        return None
+    return Sku(service, content["skuId"], content["description"], _usd(rates[0]), unit == "GiBy.mo")
+
+
+def _usd(rate: Mapping[str, Any]) -> float:
+    price = rate["unitPrice"]
+    return int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]*\d[a-z0-9]*|[a-z]+", text.lower()))
+
+
+def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) -> Found:
+    """Returns the price of a machine with its own accelerators, by `list`, `spot` or `flex_start`."""
+    parts: list[tuple[str, float, set[str], set[str]]] = []
+    if not machine.attached:
+        ((accelerator, counts),) = machine.counts.items()
+        parts.append((accelerator, counts[0], *_of_gpu(accelerator, table)))
+    family = machine.name.split("-")[0]
+    parts += [("cores", machine.vcpus or 0, {family, "core"}, {"gpu"}),
+              ("memory", machine.memory_gb or 0, {family, "ram"}, {"gpu"})]  # fmt: skip
+    found = _sum(parts, skus, kind)
+    if found.usd is None or not machine.local_ssd_gib:
+        return found
+    ssd = [sku for sku in skus if sku.monthly and {"local", "ssd"} <= sku.words and not sku.words & {"spot", "dws"}]
+    ssd = [sku for sku in ssd if sku.service == "compute" and not sku.words & _NEVER]
+    if len(ssd) != 1:
+        return Found(None, why=f"local SSD: {_named(ssd)}")
+    return Found(found.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*found.skus, *ssd))
+
+
+def price_of_gpu(accelerator: str, table: Machines, skus: Sequence[Sku], kind: str) -> Found:
+    """Returns the price of one accelerator that is attached to a machine."""
+    return _sum([(accelerator, 1, *_of_gpu(accelerator, table))], skus, kind)
+
+
+def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
+    """Returns the words of an accelerator, and those of its relatives, as H100 Mega, that its SKUs have not."""
+    named: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
+    own = named(accelerator)
+    return own, {word for other in table.accelerators if own < named(other) for word in named(other) - own}
+
+
+def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> Found:
+    total, used = 0.0, []
+    for name, count, words, without in parts:
+        for service, of_kind, not_of_kind in _KINDS[kind]:
+            barred = without | not_of_kind | _NEVER - of_kind
+            some = [sku for sku in skus if sku.service == service and not sku.monthly
+                    and words | of_kind <= sku.words and not barred & sku.words]  # fmt: skip
+            if len(some) != 1:
+                return Found(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(some)}")
+            total += count * some[0].usd
+            used.append(some[0])
+    return Found(total, 0.0, tuple(used))
+
+
+def _named(skus: Sequence[Sku]) -> str:
+    return f"{len(skus)} SKUs: {'; '.join(sku.description for sku in skus[:4])}" if skus else "no SKU"

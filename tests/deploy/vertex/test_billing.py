@@ -1,0 +1,189 @@
+"""Tests prices of the Billing Catalog, what BigQuery's export says was billed, and a month's budget."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+
+from deploy.__main__ import main
+from deploy.cli import bill, prices, submit
+from deploy.tiers.machine_table import load_machines
+from deploy.vertex import rest
+from deploy.vertex.history import Attempt, Submission
+from deploy.vertex.session import Session
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock
+from tests.deploy.emulator import Emulator, ends
+from tests.deploy.planted import planted_plan
+from tests.deploy.vertex.billing_services import COMPUTE, VERTEX, Services, failed, half, repeated, sku
+from trainer.base.errors import UserError
+
+TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
+FILE = Path("prices.yaml")
+BUDGET = ["--month_label=team:vision", "--labels=team=vision", f"--billing_{TABLE[2:]}"]
+
+
+@pytest.fixture
+def services(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    with Services() as found:
+        for name in ("CLOUDBILLING", "BIGQUERY"):
+            monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}", f"{found.url}/")
+        monkeypatch.setattr(rest, "credentials", AnonymousCredentials)
+        yield found
+
+
+def asked(session: Session, *flags: str) -> int:
+    return prices.main(["--region=us-central1", *flags], session)
+
+
+def test_the_published_bill_is_the_catalogs_price_to_the_cent(
+    services: Services, session: Session, capsys: Capture
+) -> None:
+    assert asked(session) == 0
+    shown = capsys.readouterr().out
+    assert "a3-highgpu-8g as list" not in shown  # the table agrees: 101.007 + local SSD 0.658
+    text = FILE.read_text()
+    found, share = yaml.safe_load(text), {"1g": 1 / 8, "2g": 1 / 4, "4g": 1 / 2, "8g": 1.0}
+    assert found.pop("a3-megagpu-8g").keys() == {"list"}
+    assert found == {
+        f"a3-highgpu-{size}": {"list": pytest.approx(part * (101.007 + 0.6575), abs=1e-3),
+                               "flex_start": pytest.approx(part * 51.495, abs=1e-3)}
+        for size, part in share.items()
+    }  # fmt: skip
+    assert text.startswith("# us-central1, 20")
+    assert "# list: 0000-AAAA, 0002-AAAA, 0003-AAAA, 0004-AAAA\n" in text
+    assert "a3-highgpu-8g: no price as spot: NVIDIA_H100_80GB (preemptible spot): no SKU" in shown
+    price = load_machines("prices.yaml").price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
+    assert (price.spot, price.inferred) == (None, False)
+
+
+def test_what_differs_from_the_table_is_told(services: Services, session: Session, capsys: Capture) -> None:
+    services.skus[VERTEX][0] = sku("Vertex AI: training/pipelines on Nvidia H100 80GB in Iowa", 2 * 11.2660332, 0)
+    assert asked(session) == 0
+    line = "a3-highgpu-8g as list in us-central1: 191.793 = 191.136 + local SSD 0.658 (+88.7 %, table 101.665)"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("service", "text"), [
+    (VERTEX, "Vertex AI: Training/Pipelines on NVIDIA H100 80GB in Iowa 2"), (COMPUTE, "SSD backed Local Storage 2"),
+])  # fmt: skip
+def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
+    services: Services, session: Session, capsys: Capture, service: str, text: str
+) -> None:
+    services.skus[service].append(sku(text, 1.0, 99))
+    assert asked(session) == 0
+    assert "list" not in (yaml.safe_load(FILE.read_text()) or {}).get("a3-highgpu-8g", {})
+    start = "a3-highgpu-8g: no price as list: "
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
+    assert len(told) == 1
+    assert f"2 SKUs: {text[:20]}" in told[0]
+
+
+@pytest.mark.parametrize(("faults", "line"), [
+    ([failed(403)], "error: the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"),
+    ([repeated, repeated], "has no end: its pages repeat"),
+])  # fmt: skip
+def test_a_catalog_that_cannot_be_read_writes_nothing(
+    services: Services, session: Session, capsys: Capture, monkeypatch: pytest.MonkeyPatch, faults: list[Any], line: str
+) -> None:
+    services.faults = [*faults]
+    monkeypatch.setattr(prices, "SESSION", session)
+    with pytest.raises((SystemExit, UserError)) as stopped:
+        asked(session)
+    assert line.removeprefix("error: ") in f"{stopped.value}{capsys.readouterr().err}"
+    assert not FILE.exists()
+
+
+@pytest.mark.parametrize("fault", [failed(500), half])
+def test_half_a_page_and_a_failure_are_asked_for_again(services: Services, session: Session, fault: Any) -> None:
+    services.faults = [fault]
+    assert asked(session) == 0
+    assert len(yaml.safe_load(FILE.read_text())) == 5
+
+
+def test_each_region_is_planned_by_its_own_file(services: Services, tmp_path: Path, capsys: Capture) -> None:
+    for region, usd in (("us-central1", 6), ("europe-west4", 8)):
+        Path(f"prices-{region}.yaml").write_text(f"g2-standard-12: {usd}\n")
+    flags = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", "--out=plan"]
+    regions = "--regions=us-central1,europe-west4"
+    assert main(["plan", "l4x1", *flags, regions, "--prices=prices-REGION.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "The cheapest: l4x1@us-central1 as standard" in shown
+    assert "\nl4x1@europe-west4 " in shown
+    assert main(["plan", "l4x1", *flags, regions]) == 2
+    assert "each has its prices in a file: give --prices=prices-REGION.yaml" in capsys.readouterr().err
+
+
+def submitted(spent_usd: float | None = 12.4) -> None:
+    attempt = Attempt("l4x4", "my-proj", "us-central1", 4.6, "gs://b/x", "SUCCEEDED", "projects/1/j/7", "", spent_usd)
+    Submission("20261101-1", [attempt]).write()
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([["20261101-1-1", "USD", "12.53"]], "projects/1/j/7 (l4x4): estimated 12.40, billed 12.53, +1.0 %\n"),
+    ([], "estimated 12.40, no row with the label submission=20261101-1-1 yet"),
+    ([["20261101-1-1", "EUR", "9"]], "is in EUR: only exports in USD"),
+])  # fmt: skip
+def test_what_was_billed_stands_beside_the_estimate(
+    services: Services, session: Session, capsys: Capture, rows: list[list[str]], said: str
+) -> None:
+    submitted()
+    services.rows = rows
+    try:
+        assert bill.main(["20261101-1", TABLE], session) == 0
+        shown = capsys.readouterr().out
+    except UserError as error:
+        shown = str(error)
+    assert said in shown
+    (query,) = services.queries
+    assert "`my-proj.billing.gcp_billing_export_v1_0A`" in query["query"]
+    assert query["queryParameters"][2]["parameterValue"] == {"arrayValues": [{"value": "20261101-1-1"}]}
+
+
+def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Session, services: Services) -> None:
+    for flags, line in (
+        (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
+        (["x", TABLE], "no submission"),
+    ):
+        with pytest.raises(UserError, match=line):
+            bill.main(flags, session)
+    assert services.requests == []
+    submitted()
+    services.faults = [failed(403)]
+    with pytest.raises(UserError, match=r"needs roles/bigquery\.jobUser"):
+        bill.main(["20261101-1", TABLE], session)
+
+
+@pytest.mark.usefixtures("dist")
+@pytest.mark.parametrize(("billed", "budget", "sent"), [("150.5", 300, True), ("200", 300, False)])
+def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
+    billed: str, budget: int, sent: bool, services: Services, cloud: Emulator, session: Session, flying: FlyingClock,
+    capsys: Capture,
+) -> None:  # fmt: skip
+    """One line says all parts; what exceeds it is refused before anything is sent."""
+    cloud.run = ends("SUCCEEDED")
+    services.rows = [["vision", "USD", billed]]
+    flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, f"--month_budget={budget}"]
+    if sent:
+        for ended in (0, 1):  # a job of the label that ended some minutes ago is not in the export yet
+            assert submit.main(flags, session) == 0
+            line = rf"# 150\.50 USD billed this month for team:vision, 0\.\d\d for {ended} jobs of the last 48 h"
+            assert re.search(line, capsys.readouterr().out)
+        assert len(cloud.jobs) == 2
+        return
+    with pytest.raises(UserError, match=r"month_budget=300: 200\.00 USD billed .* up to 111\.00 for this job: wait"):
+        submit.main(flags, session)
+    assert cloud.jobs == {}
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_budget_needs_its_label_on_the_job(session: Session, services: Services) -> None:
+    flags = ["l4x4", *WHERE, *JOB, "--month_budget=300"]
+    with pytest.raises(UserError, match="belong together"):
+        submit.main(flags, session)
+    with pytest.raises(UserError, match="the job lacks this label: add --labels=team=vision"):
+        submit.main([*flags, BUDGET[0], BUDGET[2]], session)
+    assert services.requests == []
