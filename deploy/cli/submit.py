@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
-from deploy.cli.arguments import command_line, parse_program, parser, usd
+from deploy.cli.arguments import command_line, parse_program, parser
 from deploy.cli.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
+from deploy.cli.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.localrun.processes import on_signals
 from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_limits
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
@@ -19,10 +20,8 @@ from deploy.tiers.images import installs
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
 from deploy.tiers.script import Script
-from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
 from deploy.vertex.api import ApiError
-from deploy.vertex.billing import BIGQUERY_FIX, billing_errors, check_budget, checked_table
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import exit_code, exit_on_api_error, stocked_out
 from deploy.vertex.gcloud import Gcloud
@@ -30,7 +29,6 @@ from deploy.vertex.history import Submission, attempt_label, find_interrupted, r
 from deploy.vertex.logs import watch_job
 from deploy.vertex.registration import read_registration, register_run, serving_image
 from deploy.vertex.registry import checked_name
-from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session, tell_accounts
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
@@ -58,14 +56,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     cli.add_argument("--register", default="", metavar="NAME", help="make the model a version of NAME in the Model "
                      "Registry when the job has ended well (docs/serving.md)")  # fmt: skip
-    cli.add_argument("--month_budget", type=usd, metavar="USD", help="refuse a job that may exceed this sum for the "
-                     "month, with what was billed and estimated for --month_label, by --billing_table")  # fmt: skip
-    cli.add_argument("--month_label", default="", metavar="KEY:VALUE", help="the label that the budget is for")
-    cli.add_argument("--billing_table", default="", metavar="TABLE", help="the billing export in BigQuery, "
-                     "PROJECT.DATASET.gcp_billing_export_v1_X")  # fmt: skip
+    add_budget_flags(cli)
     asked, program = parse_program(cli, arguments)
-    if asked.month_budget or asked.month_label:
-        _check_month(asked)
+    check_budget_flags(asked)
     if asked.register:
         _check_registration(asked, program)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
@@ -85,37 +78,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return DONE
     for _, line in about:
         print(f"# {line}", flush=True)
-    if asked.month_budget:
-        _month(jobs, asked, session)
     with exit_on_api_error(jobs[0].gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
         tell_accounts(asked.backend)
         code = _go_on(record, jobs, asked, session)
         if code is None:
+            hold_to_budget(jobs, asked, session)
             _ask_for_cost(jobs, asked)
             code = _submit(jobs, record, asked, session)
         return code
-
-
-def _check_month(asked: argparse.Namespace) -> None:
-    """Raises UserError unless the flags of a budget are complete and the job has its label."""
-    if not (asked.month_budget and asked.month_label and asked.billing_table):
-        raise UserError("--month_budget, --month_label=KEY:VALUE and --billing_table belong together: give all three")
-    checked_table(asked.billing_table)
-    key, _, value = asked.month_label.partition(":")
-    if read_labels(asked.labels).get(key) != value:
-        raise UserError(f"month_label={asked.month_label}: the job lacks this label: add --labels={key}={value}")
-
-
-def _month(jobs: Sequence[Job], asked: argparse.Namespace, session: Session) -> None:
-    """Prints what is left of the month's budget. Raises UserError if one of the jobs may exceed it."""
-    limits = [job.tier.most_usd for job in jobs]
-    key, _, value = asked.month_label.partition(":")
-    with billing_errors(asked.billing_table, BIGQUERY_FIX):
-        places = {job.gcp.region: session.open(asked.backend, job.gcp.project, job.gcp.region) for job in jobs}
-        known = [status for place in places.values() for status in retried(place.jobs, session.clock)]
-        limit = None if None in limits else max(limit or 0.0 for limit in limits)
-        line = check_budget(asked.month_budget, (key, value), asked.billing_table, known, limit, session.clock)
-    print(f"# {line}", flush=True)
 
 
 def _check_registration(asked: argparse.Namespace, program: Program) -> None:

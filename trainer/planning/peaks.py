@@ -16,7 +16,7 @@ _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
 _ROUNDED = 256  # bytes, of which TensorFlow's allocator gives multiples
 # Operations that do not wait for one another run in an order that differs from process to process: across the skip
 # connections of a U-Net tensors then live longer, and a step held 179.5 or 213.8 MB. So each tensor is also taken to be
-# freed later, by this part of a step's events, which is more than was seen (benchmarks/proofs/plan_memory_order.py).
+# freed later, by this part of a step's events, which is more than was seen (benchmarks/plan_memory.py).
 _LATE = 0.04
 
 

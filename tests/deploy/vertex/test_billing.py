@@ -56,7 +56,7 @@ def test_the_published_bill_is_the_catalogs_price_to_the_cent(
     assert text.startswith("# us-central1, 20")
     assert "# list: 0000-AAAA, 0002-AAAA, 0003-AAAA, 0004-AAAA\n" in text
     assert "a3-highgpu-8g: no price as spot: NVIDIA_H100_80GB (preemptible spot): no SKU" in shown
-    price = load_machines("prices.yaml").price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
+    price = load_machines(str(FILE.resolve())).price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
     assert (price.spot, price.inferred) == (None, False)
 
 
