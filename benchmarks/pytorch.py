@@ -18,19 +18,30 @@ from benchmarks.processes import Run, Work, timed
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _batch_norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=0.1)
 
 
 def make_candidate(config: TrainConfig, option: str = "eager") -> tuple[Run, Work]:
     """Returns the loop with `option`: eager, channels_last, or compile (with channels_last)."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_default_device(DEVICE)
+    torch.backends.cuda.matmul.allow_tf32 = config.tf32  # as TensorFlow; cuDNN's products have it by default
     cluster, peer = read_cluster(), PEERS[config.model](config)
     torch.manual_seed(cluster.index)
     if cluster.several:
         address = f"tcp://{cluster.addresses[0]}"
         torch.distributed.init_process_group("gloo", address, rank=cluster.index, world_size=cluster.workers)
     peer.prepare(config.rows_per_replica(cluster.workers), option)
-    return timed(lambda steps: [peer.step() for _ in range(steps)]), peer.work()
+    return timed(lambda steps: _run(peer, steps)), peer.work()
+
+
+def _run(peer: Any, steps: int) -> None:
+    """Trains so many steps, and waits for a GPU to be done with them."""
+    for _ in range(steps):
+        peer.step()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
 
 
 def generator(config: Any) -> nn.Module:
@@ -117,7 +128,8 @@ class Peer:
     def _batches(self, *, channels_last: bool) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields shuffled (rows, channels, height, width) grey levels as float32 and (rows,) labels."""
         with np.load(self.config.data) as content:
-            images, labels = torch.from_numpy(content["images"]), torch.from_numpy(content["labels"]).long()
+            arrays = (torch.from_numpy(content[name]).to(DEVICE) for name in ("images", "labels"))
+            images, labels = next(arrays), next(arrays).long()
         images = images if channels_last else images.permute(0, 3, 1, 2).contiguous()
         while True:
             for rows in torch.randperm(len(images)).split(self.rows):

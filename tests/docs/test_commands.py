@@ -128,7 +128,7 @@ def pip(command: Command, session: Session) -> None:
     """Compares the extras with setup.py; `make` installs them before the tests."""
     assert command.arguments[0] == "install"
     (what,) = [word for word in command.arguments[1:] if not word.startswith("-")]
-    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", what)
+    extras = re.fullmatch(r"(?:\.|vertex-trainer)(?:\[([\w,]+)\])?", what)
     known = set(re.findall(r'^ {8}"(\w+)": ', (ROOT / "setup.py").read_text(encoding="utf-8"), re.MULTILINE))
     assert extras
     assert len(known) >= 5

@@ -30,7 +30,7 @@ class Batcher:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._waiting: asyncio.Queue[tuple[Row, asyncio.Future[Any]]] = asyncio.Queue()
-        self._worker = asyncio.create_task(self._work())
+        self._worker = asyncio.create_task(self.answer_batches())
 
     async def answers(self, rows: list[Row]) -> list[Any]:
         """Returns the answers of the rows of one request, in their order."""
@@ -39,7 +39,7 @@ class Batcher:
             self._waiting.put_nowait(item)
         return await asyncio.gather(*futures)
 
-    async def _work(self) -> None:
+    async def answer_batches(self) -> None:
         while True:
             items = [await self._waiting.get()]
             while len(items) < self._model.fixed_batch and not self._waiting.empty():

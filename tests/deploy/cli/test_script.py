@@ -320,6 +320,6 @@ def test_jobs_of_a_script_are_compared(
     cpu, two = summarize(collect([str(tmp_path / "out")]))
     assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)
     assert two.price_per_hour
-    assert two.total_seconds
-    assert two.cost == pytest.approx(two.price_per_hour * two.total_seconds / 3600)
+    assert two.paid_seconds
+    assert two.cost == pytest.approx(two.price_per_hour * two.paid_seconds / 3600)
     assert "Fastest: " in capsys.readouterr().out

@@ -73,7 +73,7 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     sent = {uri.removeprefix("gs://") for uri in (task["command"][3], *(uri for uri, _ in start(task)["packages"]))}
-    assert {name for name in cloud.objects if not name.endswith("/submission.json")} == sent
+    assert {name for name in cloud.objects if not name.endswith(("/submission.json", "/billed.json"))} == sent
     assert task["args"] == [*JOB, "--expect_devices=0"]
     assert json.loads((output / "result.json").read_text())["state"] == "done"
     assert (output / "model" / "model.keras").is_file()
@@ -96,8 +96,8 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) 
     for _ in range(2):
         assert submit.main(["cpu", *SDK], session) == 0
     assert (
-        cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 6
-    )  # two records, each twice; package and starter
+        cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 8
+    )  # two records, each twice, and two bills; package and starter
     assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1
     assert len(cloud.jobs) == 2
 
@@ -110,7 +110,7 @@ def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(cloud: Emulator
     comments = [line for line in shown.splitlines() if line.startswith("#")]
     assert sum(line.startswith("# runs in python:3.12-slim: each worker installs") for line in comments) == 1
     assert not any("warning" in line for line in comments)
-    assert any("4.60 USD an hour" in line and "110.45 USD at most" in line for line in comments)
+    assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in comments)
     commands = shown[shown.index("python -m deploy package") :]
     assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")
     spec = yaml.safe_load(commands[commands.index("workerPoolSpecs") : commands.rindex("END")])

@@ -73,7 +73,7 @@ def test_prices_are_printed_before_the_first_job_is_submitted(command: Command, 
     assert trained.startswith("trains mlp on ")
     assert "t4x1: 1 job on n1-standard-8 + 1 x NVIDIA_TESLA_T4 in us-central1: 2.00 USD an hour, 48.00 USD at" in cost
     assert warning.startswith("warning: t4x1: precision=mixed_bfloat16: NVIDIA_TESLA_T4 computes that slowly")
-    assert memory.startswith("t4x1: whether it fits the memory was not looked at")
+    assert memory.startswith("t4x1: whether it fits the memory is not known")
     assert together == "all jobs together: 48.00 USD at most; --max_cost=USD limits each of them"
     assert any(line.startswith("submitted ") for line in rest)
     (job,) = cloud.jobs.values()
@@ -104,14 +104,15 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     unpriced.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("n1-standard-8", "n2-standard-8"))
     flags = ["--repeats=3", "--dry_run", "--price_per_hour=l4x1=2"]
     _, one, two, memory, together = command("l4x1", "l4x2", *flags, "--max_cost=6").splitlines()
-    assert memory.startswith("l4x1, l4x2: whether it fits the memory was not looked at: --plan does so")
+    assert memory.startswith("l4x1, l4x2: whether it fits the memory is not known: --plan measures it")
     assert (cloud.requests, (tmp_path / "out").exists()) == ([], False)
     assert one.startswith("l4x1: 3 jobs, each on g2-standard-12 + 1 x NVIDIA_L4 in us-central1: 2.00 USD an hour, ")
     assert one.endswith(" 6.00 USD at most, until its timeout of 3:00:00")
     assert " (estimate of " in two
     assert together == "all jobs together: 36.00 USD at most"
     shown = command("l4x1", str(unpriced), *flags)
-    assert "unpriced: 3 jobs, each on n2-standard-8 in us-central1: the price of this tier is not known" in shown
+    unknown = "the price of n2-standard-8 is not known (--prices=FILE)"
+    assert f"unpriced: 3 jobs, each on n2-standard-8 in us-central1: {unknown}" in shown
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
 
 

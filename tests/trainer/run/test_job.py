@@ -182,7 +182,7 @@ def test_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -
 
 def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> None:
     folder = run(small_config("--model=tests.models:subclassed", "--global_batch_size=64"))
-    assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model"}
+    assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model", "serving.json"}
     served = tf.saved_model.load(str(folder / "model" / "saved_model"))
     assert served.serve(tf.zeros((3, 16, 16, 1))).shape == (3, 10)
 

@@ -98,10 +98,11 @@ def images(count: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
 
 
-def test_an_answer_has_the_same_bytes_in_every_batch(model: ServedModel, client: Client) -> None:
+def test_an_answer_has_the_same_bytes_in_every_batch(model: ServedModel, client: Client, folder: Path) -> None:
     """They are those of the network, called on eight rows."""
     rows, draw = images(40), random.Random(1)
-    called = [network()(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)]
+    loaded = keras.models.load_model(folder / "model.keras")
+    called = [loaded(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)]
     assert model.fixed_batch == 8
     alone = [model.answers([model.row(row.tolist())])[0] for row in rows]
     assert np.array(alone, np.float32) == pytest.approx(np.concatenate(called), abs=1e-6)

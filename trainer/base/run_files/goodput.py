@@ -107,7 +107,8 @@ def kept_alive(folder: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-        (folder / _ALIVE).unlink(missing_ok=True)
+        with suppress(OSError):
+            (folder / _ALIVE).unlink(missing_ok=True)
 
 
 def shares_in_words(seconds: Mapping[str, float], least: float = 0.005) -> str:
