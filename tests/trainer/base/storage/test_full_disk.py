@@ -35,7 +35,7 @@ class Filling(keras.callbacks.Callback):
     room: int
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        if batch == self.at_step < 40:
+        if batch + 1 == self.at_step < 40:
             self.await_save_and_fill()
 
     def on_train_end(self, logs: object = None) -> None:
