@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import urllib.parse
 
-from .starter import request, token
+from .starter import STORAGE, object_url, request, token
 
 
 class LocalFiles:
@@ -28,11 +27,10 @@ class LocalFiles:
 
     def write(self, name: str, content: str) -> None:
         """Writes a file whole. Raises OSError if that fails."""
-        path = os.path.join(self._folder, name)
         partial = os.path.join(self._folder, f".{name}.part")
         with open(partial, "w", encoding="utf-8") as file:
             file.write(content)
-        os.replace(partial, path)
+        os.replace(partial, os.path.join(self._folder, name))
 
 
 class BucketFiles:
@@ -41,28 +39,22 @@ class BucketFiles:
     every_s = 30.0
 
     def __init__(self, address: str) -> None:
-        self._bucket, _, self._prefix = address.removeprefix("gs://").partition("/")
-        self._host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
+        self._address = address
 
     def read(self, name: str) -> str:
         """Returns an object's content, empty if there is none. Raises OSError if it cannot be read."""
-        found = urllib.parse.quote(f"{self._prefix}/{name}", safe="")
-        url = f"{self._host}/storage/v1/b/{self._bucket}/o/{found}?alt=media"
-        return (request(url, self._login(), missing=b"") or b"").decode(errors="replace")
+        return request(object_url(f"{self._address}/{name}"), _login(), missing=b"").decode(errors="replace")
 
     def write(self, name: str, content: str) -> None:
         """Replaces an object: https://cloud.google.com/storage/docs/uploading-objects. Raises OSError."""
-        about = json.dumps({"name": f"{self._prefix}/{name}"})
-        boundary = "part-of-a-run"
-        parts = (
-            f"--{boundary}\r\nContent-Type: application/json\r\n\r\n{about}\r\n--{boundary}\r\n"
-            f"Content-Type: application/json\r\n\r\n{content}\r\n--{boundary}--\r\n"
-        )
-        headers = {**self._login(), "Content-Type": f"multipart/related; boundary={boundary}"}
-        request(f"{self._host}/upload/storage/v1/b/{self._bucket}/o?uploadType=multipart", headers, parts.encode())
+        bucket, _, path = f"{self._address}/{name}".removeprefix("gs://").partition("/")
+        target = urllib.parse.urlencode({"uploadType": "media", "name": path})
+        headers = {**_login(), "Content-Type": "application/json"}
+        request(f"{STORAGE}/upload/storage/v1/b/{bucket}/o?{target}", headers, content.encode())
 
-    def _login(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {token()}"}
+
+def _login() -> dict[str, str]:
+    return {"Authorization": f"Bearer {token()}"}
 
 
 def files_at(place: str) -> LocalFiles | BucketFiles:

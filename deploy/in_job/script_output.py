@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, cast
 
 PIECE = 2**16  # bytes that are read at once; a longer line is passed on, but is no report
 LAST_OUTPUT_S = 5.0  # after the script's end, for a process that it left and that holds its output open
@@ -64,29 +64,29 @@ class Output:
                 (self._process.stdout, sys.stdout.buffer),
                 (self._process.stderr, sys.stderr.buffer),
             ):
-                assert source is not None
-                selector.register(source, selectors.EVENT_READ, target)
+                selector.register(cast(IO[bytes], source), selectors.EVENT_READ, target)
             selector.register(self._reports, selectors.EVENT_READ)
             while len(selector.get_map()) > 1:
                 for key, _ in selector.select():
                     if key.data is None:
                         self._take_reports()
-                    elif not self._pass_on(os.read(key.fd, PIECE), key.data):
+                    elif piece := os.read(key.fd, PIECE):
+                        self._pass_on(piece, key.data)
+                    else:
                         selector.unregister(key.fileobj)
 
-    def _pass_on(self, piece: bytes, target: IO[bytes]) -> bool:
-        """Passes a piece on and looks for reports in it; returns False at the end of the output."""
+    def _pass_on(self, piece: bytes, target: IO[bytes]) -> None:
+        """Passes a piece on and looks for reports in it, or for the script's last error."""
         with contextlib.suppress(OSError, ValueError):  # nobody reads any more: the script is not to wait
             target.write(piece)
             target.flush()
         if target is sys.stderr.buffer:
             for line in self._stderr.of(piece):
                 self._note(line)
-            return bool(piece)
+            return
         self._take_reports()  # those before this piece, which is read already
         for line in self._stdout.of(piece):
             self._take(line)
-        return bool(piece)
 
     def _take_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):
