@@ -116,15 +116,17 @@ def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
-    """Yields the items of all pages; `call` gets {} or the token of the next page."""
-    token: dict[str, str] = {}
+    """Yields the items of all pages; `call` gets {} or the token of the next page. Raises ApiError if they repeat."""
+    tokens = [""]
     while True:
-        page = call(token)
+        page = call({"pageToken": tokens[-1]} if tokens[-1] else {})
         with api.unreadable_as_lost():
             yield from page.get(key, [])
-            if not page.get("nextPageToken"):
-                return
-            token = {"pageToken": str(page["nextPageToken"])}
+            tokens.append(str(page.get("nextPageToken") or page.get("pageToken") or ""))
+        if not tokens[-1]:
+            return
+        if tokens[-1] in tokens[:-1]:
+            raise ApiError(0, f"the list of {key} has no end: its pages repeat: run it again later")
 
 
 def address(service: str, default: str) -> str:
