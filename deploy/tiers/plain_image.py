@@ -73,24 +73,6 @@ def requirements(gpus: int) -> list[str]:
     return [f"tensorflow{'[and-cuda]' if gpus else ''}=={TENSORFLOW}"]
 
 
-def run_in_plain_image(
-    task: dict[str, Any], module: str, gpus: int, packages: Sequence[Package], bucket: str, more: Sequence[str] = ()
-) -> None:
-    """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments.
-
-    `more`: what pip installs for settings of the run.
-    """
-    sources = [[package.uri(bucket), package.sha256] for package in packages]
-    write_start(
-        task, {"requirements": [*requirements(gpus), *more], "packages": sources, "module": module}, gpus, bucket
-    )
-
-
-def read_secrets_first(task: dict[str, Any], module: str, bucket: str) -> None:
-    """Changes the containerSpec of an image that has all: the starter reads secrets, and then runs the module."""
-    write_start(task, {"requirements": [], "packages": [], "module": module}, 0, bucket)
-
-
 def install_seconds(gpus: int) -> float:
     """Returns how long each worker with so many GPUs installs at each start; a guess."""
     return 60.0 * _MINUTES[bool(gpus)]
