@@ -1,9 +1,9 @@
 """Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
 
-It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
-With `--bits` it compares the bits of all variables on 1, 2 and 4 replicas, in the run's precision, which
-`--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision, and measures these GPUs
-(docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
+It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses. With
+`--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
+`--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
+and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from trainer.cluster.gpu_environment import set_gpu_environment
 from trainer.user_code.command import quiet_start, run_command
 
 _USAGE = "%(prog)s --recipe=NAME [--bits] [--on_gpus] [--setting=value …]"
-_MOST_COMPARED = 4  # replicas
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
@@ -68,22 +67,22 @@ def _check(arguments: Sequence[str] | None) -> int:
             "--bits: a plain run has equal bits on one number of replicas alone: add --virtual_replicas=4, say, or "
             "drop --bits, to compare in float64 up to 1e-10"
         )
-    counts = [1, 2, _MOST_COMPARED][: config.virtual_replicas.bit_length() if options.bits else 2]
+    replicas = min(4, config.virtual_replicas) if options.bits else 2
     if not options.verdict:
-        config.rows_per_replica(counts[-1])
+        config.rows_per_replica(replicas)
     with quiet_start():
         import tensorflow as tf
 
         from trainer.run.replica_check import COMPARED_STEPS, compare, compare_bits, compare_few_rows
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * counts[-1])
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
         write_json(Path(options.verdict), compare_few_rows(config))
         return DONE
-    problems = compare_bits(config, counts) if options.bits else compare(config)
+    problems = compare_bits(config, replicas) if options.bits else compare(config)
     if not problems:
-        on = f"{COMPARED_STEPS} steps on {', '.join(map(str, counts[:-1]))} and on {counts[-1]} replicas"
+        on = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
         same = "give the same weights and losses"
         log.info(f"{config.model}: {f'equal bits: {on}' if options.bits else f'{on} {same}'}")
         return DONE

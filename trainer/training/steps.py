@@ -171,9 +171,10 @@ class StepRunner:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
-        whole, passes = self.replicas.global_batch_size, self.replicas.micro_batches
-        split = {"micro_batches": passes, "virtual_replicas": self.replicas.virtual}
-        return self.context(self.seed, step, first_row, rows, whole, **split, around=around)
+        return self.context(
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around,
+            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
+        )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step, augmented and with soft labels."""

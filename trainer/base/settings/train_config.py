@@ -244,7 +244,7 @@ class TrainConfig:
 
     def passes(self, replicas: int) -> int:
         """Returns in how many passes each of `replicas` takes its rows."""
-        return self.virtual_replicas // replicas if self.virtual_replicas else self.micro_batches
+        return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
     def _check_virtual(self, replicas: int) -> None:
         """Raises UserError if the batch, or `replicas`, do not divide as --virtual_replicas needs it."""
