@@ -66,7 +66,7 @@ def _digest(result: dict[str, object]) -> object:
 
 def ratio(flags: list[str], folder: Path, turns: int) -> float:
     """Returns the time of a step on 2 replicas with virtual replicas over that of the same micro-batches."""
-    ways = {f"--virtual_replicas={VIRTUAL}": [], f"--micro_batches={VIRTUAL // 2}": []}
+    ways: dict[str, list[float]] = {f"--virtual_replicas={VIRTUAL}": [], f"--micro_batches={VIRTUAL // 2}": []}
     for turn in range(turns):
         for number, (way, seconds) in enumerate(ways.items()):
             words = [*flags, *SMALL, "--replicas=2", "--steps=30", "--report_every_steps=10", way]
