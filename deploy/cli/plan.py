@@ -5,9 +5,8 @@ made again only if the settings, your sources or the versions change. Times come
 hand (--from) from these, which is much narrower. No machine is started.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
@@ -19,7 +18,7 @@ from deploy.planning.forecast import forecasts
 from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
-from deploy.report.collection import ESTIMATE, collect
+from deploy.report.collection import collect
 from deploy.tiers.checks import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
 from deploy.tiers.images import remembered
@@ -55,10 +54,6 @@ def main(arguments: Sequence[str]) -> int:
         here = [tier for tier in read_tiers(names, file, usd_by_tier) if not region or _has(region, tier)]
         found = forecasts(here, plan, config, load_machines(file), by_name, own_image=remembered() is not None)
         forecast_by_tier += [replace(each, tier=f"{each.tier}@{region}") if region else each for each in found]
-    kept = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}
-            for forecast in forecast_by_tier}  # fmt: skip
-    content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
-    write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
     _write(
         out,
         PlanTable(plan, forecast_by_tier, _about(plan, config), assumed),

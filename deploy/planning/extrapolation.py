@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from deploy.planning.interval import Interval
 from deploy.planning.scaling import Measurement, interval
 from deploy.report.collection import Collection
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
 from deploy.report.table import counted_devices, figures
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import TierFacts

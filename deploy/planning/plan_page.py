@@ -9,14 +9,14 @@ from deploy.planning.offers import STRATEGIES
 from deploy.planning.plan_table import TITLES, PlanTable, Wish
 from deploy.planning.tier_memory import GIB
 from deploy.report.html_page import html_table, items, page
-from deploy.report.plots import name_points, scale, svg
+from deploy.report.plots import INK, LOOKS, SOFT, legend_above, scale, svg, tier_label
 from deploy.report.table import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _TEMPLATE = Path(__file__).with_name("plan.html")
-_MARKS = {"STANDARD": ("o", "#010210"), "SPOT": ("s", "#010211"), "FLEX_START": ("^", "#010212")}  # --c10 … of the page
+_MARKS = {"STANDARD": "o", "SPOT": "s", "FLEX_START": "^"}
 
 
 def to_html(table: PlanTable, wish: Wish) -> str:
@@ -34,26 +34,34 @@ def to_html(table: PlanTable, wish: Wish) -> str:
 
 
 def _draw(axes: "Axes", table: PlanTable) -> None:
-    """Draws every offer with its intervals; a line joins those that no other beats, each tier named once."""
-    for strategy, (mark, colour) in _MARKS.items():
-        some = [offer for _, offer in table.offers if offer.strategy == strategy]
-        for offer in some:
-            axes.errorbar(
-                offer.hours.middle, offer.usd.middle, fmt=mark, color=colour, markersize=5, elinewidth=0.6,
-                label=STRATEGIES[strategy] if offer is some[0] else None,
-                xerr=[[offer.hours.middle - offer.hours.low], [offer.hours.high - offer.hours.middle]],
-                yerr=[[offer.usd.middle - offer.usd.low], [offer.usd.high - offer.usd.middle]],
-            )  # fmt: skip
-    best = sorted((table.offers[index] for index in table.efficient), key=lambda pair: pair[1].hours.middle)
-    places = [(offer.hours.middle, offer.usd.middle) for _, offer in best]
-    axes.plot(*zip(*places, strict=True), color="#010201", linewidth=1, zorder=1)
+    """Draws every offer with its intervals; a line joins those that no other beats, whose tiers have colours."""
+    best = [
+        table.offers[index] for index in sorted(table.efficient, key=lambda index: table.offers[index][1].hours.middle)
+    ]
+    colours = {
+        tier: LOOKS[index % 8]["color"] for index, tier in enumerate(dict.fromkeys(pair[0].tier for pair in best))
+    }
+    for strategy, mark in _MARKS.items():
+        if any(offer.strategy == strategy for _, offer in table.offers):
+            axes.plot([], [], mark, color=INK, label=STRATEGIES[strategy])
+    for tier, colour in colours.items():
+        axes.plot([], [], color=colour, label=tier_label(tier))
+    for choice in table.offers:
+        (forecast, offer), hours, usd = choice, choice[1].hours, choice[1].usd
+        axes.errorbar(
+            hours.middle, usd.middle, fmt=_MARKS[offer.strategy], markersize=5, elinewidth=0.6,
+            color=colours[forecast.tier] if choice in best else SOFT, zorder=3 if choice in best else 2,
+            xerr=[[hours.middle - hours.low], [hours.high - hours.middle]],
+            yerr=[[usd.middle - usd.low], [usd.high - usd.middle]],
+        )  # fmt: skip
+    axes.plot(
+        [offer.hours.middle for _, offer in best], [offer.usd.middle for _, offer in best], color=SOFT, linewidth=1,
+        zorder=1,
+    )  # fmt: skip
     axes.set(xlabel="hours", ylabel="USD")
     scale(axes, "x", [value for _, offer in table.offers for value in (offer.hours.low, offer.hours.high)])
     scale(axes, "y", [value for _, offer in table.offers for value in (offer.usd.low, offer.usd.high)])
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9)
-    named = {forecast.tier: place for (forecast, _), place in zip(reversed(best), reversed(places), strict=True)}
-    all_places = [(offer.hours.middle, offer.usd.middle) for _, offer in table.offers]
-    name_points(axes, [(place, tier) for tier, place in named.items()], all_places)
+    legend_above(axes)
 
 
 def _bar(forecast: Forecast) -> str:

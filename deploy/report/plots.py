@@ -16,28 +16,25 @@ from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import BboxBase
 
-_INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
+INK, SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 LOOKS: list[dict[str, Any]] = [
-    {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
-]
+    {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
+    for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
+]  # fmt: skip
 _MOST_TIERS = 12  # with a line and a name each in one figure
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
-    "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
-    "ytick.color": _SOFT, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.grid": True, "grid.color": _SOFT,
+    "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK,
+    "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.titlecolor": INK, "xtick.color": SOFT,
+    "ytick.color": SOFT, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.grid": True, "grid.color": SOFT,
     "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8,
     "patch.edgecolor": _PAPER, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
     "path.simplify_threshold": 0.5,
 }  # fmt: skip
 
-
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
-Point = tuple[float, float]
-_Looks = dict[str, dict[str, Any]]  # colour and line style by tier
+_Looks = dict[str, dict[str, Any]]  # colour, line style and mark by tier
 
 
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
@@ -51,12 +48,13 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
     """Yields the figures that can be drawn, with placeholders for colours."""
+    speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
-    fastest = sorted(groups, key=lambda group: -_speed(rows, group.name))[:_MOST_TIERS]
+    fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
     shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
     scaled = [row for row in rows if row.speed_up is not None]
-    priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
+    priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
     if len(scaled) > 1:
@@ -73,10 +71,6 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
         yield "Cost against time", caption, lambda axes: _pareto(axes, priced, looks)
 
 
-def _speed(rows: Sequence[TierSummary], tier: str) -> float:
-    return next((row.images_per_second.median for row in rows if row.tier == tier and row.images_per_second), 0.0)
-
-
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Returns the indices of points that no other point dominates (both values as low, one lower), by first value."""
     front: list[int] = []
@@ -84,43 +78,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
         if not front or points[index][1] < points[front[-1]][1]:
             front.append(index)
     return front
-
-
-def name_points(axes: "Axes", names: Sequence[tuple[Point, str]], points: Sequence[Point]) -> None:
-    """Writes each name beside its point, where it covers no other name and as few of `points` as possible.
-
-    A name that is not right beside its point gets a line to it. Call this last: the layout says where there is room.
-    """
-    axes.figure.canvas.figure.draw_without_rendering()
-    spots, taken = axes.transData.transform(points), list["BboxBase"]()
-    for point, name in names:
-        label = axes.annotate(tier_label(name), point, (0, 0), textcoords="offset points", fontsize=9, in_layout=False)
-
-        def cost(place: Point, label: "Annotation" = label) -> tuple[int, int]:
-            _move(label, place)
-            box = label.get_window_extent()
-            outside = not all(axes.bbox.contains(*corner) for corner in (box.min, box.max))
-            far = _PLACES.index(place) // len(_SIDES)
-            return outside + box.count_overlaps(taken), far + 2 * box.padded(6).count_contains(spots)
-
-        best = min(_PLACES, key=cost)
-        _move(label, best)
-        taken.append(label.get_window_extent())
-        if best not in _PLACES[: len(_SIDES)]:
-            axes.annotate("", point, best, textcoords="offset points", in_layout=False,
-                          arrowprops={"arrowstyle": "-", "color": _SOFT, "linewidth": 0.6, "shrinkA": 0})  # fmt: skip
-
-
-# Places of a name relative to its point, in points, the nearest first; below and left of a front there is nothing else.
-_SIDES = ((-1, -1), (1, 1), (1, -1), (-1, 1), (0, -1), (0, 1), (-1, 0), (1, 0))
-_PLACES: list[Point] = [(distance * x, distance * y) for distance in (5, 14, 24, 36, 50) for x, y in _SIDES]
-
-
-def _move(label: "Annotation", place: Point) -> None:
-    """Moves a name to a place beside its point, from which it extends away from the point."""
-    x, y = place
-    label.xyann = place
-    label.set(ha="left" if x > 0 else "right" if x else "center", va="bottom" if y > 0 else "top" if y else "center")
 
 
 def svg(title: str, plot: "Callable[[Axes], None]") -> str:
@@ -141,12 +98,16 @@ def svg(title: str, plot: "Callable[[Axes], None]") -> str:
 def _inline(svg: str, title: str) -> str:
     """Removes the XML head, unused ids, fixed sizes and fonts; makes colours variables of the page."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"', svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
+    for pattern, text in (
+        (r"(?s)<metadata>.*?</metadata>", ""),
+        (r'<g id="[^"]*"', "<g"),
+        (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
+        (r'(<svg[^>]*?) height="[^"]*"', r"\1"),
+        (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
+        (r"#0102([0-9a-f]{2})", r"var(--c\1)"),
+    ):
+        svg = re.sub(pattern, text, svg)
+    return svg
 
 
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
@@ -160,6 +121,11 @@ def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
 def tier_label(name: str) -> str:
     """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def legend_above(axes: "Axes") -> None:
+    """Names what has a label, above the figure, where it covers nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
 def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
@@ -188,7 +154,7 @@ def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
         axes.margins(y=0.01)
     axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
     ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
-    axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
+    axes.vlines(list(ideals.values()), *ends, color=INK, linewidth=2)
     axes.set_yticks(range(len(rows)), labels)
     axes.set(xlabel="x", xlim=(0, 1.05 * max(*speed_ups, *ideals.values())))
     axes.invert_yaxis()
@@ -198,23 +164,23 @@ def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
 def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
     for index, group in enumerate(groups):
         width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
-        axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), linewidth=width, **looks[group.name])
+        look = {**looks[group.name], "marker": "", "linewidth": width}
+        axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), **look)
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
+    legend_above(axes)
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    points = sorted((1e6 / row.images_per_second.median, row.cost_per_million_images, row.tier) for row in rows)
-    seconds, dollars, names = zip(*points, strict=True)
-    places = list(zip(seconds, dollars, strict=True))
-    front = pareto_front(places)
-    axes.plot(*zip(*(places[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-    axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
-    few = len(points) <= _MOST_TIERS
-    named = range(len(points)) if few else front[:: 1 + len(front) // _MOST_TIERS]
+    """Draws the time and cost of each tier; of many tiers, some of the best have a name."""
+    points = [(1e6 / row.images_per_second.median, row.cost_per_million_images) for row in rows]
+    front = pareto_front(points)
+    axes.plot(*zip(*(points[index] for index in front), strict=True), color=SOFT, linewidth=1.2, zorder=1)
+    named = range(len(rows)) if len(rows) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
+    for index, (point, row) in enumerate(zip(points, rows, strict=True)):
+        look = {**looks[row.tier], "linestyle": "", "label": tier_label(row.tier)}
+        axes.plot(*point, **(look if index in named else {"color": SOFT, "marker": "."}))
     axes.set(xlabel="s per million images", ylabel="USD per million images")
-    axes.margins(0.18)
-    scale(axes, "x", seconds)
-    scale(axes, "y", dollars)
-    name_points(axes, [(places[index], names[index]) for index in named], places)
+    for which, values in zip("xy", zip(*points, strict=True), strict=True):
+        scale(axes, which, values)
+    legend_above(axes)

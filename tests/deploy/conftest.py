@@ -19,7 +19,7 @@ from deploy.cli import compare
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import load_tier
 from deploy.vertex.gcloud import Gcloud

@@ -22,8 +22,8 @@ from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
 from deploy.report.collection import collect
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
 from deploy.tiers.checks import check_devices
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import TrainingRequest

@@ -18,7 +18,7 @@ from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
 from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
