@@ -14,7 +14,7 @@ from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.localrun.workers import local_gpus
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import forecasts
+from deploy.planning.forecast import forecast
 from deploy.planning.kept import plan_of
 from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
@@ -48,12 +48,14 @@ def main(arguments: Sequence[str]) -> int:
     assumed: list[str] = []
     if sources:
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
-    by_name = {forecast.tier: forecast for forecast in estimates}
+    by_name = {each.tier: each for each in estimates}
     forecast_by_tier = []
     for region, file in places:
-        here = [tier for tier in read_tiers(names, file, usd_by_tier) if not region or _has(region, tier)]
-        found = forecasts(here, plan, config, load_machines(file), by_name, own_image=remembered() is not None)
-        forecast_by_tier += [replace(each, tier=f"{each.tier}@{region}") if region else each for each in found]
+        for tier in read_tiers(names, file, usd_by_tier):
+            if not region or _has(region, tier):
+                known, own_image = by_name.get(tier.name), remembered() is not None
+                told = forecast(tier, plan, config, load_machines(file), known, own_image=own_image)
+                forecast_by_tier.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
     _write(
         out,
         PlanTable(plan, forecast_by_tier, _about(plan, config), assumed),
@@ -90,7 +92,7 @@ def _write(out: Path, table: PlanTable, wish: Wish) -> None:
     try:
         write_whole(out / "plan.html", to_html(table, wish))
     finally:
-        print("\n".join([table.about, "", table.to_terminal(), "", *table.sentences(wish), "", *table.notes()]))
+        print("\n".join([table.about, "", table.to_terminal(), *table.sentences(wish), "", *table.notes()]))
     print(f"\n{out / 'plan.html'}")
 
 
