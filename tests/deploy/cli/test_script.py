@@ -140,7 +140,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     tier, folder = load_tier("cpu"), tmp_path / "job"
     program = ScriptRequest(tier, read_script(str(path), "", "", [])).local_program(folder)
-    job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), folder, print)
+    job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), print)
 
     def say(name: str, line: str) -> None:
         said.append(line)
