@@ -143,7 +143,7 @@ def _first_known(tiers: Sequence[Tier]) -> Tier:
 def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
     """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
     shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10, profile_steps="")
-    plan, runner = ComparisonRequest((tier.facts,), shortened), LocalRunner([tier])
+    plan, runner = ComparisonRequest((tier,), shortened), LocalRunner()
     code = compare(plan, plan.resolve(runner), out, runner)
     if code != DONE:
         raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
