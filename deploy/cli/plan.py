@@ -16,7 +16,6 @@ from deploy.localrun.workers import local_gpus
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import forecast
 from deploy.planning.kept import plan_of
-from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
 from deploy.report.collection import collect
 from deploy.tiers.checks import NoMachines, check_region
@@ -56,11 +55,12 @@ def main(arguments: Sequence[str]) -> int:
                 known, own_image = by_name.get(tier.name), remembered() is not None
                 told = forecast(tier, plan, config, load_machines(file), known, own_image=own_image)
                 forecast_by_tier.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
-    _write(
-        out,
-        PlanTable(plan, forecast_by_tier, _about(plan, config), assumed),
-        Wish(asked.within and asked.within / 3600, asked.budget),
-    )
+    wish = Wish(asked.within and asked.within / 3600, asked.budget)
+    table = PlanTable(plan, forecast_by_tier, _about(plan, config), assumed)
+    write_whole(out / "plan.md", table.to_markdown(wish))  # all files come first: a closed pipe ends the program
+    write_whole(out / "forecast.json", table.to_json(wish))
+    print("\n".join([table.about, "", table.to_terminal(), *table.sentences(wish), "", *table.notes()]))
+    print(f"\n{out / 'plan.md'}")
     return DONE
 
 
@@ -85,17 +85,6 @@ def _has(region: str, tier: Tier) -> bool:
     return True
 
 
-def _write(out: Path, table: PlanTable, wish: Wish) -> None:
-    """Writes all files, then prints: a closed pipe ends the program."""
-    write_whole(out / "plan.md", table.to_markdown(wish))
-    write_whole(out / "forecast.json", table.to_json(wish))
-    try:
-        write_whole(out / "plan.html", to_html(table, wish))
-    finally:
-        print("\n".join([table.about, "", table.to_terminal(), *table.sentences(wish), "", *table.notes()]))
-    print(f"\n{out / 'plan.html'}")
-
-
 def _about(plan: StepPlan, config: TrainConfig) -> str:
     what = config.recipe or config.model
     return (f"{what} on {config.data or 'its data'}: {plan.total_steps(config):,} steps, global batch "
@@ -113,8 +102,8 @@ def _flags() -> Parser:
     cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
-    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
-                     "forecast.json (default: %(default)s)")  # fmt: skip
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
     cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
                      "files of `prices`")  # fmt: skip
     add_flags(cli, "prices", "price_per_hour")

@@ -51,13 +51,13 @@ def to_html(
     """Returns one HTML page that needs no other file."""
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     (_, *names), *lines = shown(rows)
-    return page(
-        TEMPLATE,
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        style=_STYLE.read_text(encoding="utf-8"),
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
-        verdict=items(sentences),
-        table=html_table(["", *names], lines),  # a narrow screen scrolls, the names of the values stay
-        notes=items(remarks),
+        verdict=_items(sentences),
+        table=_table(names, lines),  # a narrow screen scrolls, the names of the values stay
+        notes=_items(remarks),
         figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
         samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
         commands=_commands(collection),
@@ -82,20 +82,13 @@ def _about(collection: Collection) -> str:
     return " · ".join(filter(None, about))
 
 
-def page(template: Path, **parts: str) -> str:
-    """Returns the page of a template with its parts, which are HTML, and the style that all pages share."""
-    style = _STYLE.read_text(encoding="utf-8")
-    return Template(template.read_text(encoding="utf-8")).substitute(style=style, **parts)
-
-
-def items(lines: Iterable[str]) -> str:
-    """Returns the items of an HTML list."""
+def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
 
-def html_table(titles: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
-    """Returns a table; each line begins with its name. An empty title is that of the names."""
-    head = "".join(f'<th scope="col">{html.escape(title)}</th>' if title else "<td></td>" for title in titles)
+def _table(titles: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+    """Returns a table; each line begins with its name."""
+    head = "<td></td>" + "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
     body = "\n".join(
         f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in lines
     )

@@ -17,7 +17,7 @@ from trainer.base.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
+_INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
     for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
@@ -25,9 +25,9 @@ LOOKS: list[dict[str, Any]] = [
 _MOST_TIERS = 12  # with a line and a name each in one figure
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
-    "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": INK,
-    "axes.edgecolor": SOFT, "axes.labelcolor": INK, "axes.titlecolor": INK, "xtick.color": SOFT,
-    "ytick.color": SOFT, "xtick.labelcolor": INK, "ytick.labelcolor": INK, "axes.grid": True, "grid.color": SOFT,
+    "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
+    "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
+    "ytick.color": _SOFT, "xtick.labelcolor": _INK, "ytick.labelcolor": _INK, "axes.grid": True, "grid.color": _SOFT,
     "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.axisbelow": True, "legend.frameon": False, "lines.linewidth": 1.8,
     "patch.edgecolor": _PAPER, "figure.facecolor": "none", "axes.facecolor": "none", "savefig.facecolor": "none",
     "path.simplify_threshold": 0.5,
@@ -43,7 +43,7 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
     Raises UserError if matplotlib is not installed.
     """
     drawn = drawings(collection, rows)
-    return [(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
+    return [(title, in_units(caption, rows), _svg(title, plot)) for title, caption, plot in drawn]
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
@@ -60,9 +60,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
-        marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
-        caption = f"images/s relative to the baseline{marks}"
-        yield f"Speed-up{devices}", caption, lambda axes: _speed_up(axes, scaled, looks)
+        yield f"Speed-up{devices}", "images/s relative to the baseline", lambda axes: _speed_up(axes, scaled, looks)
     if any(_losses(run)[1] for run in collection.runs):
         caption = f"by step, for the first repeat of each tier{note}"
         yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
@@ -80,7 +78,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def svg(title: str, plot: "Callable[[Axes], None]") -> str:
+def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
     """Returns a drawing as an <svg> element. Raises UserError if matplotlib is not installed."""
     try:
         import matplotlib
@@ -118,17 +116,17 @@ def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     return [float(line.step) for line in reports], [line.scalars[name] for line in reports]
 
 
-def tier_label(name: str) -> str:
+def _label(name: str) -> str:
     """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def legend_above(axes: "Axes") -> None:
+def _legend_above(axes: "Axes") -> None:
     """Names what has a label, above the figure, where it covers nothing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
-def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
+def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
         axes.set(**{f"{which}scale": "log"})
@@ -139,24 +137,16 @@ def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axes.set(**{f"{which}lim": (0, None)})
 
 
-def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
-    """Returns the speed-up of ideal devices by index of the row; {} if only the baseline has one."""
-    ideals = {index: row.speed_up / row.efficiency for index, row in enumerate(rows) if row.efficiency}
-    return ideals if len(ideals) > 1 else {}
-
-
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    ideals, speed_ups = _ideals(rows), [row.speed_up for row in rows]
+    speed_ups = [row.speed_up for row in rows]
     between = "\n" if len(rows) <= _MOST_TIERS else "  "
-    labels = [f"{tier_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    labels = [f"{_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
     if len(rows) > _MOST_TIERS:
         axes.figure.set(figheight=0.2 * len(rows) + 1)
         axes.margins(y=0.01)
     axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
-    ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
-    axes.vlines(list(ideals.values()), *ends, color=INK, linewidth=2)
     axes.set_yticks(range(len(rows)), labels)
-    axes.set(xlabel="x", xlim=(0, 1.05 * max(*speed_ups, *ideals.values())))
+    axes.set(xlabel="x")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
 
@@ -165,22 +155,22 @@ def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> Non
     for index, group in enumerate(groups):
         width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
         look = {**looks[group.name], "marker": "", "linewidth": width}
-        axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), **look)
+        axes.plot(*_losses(group.runs[0]), label=_label(group.name), **look)
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
-    legend_above(axes)
+    _legend_above(axes)
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     """Draws the time and cost of each tier; of many tiers, some of the best have a name."""
     points = [(1e6 / row.images_per_second.median, row.cost_per_million_images) for row in rows]
     front = pareto_front(points)
-    axes.plot(*zip(*(points[index] for index in front), strict=True), color=SOFT, linewidth=1.2, zorder=1)
+    axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
     named = range(len(rows)) if len(rows) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
     for index, (point, row) in enumerate(zip(points, rows, strict=True)):
-        look = {**looks[row.tier], "linestyle": "", "label": tier_label(row.tier)}
-        axes.plot(*point, **(look if index in named else {"color": SOFT, "marker": "."}))
+        look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
+        axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
     axes.set(xlabel="s per million images", ylabel="USD per million images")
     for which, values in zip("xy", zip(*points, strict=True), strict=True):
-        scale(axes, which, values)
-    legend_above(axes)
+        _scale(axes, which, values)
+    _legend_above(axes)

@@ -161,11 +161,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
     assert usd == sorted(usd)
-    for name in ("plan.md", "plan.html"):
-        assert "l4x1-2workers" in (tmp_path / "out" / name).read_text()
-    page = (tmp_path / "out" / "plan.html").read_text()
-    assert "<script" not in page
-    assert "http" not in page.split("</svg>")[-1]
+    assert "| l4x1-2workers | spot | fits |" in (tmp_path / "out" / "plan.md").read_text()
 
 
 def offer_of(name: str, hours: Interval, usd: float) -> Any:
