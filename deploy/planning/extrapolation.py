@@ -58,7 +58,7 @@ def estimate(
 
     Raises UserError if a run is of another training.
     """
-    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches) for tier in tiers}
+    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices)) for tier in tiers}
     known = [_read(row, config, asked) for row in summarize(measured) if row.step_seconds]
     if not known:
         raise UserError("the short run has no step times: let it take at least two reports")
@@ -95,7 +95,7 @@ def _read(row: TierSummary, config: TrainConfig, asked: set[float]) -> _Measured
     """
     run = min((run for run in row.group.runs if run.timed), key=lambda run: run.state != "done")
     batch = run.config.get("global_batch_size", config.global_batch_size)
-    passes = run.config.get("micro_batches") or 1
+    passes = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = _rows_of_pass(batch, row.devices, passes)
     fixed = {name: value for name, value in fixed_settings(config).items() if name not in _BATCH or rows not in asked}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
@@ -106,7 +106,7 @@ def _read(row: TierSummary, config: TrainConfig, asked: set[float]) -> _Measured
             "give the flags of the full job, only steps or epochs may differ, and the batch if a pass has the same rows"
         )
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
-    same = (batch, passes) == (config.global_batch_size, config.micro_batches)
+    same = (batch, passes) == (config.global_batch_size, config.passes(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
 
 
@@ -144,7 +144,7 @@ def _beyond(tier: TierFacts, few: _Measured, many: _Measured, config: TrainConfi
 
     The quartiles of the larger tier's step times widen it.
     """
-    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches)
+    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
     factor = interval(few.point, many.point, tier.devices, rows).times(1 / many.step.middle)
     words = (
         f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "

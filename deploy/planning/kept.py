@@ -10,7 +10,6 @@ from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
-from deploy.tiers.images import ImageContents
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
@@ -67,8 +66,7 @@ def estimated_usd(job: Job) -> Interval | None:
     if job.checks or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
-        own_image = job.image.contents is not ImageContents.PYTHON
-        offer = _offer(tier, _known(tier, training.config, own_image=own_image))
+        offer = _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
         return offer.usd if offer else None
     return None
 
