@@ -11,9 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
-from deploy.comparison.execution import ComparisonRequest, compare, read_tiers
-from deploy.comparison.local_runner import LocalRunner
-from deploy.localrun.workers import local_gpus
+from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import forecasts
 from deploy.planning.kept import plan_of
@@ -27,8 +25,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import Tier, tier_names
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.plan_file import StepPlan, read_plan
-from trainer.base.settings.flags import Parser, whole
-from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.flags import Parser
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, local_path, make_writable, write_whole
 
@@ -43,8 +40,6 @@ def main(arguments: Sequence[str]) -> int:
     make_writable(out, "out")
     plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
     sources = list(getattr(asked, "from"))
-    if asked.short_steps:
-        sources.append(str(_short_run(_first_known(specs), overrides, out / "short-run", asked.short_steps)))
     estimates: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
@@ -111,8 +106,6 @@ def _flags() -> Parser:
                      "(default: all of job_configs/)")  # fmt: skip
     cli.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
                      "comparison, local or gs://: times come from it")  # fmt: skip
-    cli.add_argument("--short_steps", type=whole(20, 10**6), default=0, metavar="STEPS", help="first make a run of so "
-                     "many steps here, for the first tier that this machine can measure")  # fmt: skip
     cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
@@ -122,32 +115,3 @@ def _flags() -> Parser:
                      "files of `prices`")  # fmt: skip
     add_flags(cli, "prices", "price_per_hour")
     return cli
-
-
-def _first_known(tiers: Sequence[Tier]) -> Tier:
-    """Returns the first tier that a short run here can measure, and prints which tiers it cannot.
-
-    Without GPUs it has one device: several on one CPU would share it. Raises UserError if no tier can be measured.
-    """
-    gpus = bool(local_gpus())
-    known = [tier for tier in tiers if gpus or not tier.accelerators]
-    lacking = [tier.name for tier in tiers if tier not in known]
-    if not known:
-        raise UserError("this machine has no GPU, and none of these tiers is a CPU: leave out --short_steps")
-    if lacking:
-        print(f"{', '.join(lacking)}: this machine has no GPU: the short run does not measure it", flush=True)
-    first = known[0]
-    devices = first.accelerators if gpus else min(1, first.accelerators)
-    pools = (replace(first.pools[0], accelerators=devices),)
-    usd = first.price_per_hour and first.price_per_hour / first.workers
-    return replace(first, pools=pools, workers=1, accelerators=devices, price_per_hour=usd)
-
-
-def _short_run(tier: Tier, overrides: Overrides, out: Path, steps: int) -> Path:
-    """Trains `steps` steps on this machine and returns the folder of the one-tier comparison."""
-    shortened = overrides.without("epochs").replace(steps=steps, report_every_steps=steps // 10, profile_steps="")
-    plan, runner = ComparisonRequest((tier.facts,), shortened), LocalRunner([tier])
-    code = compare(plan, plan.resolve(runner), out, runner)
-    if code != DONE:
-        raise UserError(f"the short run ended with exit code {code}: see the log in {out / tier.name}")
-    return out

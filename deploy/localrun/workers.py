@@ -63,13 +63,12 @@ def local_workers(
     tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
     share: Share | None = None, program: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> list[LocalWorker]:  # fmt: skip
-    """Returns the workers of `tier`, chief first; omits a Reduction Server.
+    """Returns the workers of `tier`, chief first.
 
     `arguments`, `program`: as a `JobRequest` has them. `command`: what the user typed, for run.json; empty: the chief's
     own command is recorded. `share`: the part of the machine to use, all of it without.
     """
-    pools = [pool for pool in tier.pools if pool.index < 2]
-    names = [f"workerpool{pool.index}-{index}" for pool in pools for index in range(pool.replicas)]
+    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.pools) for index in range(pool.replicas)]
     addresses = free_addresses(len(names))
     devices = _devices(tier.accelerators, len(names), local_gpus() if share is None else share.gpus)
     cores = _cores(len(names), _usable_cores() if share is None else share.cores)

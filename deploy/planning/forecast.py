@@ -8,7 +8,7 @@ from deploy.planning.interval import Interval
 from deploy.planning.offers import Offer, lost_by_preemption, not_priced, offers, prices
 from deploy.planning.step_time import arithmetic, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.tiers.images import ImageContents, choose_image
+from deploy.tiers.images import choose_image
 from deploy.tiers.machine_table import Machines, Rates
 from deploy.tiers.plain_image import install_seconds
 from deploy.tiers.tier import Tier, TierFacts
@@ -77,7 +77,7 @@ def _forecast(
         if rates:
             step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
             seconds = step.times(steps).plus(START_SECONDS)
-    plain = not own_image and choose_image(tier, "", None, ()).contents is ImageContents.PYTHON
+    plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     offered: list[Offer] = []
     if step and seconds and not too_large:

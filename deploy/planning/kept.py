@@ -10,7 +10,6 @@ from deploy.planning.forecast import Forecast, forecasts
 from deploy.planning.interval import Interval
 from deploy.planning.offers import STRATEGIES
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
-from deploy.tiers.images import ImageContents
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
@@ -63,7 +62,7 @@ def estimated_usd(job: Job) -> Interval | None:
     if job.checks or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
-        known = _forecast(tier, training.config, own_image=job.image.contents is not ImageContents.PYTHON)
+        known = _forecast(tier, training.config, own_image=not job.image.plain)
         return next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
     return None
 

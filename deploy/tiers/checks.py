@@ -7,13 +7,13 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
 from deploy.tiers.spec_rules import check_same_region
@@ -78,7 +78,7 @@ def check_wheels(tier: Tier, image: Image) -> None:
     https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
     """
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if accelerator and not accelerator.tensorflow and image.contents is not ImageContents.ALL:
+    if accelerator and not accelerator.tensorflow and image.plain:
         raise UserError(
             f"{tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI with an "
             "image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
@@ -198,14 +198,8 @@ def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
 
 
-# Google's own images. Its list says that the last, of TensorFlow 2.17, were available until 2026-07-11:
-# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/framework-support-policy
-_PREBUILT = re.compile(r"[a-z]+-docker\.pkg\.dev/vertex-ai/training/")
-
-
-def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterator[str]:
-    """Yields warnings of what is allowed but may be a mistake. `images`: of the job's containers."""
-    yield from _prebuilt(images)
+def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
+    """Yields warnings of what is allowed but may be a mistake."""
     yield from _local_paths(config)
     steps = config.steps or 0
     if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:  # they cannot end in time, however small they are
@@ -221,23 +215,14 @@ def warnings(tier: Tier, config: TrainConfig, images: Collection[str]) -> Iterat
     yield from _of_machines(tier)
 
 
-def warnings_of_script(tier: Tier, images: Collection[str]) -> Iterator[str]:
+def warnings_of_script(tier: Tier) -> Iterator[str]:
     """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
-    yield from _prebuilt(images)
     if tier.strategy == "SPOT":
         yield (
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
             "AIP_CHECKPOINT_DIR, is left"
         )
     yield from _of_machines(tier)
-
-
-def _prebuilt(images: Collection[str]) -> Iterator[str]:
-    if any(_PREBUILT.match(image) for image in images):
-        yield (
-            "the prebuilt TensorFlow image was listed as available until 2026-07-11 and may be gone: "
-            "use --image=install, or --image=URI with your own, built by `python -m deploy image`"
-        )
 
 
 def _of_machines(tier: Tier) -> Iterator[str]:

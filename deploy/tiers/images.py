@@ -1,7 +1,6 @@
 """Chooses the image that a job runs in: that of --image=, the tier's, the one built in this folder, or a plain one."""
 
 import dataclasses
-import enum
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -17,14 +16,6 @@ INSTALL = "install"  # the value of --image= that is no address
 # On Docker Hub; https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
 PLAIN_IMAGE = "python:3.12-slim"
 IMAGE_RECORD = Path("runs/image.json")  # of the image that was built in this folder
-
-
-class ImageContents(enum.Enum):
-    """Names what is in an image, and so what must be added to it when a job starts."""
-
-    ALL = "all that the job needs"
-    TENSORFLOW = "Python and TensorFlow: Vertex AI installs the packages"
-    PYTHON = "Python: the start command installs TensorFlow and the packages"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +44,12 @@ class BuiltImage:
 class Image:
     """Holds the choice of an image. `uri`: empty for those that the tier's file names.
 
-    `built`: whether it was built in this folder; `about`: for people, why it was or was not taken.
+    `plain`: it has Python alone, and each start installs the rest; otherwise it has all. `built`: whether it was built
+    in this folder; `about`: for people, why it was or was not taken.
     """
 
     uri: str
-    contents: ImageContents
+    plain: bool = False
     built: bool = False
     about: str = ""
 
@@ -65,20 +57,17 @@ class Image:
 def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
     """Returns the image of a job on `tier`. `asked`: the value of --image=; `built`: what this folder remembers."""
     if installs(asked):
-        return Image(asked.partition(":")[2] or PLAIN_IMAGE, ImageContents.PYTHON)
+        return Image(asked.partition(":")[2] or PLAIN_IMAGE, plain=True)
     if asked:
-        return Image(asked, ImageContents.ALL)
-    pool = tier.spec["workerPoolSpecs"][0]
-    if "containerSpec" in pool:
-        return Image("", ImageContents.ALL)
-    if pool["pythonPackageSpec"].get("executorImageUri"):
-        return Image("", ImageContents.TENSORFLOW)
+        return Image(asked)
+    if "containerSpec" in tier.spec["workerPoolSpecs"][0]:
+        return Image("")
     misfit = built.misfit(tier, packages) if built else ""
     if built and not misfit:
         about = f"runs in {built.uri}, built in this folder on {built.time} from these sources"
-        return Image(built.uri, ImageContents.ALL, True, about)
+        return Image(built.uri, built=True, about=about)
     about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image=" if built else ""
-    return Image(PLAIN_IMAGE, ImageContents.PYTHON, about=about)
+    return Image(PLAIN_IMAGE, plain=True, about=about)
 
 
 def installs(asked: str) -> bool:

@@ -21,7 +21,7 @@ from deploy.tiers.checks import (
     warnings,
 )
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import Image, ImageContents, choose_image
+from deploy.tiers.images import Image, choose_image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
 from deploy.tiers.job_tracking import check_trackers, requirements, tensorboard_name, variables, warnings_of_trackers
 from deploy.tiers.machine_table import load_machines
@@ -100,45 +100,38 @@ class TrainingRequest(JobRequest):
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, options.image, options.built_image, options.packages)
         check_wheels(self.tier, image)
-        if image.contents is not ImageContents.ALL or image.built:
+        if image.plain or image.built:
             check_inputs(self.config, options.packages)
         return image
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec` run the trainer."""
-        tier, plain = self.tier, image.contents is ImageContents.PYTHON
-        if image.contents is not ImageContents.ALL:
-            _check_modules(tier, options.packages, image)
-        packages = () if image.contents is ImageContents.ALL else tuple(map(built, options.packages))
+        tier = self.tier
+        if image.plain:
+            _check_modules(tier, options.packages)
+        packages = tuple(map(built, options.packages)) if image.plain else ()
         arguments, track = self._arguments_there(), self.config.track
         check_trackers(track, image, options.packages)
         secrets = SECRETS in json.dumps(spec)
-        if secrets and image.contents is ImageContents.TENSORFLOW:
-            raise UserError(
-                f"{tier.name}: --secret needs --image=install or an image of yours: Vertex AI starts this one"
-            )
-        images = set()
-        for index in (pool.index for pool in tier.pools if pool.index < 2):  # not a Reduction Server
-            task, module = _task(spec["workerPoolSpecs"][index], image)
-            images.add(task.get("executorImageUri") or task.get("imageUri", ""))
+        for pool in spec["workerPoolSpecs"]:
+            task, module = _task(pool, image)
             task["args"] = [*task.get("args", []), *arguments]
             if options.check:
                 module = CHECK
-                _run_check(task)
-            added = variables(track, tier, next(iter(images)), gcp, spec.get("tensorboard", ""))
+                task["args"].append("--on_gpus")
+                task["command"] = ["python", "-m", CHECK]
+            added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
             if options.limits:
                 added.append({"name": LIMITS, "value": options.limits})
             if added:
                 task["env"] = [*task.get("env", []), *added]
-            if plain:
+            if image.plain:
                 run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket, requirements(track))
             elif secrets:
                 read_secrets_first(task, module, gcp.bucket)
-            elif packages:
-                task["packageUris"] = [package.uri(gcp.bucket) for package in packages]
-        about = (about_installing(tier, image.uri, "network" in spec),) if plain else ()
-        with_start = (*packages, starter()) if plain or secrets else packages
-        warned = (*warnings(tier, self.config, images), *warnings_of_trackers(track, spec))
+        about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
+        with_start = (*packages, starter()) if image.plain or secrets else packages
+        warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
         return Written(with_start, about, warned)
 
     def _arguments_there(self) -> list[str]:
@@ -230,8 +223,8 @@ def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) ->
     machine = load_machines().machines.get(tier.machine_type)
     if tier.workers == 1 or machine is None or not machine.rdma:
         return
-    for index in (pool.index for pool in tier.pools if pool.index < 2):
-        task = spec["workerPoolSpecs"][index].get("containerSpec")
+    for pool in spec["workerPoolSpecs"]:
+        task = pool.get("containerSpec")
         if task:
             command = task.get("command") or ["python", "-m", TASK]
             task["command"] = ["bash", "-c", _SOURCED.format(settings), "start", *command]
@@ -240,22 +233,12 @@ def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) ->
             task["env"] = [*task.get("env", []), *logged]
 
 
-def _check_modules(tier: Tier, packages: Sequence[Package], image: Image) -> None:
+def _check_modules(tier: Tier, packages: Sequence[Package]) -> None:
     """Raises UserError if a pool runs a module that the packages do not contain."""
-    for pool in tier.pools:
-        task = tier.spec["workerPoolSpecs"][pool.index].get("pythonPackageSpec", {})
-        if "pythonModule" in task and (image.contents is ImageContents.PYTHON or not task.get("packageUris")):
-            where, module = f"{tier.name}: workerPoolSpecs[{pool.index}].pythonModule", task["pythonModule"]
+    for index, pool in enumerate(tier.spec["workerPoolSpecs"]):
+        if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
+            where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
             check_module(where, module, module, packages, runs=True)
-
-
-def _run_check(task: dict[str, Any]) -> None:
-    """Makes the task of a worker pool run the check of its GPUs."""
-    task["args"].append("--on_gpus")
-    if "pythonModule" in task:
-        task["pythonModule"] = CHECK
-    else:
-        task["command"] = ["python", "-m", CHECK]
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
@@ -300,19 +283,15 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
 
 
 def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
-    """Returns the pool's pythonPackageSpec or containerSpec, whichever the image takes, and the module that it runs."""
-    before = pool.get("pythonPackageSpec") or pool.get("containerSpec", {})
-    module = before.get("pythonModule", TASK)
+    """Returns the pool's containerSpec, which a pythonPackageSpec becomes, and the module that it runs."""
+    before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
     if image.uri:
-        for key in ("pythonPackageSpec", "containerSpec"):
-            pool.pop(key, None)
-        kept = {key: before[key] for key in ("args", "env") if key in before}
-        if image.contents is ImageContents.TENSORFLOW:
-            pool["pythonPackageSpec"] = {"executorImageUri": image.uri, "pythonModule": module, **kept}
-        else:
-            pool["containerSpec"] = {"imageUri": image.uri, **kept}
-    task: dict[str, Any] = pool.get("containerSpec") or pool["pythonPackageSpec"]
-    return task, module
+        pool["containerSpec"] = {
+            "imageUri": image.uri,
+            **{key: before[key] for key in ("args", "env") if key in before},
+        }
+    task: dict[str, Any] = pool["containerSpec"]
+    return task, before.get("pythonModule", TASK)
 
 
 def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.images import Image
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -29,17 +29,17 @@ def requirements(track: str) -> list[str]:
 def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
     """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image cannot have."""
     for address in read_addresses(track):
-        if ":" in address.kind and image.contents is not ImageContents.ALL:
+        if ":" in address.kind and image.plain:
             check_module("track", address.text, address.kind.partition(":")[0], packages)
         if _HERE.match(address.server):
             raise UserError(
                 f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "
                 f"when it has ended: `python -m deploy track gs://… --track={address.text}`"
             )
-        if (image.built or image.contents is ImageContents.TENSORFLOW) and address.kind in REQUIREMENTS:
+        if image.built and address.kind in REQUIREMENTS:
             raise UserError(
-                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]} (wandb needs TensorFlow "
-                "2.18 or newer): use --image=install, or the URI of an image of yours that has it"
+                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]}: use --image=install, or "
+                "an image of yours that has it"
             )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.images import Image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -51,7 +51,7 @@ class PredictionRequest(JobRequest):
 
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the model's version."""
-        return Image(self.image, ImageContents.ALL)
+        return Image(self.image)
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the worker of `spec` predict."""

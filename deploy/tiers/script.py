@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.tiers.checks import warnings_of_script
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import Image, ImageContents, choose_image
+from deploy.tiers.images import Image, choose_image
 from deploy.tiers.job_request import JobOptions, JobRequest, Written
 from deploy.tiers.packages import DIST, CodeArchive, built
 from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
@@ -142,28 +142,24 @@ class ScriptRequest(JobRequest):
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec` run the script."""
-        plain = image.contents is ImageContents.PYTHON
-        doubts = self._check_imports(options, str(image.uri)) if plain else []
+        doubts = self._check_imports(options, image.uri) if image.plain else []
         package = built(options.packages[0])
         # Of another image than a plain one it is not known how it finds the driver.
-        gpus = self.tier.accelerators if plain else 0
+        gpus = self.tier.accelerators if image.plain else 0
         plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
         start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": plan}
-        images = set()
-        for index in (pool.index for pool in self.tier.pools if pool.index < 2):
-            pool = spec["workerPoolSpecs"][index]
+        for pool in spec["workerPoolSpecs"]:
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-            uri = str(image.uri or before.get("executorImageUri") or before["imageUri"])
             arguments = [*before.get("args", []), *self.script.words]
-            pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": before.get("env", [])}
-            if options.limits:
-                pool["containerSpec"]["env"] = [*before.get("env", []), {"name": LIMITS, "value": options.limits}]
+            limits = [{"name": LIMITS, "value": options.limits}] if options.limits else []
+            variables = [*before.get("env", []), *limits]
+            uri = image.uri or before["imageUri"]
+            pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
-            images.add(uri)
         listed = "code/requirements.txt" in package.files
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
-        about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if plain else ()
-        return Written((package, starter()), about, (*warnings_of_script(self.tier, images), *doubts))
+        about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
+        return Written((package, starter()), about, (*warnings_of_script(self.tier), *doubts))
 
     def _check_imports(self, options: JobOptions, image: str) -> list[str]:
         """Returns a warning of imports that a plain image may lack. Raises UserError for those that it does lack."""

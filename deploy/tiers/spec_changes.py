@@ -51,7 +51,7 @@ class SpecChanges:
         scheduling = {**FLEX_START, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
         scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
         changed |= {"scheduling": scheduling} if scheduling else {}
-        for pool in changed.get("workerPoolSpecs", [])[:2]:  # the third is a Reduction Server
+        for pool in changed.get("workerPoolSpecs", []):
             self._change(pool)
         return changed, f"{name} with {' '.join(flags)}"
 

@@ -129,18 +129,16 @@ def _problems(spec: Spec) -> Iterator[str]:
         if pool:
             yield from _of_pool(place, pool, where)
             yield from _of_machine(pool.get("machineSpec", {}), f"{where}.machineSpec")
-        elif place != 1:
-            yield f"{where} is empty: remove it; only pool 1 may be skipped"
-    workers = [pool for pool in pools[:2] if pool]
-    if not _alike([_machine(pool) for pool in workers]):
+        else:
+            yield f"{where} is empty: remove it"
+    if not _alike([_machine(pool) for pool in pools]):
         yield (
             "workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same share of a "
             "batch, so give both the same machineSpec"
         )
-    tasks = [pool["pythonPackageSpec"] for pool in workers if "pythonPackageSpec" in pool]
-    if not _alike(["executorImageUri" in task for task in tasks]):
+    if not _alike(["containerSpec" in pool for pool in pools]):
         yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
-    yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools if pool])
+    yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools])
     reserved = any("reservationAffinity" in pool.get("machineSpec", {}) for pool in pools)
     if reserved and spec.get("scheduling", {}).get("strategy") == "FLEX_START":
         yield "scheduling.strategy=FLEX_START does not combine with reservationAffinity: drop one of them"
@@ -164,14 +162,11 @@ def _machine(pool: Spec) -> tuple[str, str, int]:
 
 def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
     task, replicas = pool.get("containerSpec") or pool.get("pythonPackageSpec", {}), int(pool.get("replicaCount", 1))
-    image = task.get("executorImageUri") or task.get("imageUri", "")
     names = [variable["name"] for variable in task.get("env", [])]
     if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
         yield f"{where}: give one of containerSpec (your own image) and pythonPackageSpec"
-    if place == 2 and "reductionserver" not in image:
-        yield f"{where}: this trainer has no parameter servers: pool 2 is for a Reduction Server's image only"
-    if place > 2:
-        yield f"{where}: the chief evaluates: remove the pool"
+    if place > 1:
+        yield f"{where}: a chief and its workers train, without parameter servers or evaluators: remove the pool"
     if not replicas:
         yield f"{where}.replicaCount=0: remove the pool, or ask for 1"
     if place == 0 and replicas > 1:
@@ -179,15 +174,16 @@ def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
             f"{where}.replicaCount={replicas}: pool 0 is the chief alone, so 1: move the other {replicas - 1} to "
             "workerPoolSpecs[1]"
         )
-    if task.get("packageUris") and not image:
-        yield f"{where}.pythonPackageSpec: packageUris without executorImageUri: name the image that installs them"
+    for key in [key for key in ("executorImageUri", "packageUris") if key in task]:
+        yield (
+            f"{where}.pythonPackageSpec: {key} is for Google's prebuilt images of TensorFlow, which have ended: leave "
+            "it out, and each start installs what the job needs, or name your image, as containerSpec: {imageUri: …}"
+        )
     if len(set(names)) < len(names):
         yield f"{where}: env name={max(names, key=names.count)!r} is there twice: keep one of them"
     kind, disk = _machine(pool)[0], pool.get("diskSpec", {}).get("bootDiskType", "pd-ssd")
     if re.match("n4-|c3-", kind) and disk == "pd-ssd":  # the default too
         yield f"{where}.diskSpec: {kind} takes no pd-ssd: write bootDiskType: hyperdisk-balanced"
-    if _machine(pool)[1] and re.search(r"vertex-ai/training/[\w.-]*-cpu\.", image):
-        yield f"{where}: {image}: this image is for CPUs, the GPUs would be idle: use the one with gpu in its name"
 
 
 def _of_machine(machine: Spec, where: str) -> Iterator[str]:
@@ -244,8 +240,6 @@ def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -
         yield 'scheduling.maxWaitDuration=0s waits for machines without end: write "14400s"'
     if float(timeout[:-1]) < LEAST_TIMEOUT_S:
         yield f'scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
-    if flexible and not _alike(machines):
-        yield "scheduling.strategy=FLEX_START needs the same machines in every pool: make them equal"
     for kind, accelerator, _ in machines:
         host = load_machines().machines.get(kind)
         if host and host.strategies and strategy not in host.strategies:

@@ -21,9 +21,8 @@ DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Holds one worker pool. `accelerators`: of each machine; `index`: in workerPoolSpecs; `price`: with boot disk."""
+    """Holds one worker pool. `accelerators`: of each machine; `price`: with boot disk."""
 
-    index: int
     replicas: int
     machine_type: str
     accelerator_type: str | None
@@ -164,7 +163,7 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
         machine_type=first.machine_type,
         accelerator_type=first.accelerator_type or "",
         accelerators=first.accelerators,
-        workers=sum(pool.replicas for pool in pools if pool.index < 2),  # without a Reduction Server
+        workers=sum(pool.replicas for pool in pools),
         price_per_hour=sum(usd) if len(usd) == len(pools) else None,
         spec=spec,
         pools=pools,
@@ -202,13 +201,12 @@ def _families(known: Sequence[str]) -> str:
 
 
 def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
-    for index, pool in enumerate(spec["workerPoolSpecs"]):
-        if pool:
-            machine = pool["machineSpec"]
-            kind, accelerator = machine["machineType"], machine.get("acceleratorType")
-            count = int(machine.get("acceleratorCount", 0))
-            price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
-            yield Pool(index, int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
+    for pool in spec["workerPoolSpecs"]:
+        machine = pool["machineSpec"]
+        kind, accelerator = machine["machineType"], machine.get("acceleratorType")
+        count = int(machine.get("acceleratorCount", 0))
+        price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
+        yield Pool(int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:

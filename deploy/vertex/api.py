@@ -171,8 +171,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
             float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
-            any("--on_gpus" in pool.get(task, {}).get("args", []) for pool in spec.get("workerPoolSpecs", [])
-                for task in ("containerSpec", "pythonPackageSpec")),
+            "'--on_gpus'" in str(spec),
             f"'{LIMITS}'" in str(spec),
             dict(job.get("webAccessUris", {})),
         )  # fmt: skip

@@ -46,7 +46,7 @@ def reduced(command: Command) -> list[str]:
         return words
     more = of_model([*SMALL, *OFFLINE.get(recipe, [])], words)
     if command.subject == "deploy plan":
-        return _with(words, [*more, *(["--short_steps=20"] if "--short_steps" in str(words) else [])])
+        return _with(words, more)
     if command.subject == "trainer.check":
         return _with(words, more)
     if any(word.startswith("--epochs=") for word in words):  # with --steps too, the length would be set twice

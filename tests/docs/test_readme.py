@@ -15,14 +15,15 @@ from trainer.base.settings.metric_names import OF_IMAGES
 from trainer.base.settings.resolution import recipe_names
 from trainer.base.settings.train_config import DATA_KINDS
 
-README, TIERS, RECIPES, EXAMPLES, RUNS, QUALITY = (
+README, TIERS, RECIPES, EXAMPLES, DATA, GANS, QUALITY = (
     (ROOT / page).read_text(encoding="utf-8")
     for page in (
         "README.md",
         "docs/tiers.md",
         "docs/recipes.md",
         "examples/README.md",
-        "docs/runs.md",
+        "docs/data.md",
+        "docs/gans.md",
         "docs/quality.md",
     )
 )
@@ -86,12 +87,12 @@ def first_cells(page: str, heads: str) -> list[str]:
 
 
 def test_every_kind_of_data_has_a_row() -> None:
-    assert sorted(first_cells(RUNS, "| kind | content |")) == sorted(DATA_KINDS)
+    assert sorted(first_cells(DATA, "| kind | content |")) == sorted(DATA_KINDS)
 
 
 def test_every_measure_of_images_has_a_row() -> None:
     assert sorted(first_cells(QUALITY, "| | formula | source | better |")) == sorted(OF_IMAGES)
-    assert sorted(first_cells(RUNS, "| | | better |")) == sorted(OF_IMAGES)
+    assert sorted(first_cells(GANS, "| | | better |")) == sorted(OF_IMAGES)
 
 
 def test_the_readme_counts_what_there_is() -> None:

@@ -181,8 +181,10 @@ class GAN(keras.Model):
             return sum_and_build(optimizer, network.trainable_variables, config.precision)
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
-        self._critic_gradients = self.critic_gradients  # a subclass may have it compiled
         self.diff_augment = DiffAugment(names_in(shared.diff_augment))
+
+    def _critic_gradients(self, *arguments: Any) -> Any:
+        return self.critic_gradients(*arguments)  # which a subclass may have traced once, or compiled
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).

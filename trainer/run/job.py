@@ -12,7 +12,6 @@ from typing import Any
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
 from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
-from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.limits import read_limits
 from trainer.base.run_files.records import RunInfo, mapping, read_run_info
@@ -28,14 +27,14 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
-from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
-from trainer.run.export import export, load_template_weights
+from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
+from trainer.run.export import export
 from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
 from trainer.run.run_state import Best, RunState
 from trainer.run.start import Job
 from trainer.run.training_run import TrainingRun
 from trainer.training.callbacks import load_callbacks
-from trainer.training.checkpoint import Checkpoints, load_weights
+from trainer.training.checkpoint import Checkpoints
 from trainer.training.compilation import Choice
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
 from trainer.training.guard import Guard, guarding
@@ -93,7 +92,7 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     if proof and not run.state.restored:
         verdict = proof.verdict()
         judge(verdict, allowed=run.job.config.allow_replica_dependence)
-        run.job.job_dir.add_to_run_info(replica_check=verdict.as_json())
+        run.job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
         run.job.result.depends_on_replicas = verdict.problems
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
@@ -136,21 +135,12 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
 
 
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
-    """Loads this job's checkpoint, else weights of another run's, else of a template; returns the restored state."""
+    """Loads this job's checkpoint, else the weights that the settings name; returns the restored state."""
     if restored := checkpoints.restore():
         log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
-    elif config.initial_checkpoint:
-        folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
-        load_weights(setup.model, folder, setup.replicas)
-        log.info(f"starts from the weights in {config.initial_checkpoint}")
-    elif config.initial_model:
-        file = fetch_model(config.initial_model, "initial_model", config.cache_dir)
-        with setup.replicas.strategy.scope():
-            load_template_weights(setup.model, file)
-        log.info(f"starts from the weights of {config.initial_model}")
+        refresh_normalization(setup.model)
     else:
-        log.info("starts from scratch")
-    refresh_normalization(setup.model)
+        starting_weights(config, setup)
     return restored
 
 

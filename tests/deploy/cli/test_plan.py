@@ -11,8 +11,8 @@ from deploy.__main__ import main
 from deploy.comparison.directory import write_comparison
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.report.collection import Collection, collect, repeat_folder
-from deploy.tiers.tier import Tier, TierFacts
-from tests.deploy.cli.test_compare import Planting, compare, deploy, planned
+from deploy.tiers.tier import TierFacts
+from tests.deploy.cli.test_compare import Planting, compare, planned
 from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, plant, planted_plan
 from trainer.base.errors import UserError
@@ -233,35 +233,3 @@ def test_an_estimate_of_another_job_is_called_so(
     assert main(["report", str(out)]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "The estimate for cpu" in line)
     assert f"The estimate for cpu is for another job ({other})." in line if other else "the run took 25.0 s" in line
-
-
-def test_what_a_run_here_cannot_tell_is_said_before_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    shorts: list[Tier] = []
-
-    def stop(tier: Tier, *_: object) -> None:
-        shorts.append(tier)
-        raise UserError("the run begins")
-
-    monkeypatch.setattr("deploy.cli.plan._short_run", stop)
-    flags = ["--recipe=mlp_mnist", f"--out={tmp_path}", f"--plan={planted_plan(tmp_path)}", "--short_steps=20"]
-    assert main(["plan", "l4x1", "l4x4", *flags]) == 2
-    assert capsys.readouterr().err.startswith("error: this machine has no GPU, and none of these tiers is a CPU: leave")
-    assert shorts == []
-    assert main(["plan", "l4x4", "cpu-2workers", *flags]) == 2
-    assert capsys.readouterr().out.startswith("l4x4: this machine has no GPU: the short run does not measure it")
-    assert [(tier.name, tier.devices) for tier in shorts] == [("cpu-2workers", 1)]
-
-
-@pytest.mark.slow
-def test_the_verb_makes_its_own_short_run(tmp_path: Path) -> None:
-    flags = ["--recipe=mlp_mnist", "--data=digits", "--image_size=16", "--width=8", "--steps=1000", "--short_steps=40"]
-    flags += [f"--plan={planted_plan(tmp_path)}"]
-    with deploy("plan", "cpu", *flags, f"--out={tmp_path / 'out'}") as process:
-        out, error = process.communicate(timeout=300)
-    assert (process.returncode, error) == (0, "")
-    assert "40 steps on 1 device" in out
-    seconds = json.loads((tmp_path / "out" / "estimate.json").read_text())["tiers"]["cpu"]["seconds"]
-    assert 0 < seconds["low"] <= seconds["middle"] <= seconds["high"]

@@ -10,7 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import Image, ImageContents
+from deploy.tiers.images import Image
 from deploy.tiers.job_tracking import CREATE, check_trackers, tensorboard_name, with_tensorboard
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
@@ -91,13 +91,13 @@ def test_what_a_job_cannot_use_is_refused(refused: Command, flags: list[str], li
     assert line in refused("render", "l4x1", *where, *JOB, *flags)
 
 
-@pytest.mark.parametrize(("track", "contents", "line"), [
-    ("mine:tracker", ImageContents.PYTHON, "the module mine is not in the job"),
-    ("wandb:x", ImageContents.TENSORFLOW, "the job's image has no wandb"),
+@pytest.mark.parametrize(("track", "image", "line"), [
+    ("mine:tracker", Image("python:3", plain=True), "the module mine is not in the job"),
+    ("wandb:x", Image("us-docker.pkg.dev/p/r/x:1", built=True), "the job's image has no wandb"),
 ])  # fmt: skip
-def test_what_an_image_lacks_is_refused(track: str, contents: ImageContents, line: str) -> None:
+def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        check_trackers(track, Image("us-docker.pkg.dev/p/r/x:1", contents), [])
+        check_trackers(track, image, [])
 
 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:

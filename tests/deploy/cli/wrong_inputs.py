@@ -8,16 +8,16 @@ workerPoolSpecs:
   - machineSpec: {machineType: g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4}
     replicaCount: 1
     diskSpec: {bootDiskType: pd-ssd, bootDiskSizeGb: 100}
-    pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}
+    pythonPackageSpec: {pythonModule: trainer.task}
 scheduling: {timeout: 3600s}
 """
 TWO = GOOD.replace("scheduling:", GOOD[GOOD.index("  - machineSpec") : GOOD.index("scheduling")] + "scheduling:")
-REDUCER = "  - machineSpec: {machineType: n1-highcpu-16}\n    containerSpec: {imageUri: gcr.io/x/reductionserver}\n"
+SERVER = "  - machineSpec: {machineType: n1-highcpu-16}\n    containerSpec: {imageUri: gcr.io/x/server}\n"
 _L4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
 _CPU = GOOD.replace(f"{{machineType: {_L4}}}", "{machineType: n1-standard-8}")
 _FLEXIBLE = "strategy: FLEX_START, maxWaitDuration: 600s, "
 _FLEX = GOOD.replace("{timeout: 3600s}", "{timeout: 3600s, strategy: FLEX_START, maxWaitDuration: 600s}")
-_IMAGES = "us-docker.pkg.dev/vertex-ai/training"
+_TASK = "pythonPackageSpec: {pythonModule: trainer.task}"
 
 # name: (a good spec, what of it is replaced, by what, the line)
 SPECS: dict[str, tuple[str, str, str, str]] = {
@@ -52,9 +52,9 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "a TPU": (GOOD, "NVIDIA_L4", "TPU_V3", "acceleratorType=TPU_V3: TPUs are not offered here"),
     "four chiefs": (GOOD, "replicaCount: 1", "replicaCount: 4", "move the other 3 to workerPoolSpecs[1]"),
     "no replica": (TWO, "replicaCount: 1", "replicaCount: 0", "replicaCount=0"),
-    "args that are numbers": (GOOD, "{executorImageUri", "{args: [--steps, 5], executorImageUri",
+    "args that are numbers": (GOOD, "{pythonModule", "{args: [--steps, 5], pythonModule",
                               "args[1]=5: must be text: put it in quotes"),
-    "args as one text": (GOOD, "{executorImageUri", "{args: --steps=5, executorImageUri", "must be a list"),
+    "args as one text": (GOOD, "{pythonModule", "{args: --steps=5, pythonModule", "must be a list"),
     "a timeout without s": (GOOD, "timeout: 3600s", "timeout: 3600",
                             'timeout=3600: must be text in seconds, as "3600s"'),
     "a timeout in hours": (GOOD, "timeout: 3600s", "timeout: 1h", 'timeout="1h": must be text in seconds'),
@@ -68,16 +68,14 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
                             "must be true or false, without quotes"),
     "two ways to run": (GOOD, "    pythonPackageSpec", "    containerSpec: {imageUri: p/x}\n    pythonPackageSpec",
                         "give one of containerSpec"),
-    "no way to run": (GOOD, "    pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}\n", "",
+    "no way to run": (GOOD, "    pythonPackageSpec: {pythonModule: trainer.task}\n", "",
                       "give one of containerSpec"),
     "a small disk": (GOOD, "SizeGb: 100", "SizeGb: 50", "bootDiskSizeGb=50: a boot disk has 100 to 64000 GB"),
     "a disk that is none": (GOOD, "pd-ssd", "pd-sdd", "bootDiskType=pd-sdd: no such disk: use pd-ssd, "),
     "no pools": (GOOD, GOOD[: GOOD.index("scheduling")], "", "workerPoolSpecs is empty: pool 0 holds the chief"),
-    "a parameter server": (TWO, "scheduling:", REDUCER.replace("reductionserver", "server") + "scheduling:",
-                           "no parameter servers"),
-    "an evaluator": (TWO, "scheduling:", REDUCER * 2 + "scheduling:", "the chief evaluates: remove the pool"),
-    "a variable of Vertex AI's": (GOOD, "{executorImageUri",
-                                  "{env: [{name: AIP_MODEL_DIR, value: x}], executorImageUri",
+    "a parameter server": (TWO, "scheduling:", SERVER + "scheduling:", "without parameter servers"),
+    "a variable of Vertex AI's": (GOOD, "{pythonModule",
+                                  "{env: [{name: AIP_MODEL_DIR, value: x}], pythonModule",
                                   "env[0].name=AIP_MODEL_DIR: use another name"),
     "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
     "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "must be 'key: value' lines"),
@@ -89,25 +87,22 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "FLEX_START on a T4": (_FLEX, _L4, "n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 1",
                            "FLEX_START: not for NVIDIA_TESLA_T4"),
     "FLEX_START for more than a week": (_FLEX, "timeout: 3600s", "timeout: 604801s", "runs for 7 days at most"),
-    "FLEX_START with unequal machines": (TWO, "scheduling: {", f"{REDUCER}scheduling: {{{_FLEXIBLE}",
-                                         "needs the same machines in every pool"),
     "one H100 as STANDARD": (GOOD, _L4, "a3-highgpu-1g, acceleratorType: NVIDIA_H100_80GB, acceleratorCount: 1",
                              "a3-highgpu-1g may be had only as SPOT or FLEX_START"),
     "four H100 as STANDARD": (GOOD, _L4, "a3-highgpu-4g, acceleratorType: NVIDIA_H100_80GB, acceleratorCount: 4",
                               "a3-highgpu-4g may be had only as SPOT or FLEX_START"),
-    "one image for two pools": (TWO, "executorImageUri: image, ", "", "one pool names an image and the other does not"),
-    "packages without an image": (GOOD, "executorImageUri: image", "packageUris: [gs://b/x.whl]",
-                                  "packageUris without executorImageUri: name the image that installs them"),
-    "an empty image": (GOOD, "executorImageUri: image", "executorImageUri: ''", "executorImageUri=: not an image"),
-    "no module": (GOOD, ", pythonModule: trainer.task", "", "pythonModule is missing: write pythonModule: trai"),
-    "a container without an image": (GOOD, "pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}",
-                                     "containerSpec: {args: [x]}", "imageUri is missing"),
-    "an image with blanks": (GOOD, "executorImageUri: image", "executorImageUri: my image", "my image: not an image"),
-    "an image as a page": (GOOD, "executorImageUri: image", "executorImageUri: 'https://gcr.io/p/x'",
+    "one image for two pools": (
+        TWO, f"{_TASK}\nscheduling", "containerSpec: {imageUri: p/x}\nscheduling",
+        "one pool names an image and the other does not"),
+    "a prebuilt image": (GOOD, "{pythonModule", "{executorImageUri: p/x, pythonModule", "Google's prebuilt images"),
+    "packages for such an image": (GOOD, "{pythonModule", "{packageUris: [gs://b/x.whl], pythonModule",
+                                   "packageUris is for Google's prebuilt images"),
+    "an empty image": (GOOD, _TASK, "containerSpec: {imageUri: ''}", "imageUri=: not an image"),
+    "no module": (GOOD, "pythonModule: trainer.task", "args: [x]", "pythonModule is missing: write pythonModule: trai"),
+    "a container without an image": (GOOD, _TASK, "containerSpec: {args: [x]}", "imageUri is missing"),
+    "an image with blanks": (GOOD, _TASK, "containerSpec: {imageUri: my image}", "my image: not an image"),
+    "an image as a page": (GOOD, _TASK, "containerSpec: {imageUri: 'https://gcr.io/p/x'}",
                            "NAME:TAG, in small letters, without https://"),
-    "an image for CPUs beside GPUs": (
-        GOOD, "executorImageUri: image", f"executorImageUri: {_IMAGES}/tf-cpu.2-17.py310:latest",
-        "this image is for CPUs"),
     "a module that is not shipped": (GOOD, "trainer.task", "mine.task", "the module mine is not in the job"),
     "a module that does not exist": (GOOD, "trainer.task", "trainer.tsk", "the module trainer.tsk is not in the pack"),
     "a package for a module": (GOOD, "trainer.task", "trainer.models", "the module trainer.models is not in the pack"),
@@ -128,9 +123,9 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "a wait for ever": (_FLEX, "600s}", "999999999999s}", "must be text in seconds"),
     "a timeout of a second": (GOOD, "3600s", "1s", "scheduling.timeout=1s ends the job at once"),
     "a negative timeout": (GOOD, "3600s", "-5s", "must be text in seconds"),
-    "a variable twice": (GOOD, "{executorImageUri", "{env: [{name: A}, {name: A, value: y}], executorImageUri",
+    "a variable twice": (GOOD, "{pythonModule", "{env: [{name: A}, {name: A, value: y}], pythonModule",
                          "env name='A' is there twice"),
-    "a variable's name": (GOOD, "{executorImageUri", "{env: [{name: A-B, value: x}], executorImageUri",
+    "a variable's name": (GOOD, "{pythonModule", "{env: [{name: A-B, value: x}], pythonModule",
                           "env[0].name=A-B: use another name, of letters, digits and _"),
     "the A100 without its size": (GOOD, "NVIDIA_L4", "NVIDIA_A100",
                                   "did you mean 'NVIDIA_TESLA_A100' or 'NVIDIA_A100_80GB'?"),

@@ -42,20 +42,20 @@ def test_a_region_that_no_page_has_is_refused_and_the_other_page_counts_too(tmp_
     )
     (warned,) = check_region(p100, GcpConfig("p", "australia-southeast1", "gs://abc"))
     assert "only Google's page of quotas" in warned
-    assert "NVIDIA_TESLA_P100: Google's support of it ended on 2026-09-15" in "".join(warnings_of_script(p100, ()))
+    assert "NVIDIA_TESLA_P100: Google's support of it ended on 2026-09-15" in "".join(warnings_of_script(p100))
 
 
 def test_experiments_of_several_workers_and_buckets_of_several_regions_are_warned_about(tmp_path: Path) -> None:
     tracked = "\nexperiment: projects/p/locations/us-central1/metadataStores/default/contexts/e\nworkerPoolSpecs"
     for content, warned in ((GOOD, False), (TWO, True)):
-        lines = "".join(warnings_of_script(tier_of(tmp_path, content.replace("\nworkerPoolSpecs", tracked, 1)), ()))
+        lines = "".join(warnings_of_script(tier_of(tmp_path, content.replace("\nworkerPoolSpecs", tracked, 1))))
         assert ("autologging is not for jobs of several workers" in lines) == warned
     assert [bool([*multi_regional("gs://abc", place)]) for place in ("US", "NAM4", "EUROPE-WEST4", "")] == [1, 1, 0, 0]
 
 
 def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path: Path) -> None:
     task = "containerSpec: {imageUri: p/x, command: [printenv], args: [NCCL_NET]}"
-    content = TWO.replace("pythonPackageSpec: {executorImageUri: image, pythonModule: trainer.task}", task)
+    content = TWO.replace("pythonPackageSpec: {pythonModule: trainer.task}", task)
     settings = tmp_path / "set_nccl_env.sh"
     settings.write_text("export NCCL_NET=gIB\n")
     for machines, wrapped in ((_L4, False), (_H200, True)):

@@ -91,31 +91,12 @@ def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
     CustomJobSpec.from_json(json.dumps(made.spec))
 
 
-def with_image_of_google(name: str, image: str = "us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17:latest") -> Tier:
-    """A tier whose file names a prebuilt image, in which Vertex AI installs the packages."""
-    tier = load_tier(name)
-    spec = copy.deepcopy(dict(tier.spec))
-    for pool in spec["workerPoolSpecs"]:
-        pool["pythonPackageSpec"] = {"executorImageUri": image, "pythonModule": "trainer.task"}
-    return dataclasses.replace(tier, spec=spec)
-
-
-def test_a_tier_file_may_name_a_prebuilt_image() -> None:
-    made = job(with_image_of_google("l4x1-2workers"))
-    for pool in made.spec["workerPoolSpecs"]:
-        assert pool["pythonPackageSpec"] == {
-            "executorImageUri": "us-docker.pkg.dev/vertex-ai/training/tf-gpu.2-17:latest",
-            "pythonModule": "trainer.task", "args": [*FLAGS, "--expect_devices=1"],
-            "packageUris": [PACKAGE.uri("gs://my-bucket")],
-        }  # fmt: skip
-    CustomJobSpec.from_json(json.dumps(made.spec))
-
-
 def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text((JOB_CONFIGS / "cpu.yaml").read_text().replace("pythonM", "executorImageUri: a/b\n      pythonM"))
+    text = (JOB_CONFIGS / "cpu.yaml").read_text()
+    file.write_text(re.sub(r"pythonPackageSpec:\s+pythonModule: trainer.task", "containerSpec: {imageUri: a/b}", text))
     tier = load_tier(str(file))
-    assert task(job(tier, built_image=OWN))["executorImageUri"] == "a/b"
+    assert task(job(tier, built_image=OWN))["imageUri"] == "a/b"
     assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
     assert (
         task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"] == "eu-docker.pkg.dev/p/r/python:3"
@@ -191,13 +172,13 @@ def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
             "timeout": "600s", "strategy": "SPOT", "restartJobOnWorkerRestart": True, "disableRetries": True,
         },
     }  # fmt: skip
-    spec["workerPoolSpecs"][0]["pythonPackageSpec"] |= {"executorImageUri": "a/b", "env": [{"name": "A", "value": "b"}]}
+    del spec["workerPoolSpecs"][0]["pythonPackageSpec"]
+    spec["workerPoolSpecs"][0]["containerSpec"] = {"imageUri": "a/b", "env": [{"name": "A", "value": "b"}]}
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump(spec))
     made = dict(job(load_tier(str(file))).spec)
     del made["baseOutputDirectory"]
-    for added in ("args", "packageUris"):
-        del made["workerPoolSpecs"][0]["pythonPackageSpec"][added]
+    del made["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert made == spec
 
 
@@ -313,16 +294,14 @@ def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes:
 
 def test_what_may_be_a_mistake_is_a_warning() -> None:
     assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
-    line = "the prebuilt TensorFlow image was listed as available until"
-    assert warned("l4x1-2workers", image="europe-docker.pkg.dev/vertex-ai/training/tf-cpu.2-15:latest").startswith(line)
-    assert warned("cpu", image="us-docker.pkg.dev/my-project/vertex-ai/training:1") == ""
 
 
 def test_a_package_of_ones_own_may_be_named() -> None:
     mine = Package("my_models", "0", {"my_models/gan.py": b""}, sha256="0123456789abcdef")
     flags = ["--model=my_models.gan:build", "--data=digits"]
-    made = job(with_image_of_google("l4x1"), *flags, packages=(mine, PACKAGE))
-    wheels = [uri.rsplit("/", 1)[-1] for uri in task(made)["packageUris"]]
+    made = job("l4x1", *flags, packages=(mine, PACKAGE))
+    (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
+    wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
 
 

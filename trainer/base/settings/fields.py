@@ -26,6 +26,7 @@ REMOVED = {  # flags and settings of earlier versions, and what to use instead
     "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
     "regions": "use --region=us-central1,us-east4, in the order in which to try them",
     "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
+    "short_steps": "train some steps, `python -m trainer.task … --job_dir=runs/short`, and give --from=runs/short",
     "stream": "read gs:// data through /gcs/BUCKET/… on Vertex AI, or give the job a larger disk (diskSpec)",
 }
 _CLOSE = 0.6  # the ratio of difflib from which a name is taken for another
