@@ -68,7 +68,7 @@ def estimate(
     runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
-    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches) for tier in tiers}
+    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices)) for tier in tiers}
     known = [_read(rows[name], run, config, asked) for name, run in runs.items()]
     estimates, used, assumptions = [], dict[str, _Measured](), []
     for tier in tiers:
@@ -101,7 +101,7 @@ def _read(row: TierSummary, run: RunRecord, config: TrainConfig, asked: set[floa
     Its batch may be another if each pass has as many rows as on a tier that is asked for (weak scaling, passes).
     """
     batch = run.config.get("global_batch_size", config.global_batch_size)
-    passes = run.config.get("micro_batches") or 1
+    passes = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = _rows_of_pass(batch, row.devices, passes)
     fixed = {name: value for name, value in fixed_settings(config).items() if name not in _BATCH or rows not in asked}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
@@ -113,7 +113,7 @@ def _read(row: TierSummary, run: RunRecord, config: TrainConfig, asked: set[floa
         )
     assert row.step_seconds is not None, "only measured rows come here"
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
-    same = (batch, passes) == (config.global_batch_size, config.micro_batches)
+    same = (batch, passes) == (config.global_batch_size, config.passes(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
 
 
@@ -161,7 +161,7 @@ def _beyond(tier: TierFacts, alike: Iterable[_Measured], config: TrainConfig) ->
     few, many = (choose(points, key=lambda each: each.row.devices, default=None) for choose in (min, max))
     if not few or not many or not few.row.devices < many.row.devices < tier.devices:
         return None
-    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches)
+    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
     factor = interval(few.point, many.point, tier.devices, rows).times(1 / many.step.middle)
     words = f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
     words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices}"

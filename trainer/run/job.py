@@ -110,7 +110,7 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
     rates = {name: getattr(config, name) * scale for name in names}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
-    for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
+    for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
@@ -132,6 +132,14 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     state.resume()
     job.result.resume(progress)
     return TrainingRun(job, setup, checkpoints, state, _earlier_choice(config, job_dir, resumed=bool(restored)))
+
+
+def _dependences(setup: TrainingSetup) -> list[str]:
+    """Returns why, as far as its layers show, the result depends on the number of replicas."""
+    config = setup.config
+    if config.virtual_replicas:
+        return []  # what depends on it was refused when the model was built
+    return depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
 
 
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
@@ -191,7 +199,9 @@ def _describe(run: TrainingRun) -> None:
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["data"] |= {"files": dict(run.job.files), "content": setup.content}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
+    about["depends_on_replicas"] = _dependences(setup)
+    if config.virtual_replicas:
+        about["equal_bits"] = config.virtual_replicas
     if checked := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = checked
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen

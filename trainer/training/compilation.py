@@ -133,6 +133,8 @@ def _barrier(replicas: Replicas) -> str:
     """Returns why no step of these replicas can be compiled as a whole, "" if it may be."""
     if replicas.cluster.several:
         return "XLA cannot sum over several machines"
+    if replicas.virtual:
+        return f"XLA would add those of virtual_replicas={replicas.virtual} in another order"
     if passes := replicas.micro_batches - 1:
         return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
     on_cpus = not replicas.devices[0].startswith("GPU")

@@ -142,7 +142,7 @@ class StepRunner:
             with losses_reduced_by(reduce_to_mean, lambda: 1), row_losses_summed():
                 yield
         else:
-            parts = parts_of_batch if self.replicas.micro_batches > 1 else None
+            parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
             with losses_reduced_by(reduce_over_replicas, parts):
                 yield
 
@@ -171,15 +171,24 @@ class StepRunner:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
-        whole, passes = self.replicas.global_batch_size, self.replicas.micro_batches
-        return self.context(self.seed, step, first_row, rows, whole, micro_batches=passes, around=around)
+        return self.context(
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around,
+            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
+        )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step, augmented and with soft labels."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        context = self._context(step)
-        data = self._augmented(self._rows_of(batch, replica), context)
-        return self.soften(data, context) if self.soften else data
+        context, data = self._context(step), self._rows_of(batch, replica)
+        if not context.virtual_replicas or self._interface.stacked:
+            return self._changed(data, context)
+        shards = map(context.of_pass, range(context.micro_batches))
+        changed = [self._changed(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
+
+    def _changed(self, data: Any, step: StepContext) -> Any:
+        data = self._augmented(data, step)
+        return self.soften(data, step) if self.soften else data
 
     def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
