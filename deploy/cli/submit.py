@@ -17,8 +17,8 @@ from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_l
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
-from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
+from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
+from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.script import Script
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
 from deploy.vertex.api import ApiError

@@ -78,8 +78,10 @@ class ComparisonRequest:
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
         runs = [request_on(self.tiers[0], self.program)]
+        first = runs[0].training
+        rows = first.config.rows_per_replica(first.tier.devices) if first else 0
         for tier in self.tiers[1:]:
-            weak = {"global_batch_size": runs[0].rows_per_replica * tier.devices} if self.scaling == "weak" else {}
+            weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
             runs.append(request_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)

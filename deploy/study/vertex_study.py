@@ -23,8 +23,8 @@ from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.tiers.job_request import JobOptions, TrainingRequest
+from deploy.tiers.job_spec import Job, render
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import exit_code, exit_on_api_error
 from deploy.vertex.gcloud import Gcloud

@@ -6,7 +6,7 @@ A program does that, the starter, which lies in the bucket beside the packages, 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
