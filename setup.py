@@ -59,6 +59,7 @@ setup(
             "cloudbuild.yaml",
             "Dockerfile",
             "tiers/machines.yaml",
+            "tiers/credentials.yaml",
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",
