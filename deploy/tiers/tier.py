@@ -205,7 +205,7 @@ def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
         machine = pool["machineSpec"]
         kind, accelerator = machine["machineType"], machine.get("acceleratorType")
         count = int(machine.get("acceleratorCount", 0))
-        price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
+        price = machines.price(kind, accelerator, count).plus(machines.disk_price(kind, pool.get("diskSpec", {})))
         yield Pool(int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 

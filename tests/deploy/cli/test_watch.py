@@ -10,6 +10,7 @@ import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.cli.target import find_target
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import JobStatus, parse_time
 from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
 from deploy.vertex.history import Attempt, Submission
@@ -80,10 +81,12 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
 
 
 def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job) -> None:
-    tail = LogTail(session.open("sdk", "my-proj", "us-central1"), job["name"])
+    backend, lines = session.open("sdk", "my-proj", "us-central1"), list[str]()
+    tail = LogTail(backend, job["name"], GcpConfig("my-proj", "us-central1", ""), session.clock, lines.append)
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
-        assert [entry.text for entry in tail.read_new()] == [f"minute {minute}"]
+        tail.print_new()
+        assert (len(lines), lines[-1].rpartition("  ")[2]) == (minute + 1, f"minute {minute}")
     assert len(tail._seen) < 5
 
 
