@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deploy.tiers.checks import UNREACHABLE, check_devices, check_region, check_tensorboard
+from deploy.tiers.checks import UNREACHABLE, check_devices, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.job_request import TASK, JobOptions, JobRequest, TrainingRequest
@@ -17,6 +17,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.script import Script, ScriptRequest
 from deploy.tiers.spec_changes import check_kms_key
+from deploy.tiers.spec_rules import check_same_region
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
@@ -80,7 +81,8 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     if options.tensorboard:
         spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
-    check_tensorboard(spec, gcp)
+    if "tensorboard" in spec:
+        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     written = request.write(spec, gcp, options, image)
     use_rdma(spec, tier)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
