@@ -35,16 +35,18 @@ class Backend:
 
     def state(self, name: str) -> JobStatus:
         """Returns the current status of the job; ApiError 404 if it does not exist."""
-        return api.parse_job(self._call("GET", f"{self._service}/{name}"))
+        return api.parse_job(self.call("GET", name))
 
     def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
         """Returns the trials of a study as the API's JSON has them."""
         with api.unreadable_as_lost():
-            return list(self._call("GET", f"{self._service}/{name}").get("trials", []))
+            return list(self.call("GET", name).get("trials", []))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
-        return [api.parse_job(job) for kind in api.kinds_of(label) for job in self._listed(kind.collection, label)]
+        only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
+        return [api.parse_job(job) for kind in api.kinds_of(label)
+                for job in self.listed(f"{self.parent}/{kind.collection}", kind.collection, filter=only)]  # fmt: skip
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
@@ -58,7 +60,7 @@ class Backend:
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
-        self._call("POST", f"{self._service}/{name}:cancel", json={})
+        self.call("POST", f"{name}:cancel", json={})
 
     def has_image(self, uri: str) -> bool:
         """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
@@ -74,14 +76,9 @@ class Backend:
         """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
         return self._call(method, f"{self._service}/{path}", **request)
 
-    def listed(self, path: str, key: str) -> Iterator[Any]:
+    def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
         """Yields the items of a list of Vertex AI, of all its pages."""
-        return pages(key, lambda token: self.call("GET", path, params=token))
-
-    def _listed(self, collection: str, label: str) -> Iterator[Any]:
-        only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
-        url = f"{self._service}/{self.parent}/{collection}"
-        return pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
+        return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
     @property
     def _service(self) -> str:
