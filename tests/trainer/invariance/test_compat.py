@@ -37,21 +37,29 @@ def foreign(dotted: str) -> bool:
     return root in ("keras", "tensorflow", "tf") and bool(hidden)
 
 
+def own_names(source: str) -> set[str]:
+    """Returns what `source` defines itself: functions, classes, variables, and what it assigns to self."""
+    nodes = list(ast.walk(ast.parse(source)))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return own | {node.attr for node in stored if ast.unparse(node.value) in ("self", "cls")}
+
+
+OURS = {name for file in FILES for name in own_names(file.read_text(encoding="utf-8"))}
+
+
 def private_names(source: str) -> Iterator[str]:
     """Yields the private names in `source` that it does not define itself, and private modules of Keras and TensorFlow.
 
-    An attribute `x._name` is a module's own if the same module defines `_name`: as a function, as a variable or by
-    assigning `self._name`. Names that collide with those of a base class are found by `overridden`.
+    `self._name` may be that of a base class in another module. Names that collide with those of a base class in Keras
+    or TensorFlow are found by `overridden`.
     """
-    tree = ast.parse(source)
-    nodes = list(ast.walk(tree))
-    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    own |= {x.attr for x in attributes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) in ("self", "cls")}
-    for x in attributes:
+    nodes, own = list(ast.walk(ast.parse(source))), own_names(source) | OTHERS
+    for x in (node for node in nodes if isinstance(node, ast.Attribute)):
         text = ast.unparse(x)
-        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in own | OTHERS):
+        known = own | OURS if text.startswith("self.") else own
+        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in known):
             yield text
     for node in nodes:
         if isinstance(node, ast.Import):
