@@ -75,7 +75,7 @@ def _custom_job(job: Job, record: Submission, args: argparse.Namespace, backend:
         print(f"# {line}", flush=True)
     if args.dry_run:
         return DONE
-    check_resources(job, backend, session.clock)
+    check_resources(job)
     name = submit_job(job, record, lambda *place: session.open(args.backend, *place), session.clock)
     if args.detach:
         print(f"watch it: python -m deploy watch {name}")

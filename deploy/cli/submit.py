@@ -208,9 +208,8 @@ def _ask_for_cost(jobs: Sequence[Job], asked: argparse.Namespace) -> None:
 def _submit(jobs: Sequence[Job], record: Submission, asked: argparse.Namespace, session: Session) -> int:
     """Uploads the packages, then tries the jobs in order, the next if there are no machines for the one before."""
     first = jobs[0]
-    backend = session.open(asked.backend, first.gcp.project, first.gcp.region)
     for job in jobs:
-        check_resources(job, backend, session.clock)
+        check_resources(job)
     packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
     upload_packages(list(packages.values()), first.gcp.bucket)
     for more, job in zip(range(len(jobs) - 1, -1, -1), jobs, strict=True):

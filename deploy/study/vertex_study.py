@@ -153,8 +153,7 @@ class VertexStudy:
 
     def _send(self) -> str:
         clock, gcp = self._session.clock, self._gcp
-        backend = self._open(gcp.project, gcp.region)
-        check_resources(self._trial_job, backend, clock)
+        check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)

@@ -157,7 +157,7 @@ def trainer_package() -> Package:
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder.parent)
             hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
-            if path.is_file() and not hidden and COPIES not in path.parents:
+            if path.is_file() and not hidden and inner.parts[:2] != COPIES.parts[-2:]:
                 files[inner.as_posix()] = path
     return Package(TRAINER, trainer.__version__, files)
 

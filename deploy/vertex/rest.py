@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.tiers.images import tag_name
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
 from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
@@ -61,16 +60,6 @@ class Backend:
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
         self.call("POST", f"{name}:cancel", json={})
-
-    def has_image(self, uri: str) -> bool:
-        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
-        registry = address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
-        try:
-            return not tag_name(uri) or bool(self._call("GET", f"{registry}/v1/{tag_name(uri)}"))
-        except ApiError as error:
-            if error.transient:
-                raise
-            return error.code != 404
 
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
