@@ -1,5 +1,6 @@
 """Prints the tiers, or the table of machines: `python -m deploy machines`."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from deploy.cli.arguments import add_flags, parser
@@ -49,8 +50,7 @@ def _tiers(prices: str) -> Iterator[str]:
     rows = []
     for name in tier_names():
         tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
-        bound = tier.price_lower_bound or spot.price_lower_bound
-        price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred, lower_bound=bound)
+        price = dataclasses.replace(tier.price, list=tier.price_per_hour, spot=spot.price_per_hour)
         rows.append((name, tier.machine, *_prices(price)))
     return _lines([("tier", "machines", "USD/h", "spot USD/h"), *rows])
 

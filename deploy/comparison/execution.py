@@ -103,8 +103,7 @@ def read_tiers(
         raise UserError(f"{twice} is given twice: tiers are named after their files")
     check_tiers(usd_by_tier, list(tiers), "price_per_hour")
     for name, usd in usd_by_tier.items():
-        pools = tuple(dataclasses.replace(pool, price=Price()) for pool in tiers[name].pools)
-        tiers[name] = dataclasses.replace(tiers[name], pools=pools, price_per_hour=usd, price_inferred=False)
+        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
     return list(tiers.values())
 
 

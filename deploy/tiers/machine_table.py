@@ -41,12 +41,15 @@ class Price:
         """Returns USD an hour under a scheduling strategy of Vertex AI."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
-    def plus(self, other: Price, count: int = 1) -> Price:
+    def plus(self, other: Price, count: float = 1) -> Price:
         """Returns the price of this and of `count` others, where both are known."""
         usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}
         sums = {kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()}
         inferred, bound = self.inferred or other.inferred, self.lower_bound or other.lower_bound
         return Price(**sums, inferred=inferred, lower_bound=bound)
+
+
+FREE = Price(0.0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,12 +148,12 @@ class Machines:
         usd = float(disk.get("bootDiskSizeGb", 100)) * self.disk_gib_month[kind] / HOURS_A_MONTH
         return Price(usd, usd, usd)
 
-    def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
+    def price(self, machine_type: str, accelerator: str, count: int) -> Price:
         """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
-        if not machine.attached or accelerator is None or not count:
+        if not machine.attached or not count:
             return machine.price
         return machine.price.plus(self.accelerators[accelerator].price, count)
 
