@@ -8,55 +8,39 @@ import urllib.parse
 from .starter import STORAGE, object_url, request, token
 
 
-class LocalFiles:
-    """Holds a job directory on a disk."""
-
-    every_s = 1.0  # between writes
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        os.makedirs(folder, exist_ok=True)
-
-    def read(self, name: str) -> str:
-        """Returns a file's content, empty if there is none."""
-        try:
-            with open(os.path.join(self._folder, name), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-
-    def write(self, name: str, content: str) -> None:
-        """Writes a file whole. Raises OSError if that fails."""
-        partial = os.path.join(self._folder, f".{name}.part")
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(content)
-        os.replace(partial, os.path.join(self._folder, name))
+def in_bucket(folder: str) -> bool:
+    """Returns whether a job directory is at a gs:// address, which the job's account can read and write."""
+    return folder.startswith("gs://")
 
 
-class BucketFiles:
-    """Holds a job directory at a gs:// address, which the job's account can read and write."""
+def read_file(folder: str, name: str) -> str:
+    """Returns the content of a file, empty if there is none. Raises OSError if it cannot be read."""
+    if in_bucket(folder):
+        return request(object_url(f"{folder}/{name}"), _login(), missing=b"").decode(errors="replace")
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
-    every_s = 30.0
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+def write_file(folder: str, name: str, content: str) -> None:
+    """Replaces a file as a whole. Raises OSError if that fails.
 
-    def read(self, name: str) -> str:
-        """Returns an object's content, empty if there is none. Raises OSError if it cannot be read."""
-        return request(object_url(f"{self._address}/{name}"), _login(), missing=b"").decode(errors="replace")
-
-    def write(self, name: str, content: str) -> None:
-        """Replaces an object: https://cloud.google.com/storage/docs/uploading-objects. Raises OSError."""
-        bucket, _, path = f"{self._address}/{name}".removeprefix("gs://").partition("/")
+    https://cloud.google.com/storage/docs/uploading-objects
+    """
+    if in_bucket(folder):
+        bucket, _, path = f"{folder}/{name}".removeprefix("gs://").partition("/")
         target = urllib.parse.urlencode({"uploadType": "media", "name": path})
         headers = {**_login(), "Content-Type": "application/json"}
         request(f"{STORAGE}/upload/storage/v1/b/{bucket}/o?{target}", headers, content.encode())
+        return
+    os.makedirs(folder, exist_ok=True)
+    partial = os.path.join(folder, f".{name}.part")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(content)
+    os.replace(partial, os.path.join(folder, name))
 
 
 def _login() -> dict[str, str]:
     return {"Authorization": f"Bearer {token()}"}
-
-
-def files_at(place: str) -> LocalFiles | BucketFiles:
-    """Returns the job directory at a path or a gs:// address."""
-    return BucketFiles(place) if place.startswith("gs://") else LocalFiles(place)

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .job_files import BucketFiles, LocalFiles
+from .job_files import in_bucket, read_file, write_file
 from .starter import say
 
 RUN_INFO, STATS, RESULT = "run.json", "stats.jsonl", "result.json"
+EVERY_S = {False: 1.0, True: 30.0}  # between writes, on a disk and in a bucket
 LARGEST = 1e15  # a larger number is left out, as a reader would
 MOST_NAMES = 100  # losses and metrics of one report
 LINES = 5_000  # so many reports have a line each; then lines are a second apart, and twice as far after as many again
@@ -24,14 +25,12 @@ LINES = 5_000  # so many reports have a line each; then lines are a second apart
 class Record:
     """Counts the reports of one start of a script. Its methods may be called by several threads.
 
-    `about`: the content of run.json that is known before the first report. That the files cannot be written is said
-    once, and ends no script.
+    `job_dir`: a path or a gs:// address; `about`: the content of run.json that is known before the first report. That
+    the files cannot be written is said once, and ends no script.
     """
 
-    def __init__(
-        self, files: LocalFiles | BucketFiles, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._files, self._clock, self._lock = files, clock, threading.RLock()
+    def __init__(self, job_dir: str, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._job_dir, self._clock, self._lock = job_dir, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._info = {**about, "data": {"unit": "examples"}, "started": started}
         self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
@@ -46,7 +45,7 @@ class Record:
     def begin(self) -> None:
         """Continues the record of an earlier start that did not end as planned, and writes what is known."""
         try:
-            earlier, stats = _object(self._files.read(RESULT)), self._files.read(STATS)
+            earlier, stats = _object(read_file(self._job_dir, RESULT)), read_file(self._job_dir, STATS)
         except OSError as error:
             self._refuse(error)
             return
@@ -78,7 +77,7 @@ class Record:
         """Writes the files now and then, and as soon as there is a first report."""
         if self._clock() >= self._due or (self.has_numbers and not self._written.get(STATS)):
             self.write()
-            self._due = self._clock() + self._files.every_s
+            self._due = self._clock() + EVERY_S[in_bucket(self._job_dir)]
 
     def write(self, state: str = "running", **more: Any) -> None:
         """Writes the files that have changed; what cannot be written is written by the next call."""
@@ -93,7 +92,7 @@ class Record:
         try:
             for name, content in files.items():
                 if self._written.get(name, "") != content:
-                    self._files.write(name, content)
+                    write_file(self._job_dir, name, content)
                     self._written[name] = content
         except OSError as error:
             self._refuse(error)

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from .idle_gpus import SAVING_S, IdleGpus
-from .job_files import files_at
 from .run_record import Record
 from .script_output import Output
 from .starter import say
@@ -37,7 +36,7 @@ def main() -> int:
     about = {**plan["about"], **_machines(plan["about"]), "versions": {"python": platform.python_version()},
              "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
              }  # fmt: skip
-    record = Record(files_at(plan["job_dir"]), about) if torch["RANK"] == "0" else None
+    record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None
     if record:
         record.begin()
     with tempfile.TemporaryDirectory() as folder:

@@ -5,9 +5,7 @@ cost and credits. It appears hours to two days after the use.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
@@ -16,7 +14,7 @@ from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
 from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import spent, usd_per_hour
-from trainer.base.errors import FAULT, UserError
+from trainer.base.errors import UserError
 
 BIGQUERY_FIX = (
     "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
@@ -30,18 +28,6 @@ FROM `{table}`, UNNEST(labels) AS l
 WHERE l.key = @key AND l.value IN UNNEST(@values) AND usage_start_time >= TIMESTAMP(@since)
 GROUP BY label, currency
 """
-
-
-@contextmanager
-def billing_errors(what: str, fix: str) -> Iterator[None]:
-    """Ends a command on an ApiError: UserError with `fix` if the user can do something, else exit code 1."""
-    try:
-        yield
-    except ApiError as error:
-        if not error.transient:
-            raise UserError(f"{what}: {error}: {error.login if error.code == 401 else fix}") from None
-        print(f"error: {what}: {error}", file=sys.stderr)
-        sys.exit(FAULT)
 
 
 def checked_table(table: str) -> str:

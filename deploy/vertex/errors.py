@@ -30,15 +30,19 @@ class StateUnknownError(ApiError):
 
 
 @contextmanager
-def exit_on_api_error(gcp: GcpConfig) -> Iterator[None]:
-    """Ends a command on an ApiError: UserError if the user can fix it, else exit code 1 or STATE_UNKNOWN."""
+def exit_on_api_error(gcp: GcpConfig | None = None, what: str = "", fix: str = "") -> Iterator[None]:
+    """Ends a command on an ApiError: UserError if the user can fix it, else exit code 1 or STATE_UNKNOWN.
+
+    Of a service that knows no job, `what` names it and `fix` says what the account needs.
+    """
     try:
         yield
     except StateUnknownError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(STATE_UNKNOWN)
     except ApiError as error:
-        line = describe_error(error, gcp)
+        advice = error.login if error.code == 401 else fix
+        line = describe_error(error, gcp) if gcp else f"{what}: {error}" + f": {advice}" * (not error.transient)
         if not error.transient:
             raise UserError(line) from None
         print(f"error: {line}", file=sys.stderr)
