@@ -12,7 +12,7 @@ from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.cli.arguments import read_prices
+from deploy.client.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.forms import to_terminal
 from deploy.report.plots import draw, name_points, pareto_front
