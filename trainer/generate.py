@@ -1,16 +1,14 @@
-"""Generates images from a saved generator: `python -m trainer.generate MODEL --count=64 --seed=1 --out=grid.png`.
+"""Generates images from the generator of a run: `python -m trainer.generate RUN --count=64 --seed=1 --out=grid.png`.
 
 From a conditional one those of the classes in `--label`, one a row; in each column the noise is the same.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.run_files.initial import fetch_model
+from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.flags import VERBOSE, Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import quiet_start, run_command
@@ -24,36 +22,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _generate(arguments: Sequence[str] | None) -> int:
-    options = _parse(arguments)
+    options = _parser().parse_args(arguments)
     set_verbose(options.verbose)
     out = local_path(options.out, "out")
     if out.suffix != ".png":
         raise UserError(f"out={out}: the output is a PNG: use a name that ends in .png")
     make_writable(out.parent, "out")  # before the model is loaded
-    model = fetch_model(options.model, "model")
+    folder = model_folder(options.run)
     with quiet_start():
         import tensorflow as tf
 
         from trainer.data import images
-        from trainer.run.saved_generator import in_batches, labels_of, load_generator
+        from trainer.run.served_model import ServedModel
 
     tf.config.experimental.enable_tensor_float_32_execution(False)  # the same images on every device
-    generator = load_generator(model)
-    labels = labels_of(options.label, generator.classes)
+    generator = ServedModel(folder, options.run)
+    if not generator.about.latent_dim:
+        raise UserError(f"{options.run}: its model is no generator, which maps noise to images: use the run of a GAN")
+    labels = labels_of(options.label, generator.about.classes)
     count = options.count or (_IMAGES_OF_A_CLASS if len(labels) > 1 else _IMAGES)
-    kind = generator.latent_dim, generator.dtype
-    inputs: tuple[Any, ...] = (images.noise(options.seed, count, *kind),)
-    if labels:
-        inputs = images.noise_and_labels(options.seed, count, labels, *kind)
-    pictures = in_batches(generator.generate, *inputs)
+    noise, of_rows = images.noise_and_labels(
+        options.seed, count, labels or [0], generator.about.latent_dim, generator.noise_type
+    )
+    pictures = generator.images(noise, of_rows) if labels else generator.images(noise)
     write_whole(out, images.encode_png(images.grid(pictures, count if len(labels) > 1 else 0)))
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
     return DONE
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def labels_of(asked: str, classes: int) -> list[int]:
+    """Returns the classes that --label names, all without it; [] of an unconditional generator.
+
+    Raises UserError if the generator has no such class.
+    """
+    if not classes:
+        if asked:
+            raise UserError(f"label={asked}: this generator takes no labels: drop --label, or train with --conditional")
+        return []
+    if asked in ("", "all"):
+        return [*range(classes)]
+    labels = [label.strip() for label in asked.split(",")]
+    if not all(label.isdecimal() and int(label) < classes for label in labels):
+        raise UserError(
+            f"label={asked}: this generator has {classes} classes: use a number from 0 to {classes - 1}, several with "
+            "commas, or all"
+        )
+    return [*map(int, labels)]
+
+
+def _parser() -> Parser:
     parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("model", help="a .keras or .h5 file, a SavedModel folder, or a job directory; also at gs://")
+    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument(
         "--count", type=whole(1, 100_000),
         help=f"number of images (default: {_IMAGES}); of each class, if there are several ({_IMAGES_OF_A_CLASS})",
@@ -64,7 +83,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=whole(0, 2**31 - 1), default=1, help="fixes the noise (default: 1)")
     parser.add_argument("--out", default="grid.png", help="the PNG to write (default: grid.png)")
     parser.add_boolean("verbose", VERBOSE)
-    return parser.parse_args(arguments)
+    return parser
 
 
 if __name__ == "__main__":

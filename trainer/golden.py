@@ -13,7 +13,7 @@ platform."""
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.base.errors import DONE, UserError
@@ -38,7 +38,7 @@ def _run(words: Sequence[str]) -> int:
         print(__doc__)
         return DONE
     if words[0] not in VERBS:
-        raise UserError(f"{words[0]!r} is no verb of trainer.golden: use {', '.join(list(VERBS)[:-1])}")
+        raise UserError(f"{words[0]!r} is no verb of trainer.golden: use {', '.join([*VERBS][:-1])}")
     return VERBS[words[0]](words[1:])
 
 
@@ -56,33 +56,35 @@ def small_flags(arguments: Sequence[str], command: Command) -> list[str]:
 
 
 def parser_of(verb: str) -> Parser:
-    """Returns the parser of a verb's own flags."""
+    """Returns the parser of a verb's own flags; settings of a run are left to `resolve`."""
+    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb in ("check", "bisect"))
     if verb == "record":
-        parser = Parser(prog="python -m trainer.golden record", add_help=False)
         parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
-        return parser
-    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__)
-    if verb == "check":
+    elif verb == "check":
         parser.add_argument("files", nargs="+", metavar="FILE")
         parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
         parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers with one (default: 1)")
         parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
-    else:
+    elif verb == "bisect":
         parser.add_argument("file", metavar="FILE")
         parser.add_argument("--good", required=True, metavar="COMMIT", help="a commit that has the recorded numbers")
         parser.add_argument("--bad", default="HEAD", metavar="COMMIT", help="one that has not (default: %(default)s)")
+    else:
+        parser.add_argument("--out", required=True)
+        parser.add_argument("--after", type=_counts, required=True)
+        parser.add_argument("--on", type=int, required=True)
+        parser.add_argument("--control", action="store_true")
     return parser
 
 
 def _record(arguments: Sequence[str]) -> int:
     parser = parser_of("record")
     options, settings = parser.parse_known_args(arguments)
-    about = {"prog": parser.prog, "description": __doc__, "parents": [parser]}
-    flags = small_flags(settings, resolve(settings, **about))
+    flags = small_flags(settings, resolve(settings, prog=parser.prog, description=__doc__, parents=[parser]))
     command = resolve(flags)
+    set_verbose(command.verbose)
     if not options.out:
         raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
-    set_verbose(command.verbose)
     refuse_missing_modules(command.config)
     from trainer.proofs.golden_check import record
 
@@ -107,17 +109,12 @@ def _bisect(arguments: Sequence[str]) -> int:
 
 def _measure(arguments: Sequence[str]) -> int:
     """Measures in this process, for trainer.proofs.processes."""
-    parser = Parser(prog="python -m trainer.golden measure", add_help=False)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--after", type=_counts, required=True)
-    parser.add_argument("--control", action="store_true")
-    options, settings = parser.parse_known_args(arguments)
-    replicas = next(word for word in settings if word.startswith("--replicas="))
-    config = resolve([word for word in settings if word != replicas]).config
+    options, settings = parser_of("measure").parse_known_args(arguments)
+    config = resolve(settings).config
     refuse_missing_modules(config)
     with quiet_start():
         from trainer.proofs.golden_run import measure
-    measure(config, options.after, int(replicas.partition("=")[2]), Path(options.out), control=options.control)
+    measure(config, options.after, options.on, Path(options.out), control=options.control)
     return DONE
 
 
@@ -129,9 +126,7 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-VERBS: Mapping[str, Callable[[Sequence[str]], int]] = {
-    "record": _record, "check": _check, "bisect": _bisect, "measure": _measure,
-}  # fmt: skip
+VERBS = {"record": _record, "check": _check, "bisect": _bisect, "measure": _measure}
 
 if __name__ == "__main__":
     sys.exit(main())

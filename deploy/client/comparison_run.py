@@ -17,7 +17,6 @@ from deploy.comparison.execution import (
     ComparisonRequest,
     Runner,
     announce,
-    missing_runs,
     read_tiers,
 )
 from deploy.comparison.execution import (
@@ -31,7 +30,6 @@ from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
-from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.flags import whole
@@ -114,14 +112,14 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
         raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
     asked = command_line("compare", arguments)
-    plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, flags.repeats, asked)
+    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
     out = local_path(flags.out, "out")
-    runner = _runner(specs, flags, overrides, session)
+    runner = _runner(flags, overrides, session)
     with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
         runs = plan.resolve(runner)
     if flags.dry_run:
         announce(plan, runs, out, runner)
-        if not missing_runs(plan, out):
+        if not plan.missing(out):
             say(f"nothing to submit: all runs in {out} are done")
         return flags, Comparison(out, DONE, [], [], [])
     parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
@@ -132,8 +130,8 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
     return flags, read_comparison(out, code)
 
 
-def _runner(tiers: Sequence[Tier], flags: argparse.Namespace, overrides: Program, session: Session) -> Runner:
+def _runner(flags: argparse.Namespace, overrides: Program, session: Session) -> Runner:
     if flags.on == "vertex":
-        return VertexRunner(tiers, flags, read_options(flags, overrides), session)
+        return VertexRunner(flags, read_options(flags, overrides), session)
     refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
-    return LocalRunner(tiers)
+    return LocalRunner()

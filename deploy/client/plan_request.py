@@ -2,16 +2,16 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO, TypedDict
+from typing import TextIO, TypedDict
 
 from deploy.client.arguments import VerbParser, add_flags, parse, parser, read_prices, seconds, usd
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag
 from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import Forecast, forecasts
+from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
 from deploy.planning.kept import plan_of
 from deploy.planning.plan_table import PlanTable, Wish
@@ -62,19 +62,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
-
-    `kept`: what estimate.json says of them.
-    """
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy."""
 
     table: PlanTable
     wish: Wish
-    kept: Mapping[str, Any]
 
     def __str__(self) -> str:
         """Returns the table, and what is to be said about it."""
         table = self.table
-        return "\n".join([table.about, "", table.to_terminal(), "", *self.sentences, "", *table.notes()])
+        return "\n".join([table.about, "", table.to_terminal(), *self.sentences, "", *table.notes()])
 
     @property
     def forecasts(self) -> Sequence[Forecast]:
@@ -95,9 +91,9 @@ class Plan:
         hours = seconds(within) / 3600 if within else float("inf")
         most = float("inf") if budget is None else budget
         for end in ("high", "middle"):
-            for forecast, offer in self.table.offers:  # the cheapest first
+            for told, offer in self.table.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
-                    tier, _, region = forecast.tier.partition("@")
+                    tier, _, region = told.tier.partition("@")
                     return Choice(tier, region, offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences)}")
 
@@ -112,8 +108,8 @@ def plan_flags() -> VerbParser:
     cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
-    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
-                     "forecast.json (default: %(default)s)")  # fmt: skip
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
     cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
                      "files of `prices`")  # fmt: skip
     add_flags(cli, "prices", "price_per_hour")
@@ -147,17 +143,16 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
     assumed: list[str] = []
     if sources:
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
-    by_name = {forecast.tier: forecast for forecast in estimates}
+    by_name = {each.tier: each for each in estimates}
     found: list[Forecast] = []
     for region, file in places:
-        here = [tier for tier in read_tiers(names, file, usd_by_tier) if not region or _has(region, tier)]
-        of_region = forecasts(here, step_plan, config, load_machines(file), by_name, own_image=remembered() is not None)
-        found += [replace(each, tier=f"{each.tier}@{region}") if region else each for each in of_region]
-    tiers = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}
-             for forecast in found}  # fmt: skip
-    kept = {"from": sources, "config": asdict(config), "tiers": tiers, "assumptions": assumed}
+        for tier in read_tiers(names, file, usd_by_tier):
+            if not region or _has(region, tier):
+                known, own_image = by_name.get(tier.name), remembered() is not None
+                told = forecast(tier, step_plan, config, load_machines(file), known, own_image=own_image)
+                found.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
     table = PlanTable(step_plan, found, _about(step_plan, config), assumed)
-    return Plan(table, Wish(asked.within and asked.within / 3600, asked.budget), kept)
+    return Plan(table, Wish(asked.within and asked.within / 3600, asked.budget))
 
 
 def _places(regions: str, prices: str) -> list[tuple[str, str]]:

@@ -146,7 +146,7 @@ class StudyOutcome:
         try:
             pictures = self._draw(out) if self.complete else []
         finally:
-            table = terminal_table(*self.rows(), align=str.ljust)
+            table = terminal_table(*self.rows(), left=len(self.rows()[0]))
             say(table, *verdict, "", *notes, *(["", command] if command else []))
         say("", *map(str, pictures))
 

@@ -67,7 +67,7 @@ def parse_plan(command: Command, session: Session) -> None:
 
 def parse_generate(command: Command, session: Session) -> None:
     """Only parses the flags, because generating needs a trained model."""
-    generate._parse(command.arguments)
+    generate._parser().parse_args(command.arguments)
 
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:

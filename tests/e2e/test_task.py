@@ -149,7 +149,7 @@ def test_generate_makes_a_picture_from_a_job(on_two: Run, tmp_path: Path) -> Non
     missing = run(str(tmp_path / "none"), module="trainer.generate")
     assert missing.returncode == 2
     assert missing.stderr.startswith("error: ")
-    assert "model not found" in missing.stderr
+    assert "there is no serving.json" in missing.stderr
 
 
 @pytest.mark.parametrize("flag", ["--cout=4", "--count=0", "--seed=-1", "--out=grid.jpg"])

@@ -185,18 +185,12 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
     assert (capsys.readouterr().out, Path("runs/plan").exists()) == ("", False)
 
 
-def test_compare_returns_the_table(cloud: Emulator, command: Any, target: list[str], tmp_path: Path) -> None:
+def test_compare_returns_the_table(cloud: Emulator, session: Session, command: Any, target: list[str]) -> None:
     command("l4x1", "l4x2")
-    again = compare("l4x1", "l4x2", settings=TINY, session=vertex_trainer_session(command), **flags_of(target))
+    again = compare("l4x1", "l4x2", settings=TINY, session=session, **flags_of(target))
     assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
     assert again.verdict
     assert len(cloud.jobs) == 2
-
-
-def vertex_trainer_session(command: Any) -> Session:
-    """Returns the session with which `command` runs."""
-    found: Session = next(cell.cell_contents for cell in command.__closure__ if type(cell.cell_contents) is Session)
-    return found
 
 
 def flags_of(words: list[str]) -> dict[str, Any]:

@@ -14,22 +14,10 @@ TIMES_CONTROL = 3.0
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 
 
-@dataclass(frozen=True)
-class Band:
-    """Holds the largest relative differences that a precision may have from float64."""
-
-    loss: float
-    gradient: float
-
-
-# TF32 and float16 round factors to 11 bits, bfloat16 to 8. Each band is more than ten times what recipes gave on a CPU
-# (docs/gpus.md); for TF32, which no CPU has, that of float16 holds.
-BANDS: Mapping[str, Band] = {
-    "tf32": Band(0.03, 0.03),
-    "mixed_float16": Band(0.03, 0.03),
-    "mixed_bfloat16": Band(0.1, 0.1),
-}
-
+# The largest relative difference of losses and of gradients from float64. TF32 and float16 round factors to 11 bits,
+# bfloat16 to 8. Each band is more than ten times what recipes gave on a CPU (docs/gpus.md); for TF32, which no CPU has,
+# that of float16 holds.
+BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 
 # Arrays by group, as moving statistics change by much more than what an optimizer trains, and would hide it.
 Weights = Mapping[str, Sequence[npt.NDArray[np.float64]]]
@@ -59,14 +47,16 @@ class Difference:
     @property
     def problem(self) -> str:
         """Returns what is too far from the other; "" if nothing is."""
-        measured = (("weights", self.weights, self.most_weights), ("losses", self.loss, self.most_loss),
-                    ("gradients", self.gradient, self.most_gradient))  # fmt: skip
-        wrong = [
+        measured = {
+            "weights": (self.weights, self.most_weights),
+            "losses": (self.loss, self.most_loss),
+            "gradients": (self.gradient, self.most_gradient),
+        }
+        return ", ".join(
             f"{name} differ by {value:.1e}, more than {most:.1e}"
-            for name, value, most in measured
+            for name, (value, most) in measured.items()
             if most is not None and not value <= most  # NaN is too far
-        ]
-        return ", ".join(wrong)
+        )
 
 
 def difference(variant: Trained, reference: Trained) -> Difference:
@@ -102,9 +92,9 @@ def float32_difference(variant: Trained, base: Trained, control: Difference) -> 
     )
 
 
-def banded_difference(variant: Trained, reference: Trained, band: Band) -> Difference:
+def banded_difference(variant: Trained, reference: Trained, band: float) -> Difference:
     """Returns the difference of a variant with shorter factors from float64, in its band."""
-    return replace(difference(variant, reference), most_loss=band.loss, most_gradient=band.gradient)
+    return replace(difference(variant, reference), most_loss=band, most_gradient=band)
 
 
 def _norm(weights: Sequence[npt.NDArray[np.float64]], others: Sequence[npt.NDArray[np.float64]]) -> float:

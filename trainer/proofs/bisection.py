@@ -24,23 +24,22 @@ def bisect(file: Path, good: str, bad: str) -> int:
     if _git("status", "--porcelain", "--untracked-files=no"):
         raise UserError("the working tree has changes, which git bisect would overwrite: commit or stash them")
     with TemporaryDirectory(prefix="trainer-bisect-") as folder:
-        golden = Path(folder) / file.name  # other commits have other golden files
-        copyfile(file, golden)
+        golden = copyfile(file, Path(folder) / file.name)  # other commits have other golden files
         _git("bisect", "start", bad, good)
         try:
-            told = _git("bisect", "run", sys.executable, "-c", _SCRIPT, str(golden))
+            lines = _git("bisect", "run", sys.executable, "-c", _SCRIPT, str(golden)).splitlines()
         finally:
             _git("bisect", "reset")
-    first = next((line for line in told.splitlines() if line.endswith("is the first bad commit")), "")
+    first = next((line.split()[0] for line in lines if line.endswith("is the first bad commit")), "")
     if not first:
-        raise UserError(f"git bisect found no commit: {told.splitlines()[-1] if told else 'it printed nothing'}")
-    log.info(f"{file.stem}   {_git('log', '-1', '--format=%h %s', first.split()[0])}: is the first with other numbers")
+        raise UserError(f"git bisect found no commit: {lines[-1] if lines else 'it printed nothing'}")
+    log.info(f"{file.stem}   {_git('log', '-1', '--format=%h %s', first)}: is the first with other numbers")
     return DONE
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"git {words[0]} {words[1] if len(words) > 1 else ''}: {lines[-1] if lines else 'it failed'}")
-    return done.stdout.strip()
+    process = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        raise UserError(f"git {' '.join(words[:2])}: {lines[-1] if lines else 'it failed'}")
+    return process.stdout.strip()

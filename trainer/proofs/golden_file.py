@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def recorded_steps(last: int) -> list[int]:
 
 @dataclass
 class Golden:
-    """Holds a golden file. `digests`: of all bits after each step, by the instruction set of the processor."""
+    """Holds a golden file; the keys of `moments`, `control` and each of `digests` are the steps."""
 
     flags: Sequence[str]  # of the run, as `trainer.task` takes them
     settings: Mapping[str, Any]
@@ -29,41 +29,38 @@ class Golden:
     names: Sequence[str]  # of the variables in order: weights, then optimizers' slots and averages
     sizes: Sequence[int]
     learning_rate: float
-    moments: Mapping[str, Any]
+    moments: Mapping[str, Any]  # as of `trainer.proofs.sketches.moment`
     control: Mapping[str, Any]  # how far other orders of the rows are from it
     data: Mapping[str, Any]
     sources: Mapping[str, str]
     packages: Mapping[str, str]
-    digests: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    digests: dict[str, Mapping[str, str]]  # of all bits, by the instruction set of the processor
 
 
 def read_golden(path: Path) -> Golden:
     """Reads a golden file. Raises UserError if it is missing, damaged or of another version."""
     content, problem = read_json(path)
-    again = "record it again (python -m trainer.golden record …)"
-    if problem:
-        raise UserError(f"{problem}: {again}")
-    if content.pop("format", None) != GOLDEN_FORMAT:
-        raise UserError(f"{path} is no golden file of this version: {again}")
+    if not problem and content.pop("format", None) != GOLDEN_FORMAT:
+        problem = f"{path} is no golden file of this version"
     try:
-        golden = Golden(**content)
-        whole = all({"losses", "digest", "projections"} <= golden.moments[str(step)].keys() for step in golden.steps)
-        whole = whole and all({"tensors", "losses"} <= golden.control[str(step)].keys() for step in golden.steps)
+        if not problem:
+            golden = Golden(**content)
+            steps = [str(step) for step in golden.steps]
+            whole = all({"losses", "digest", "projections"} <= golden.moments[step].keys() for step in steps)
+            if steps and whole and all({"tensors", "losses"} <= golden.control[step].keys() for step in steps):
+                return golden
+            problem = f"{path} is damaged (a step lacks numbers)"
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({error!r}): {again}") from None
-    if not whole or not golden.steps:
-        raise UserError(f"{path} is damaged (a step lacks numbers): {again}")
-    return golden
+        problem = f"{path} is damaged ({error!r})"
+    raise UserError(f"{problem}: record it again (python -m trainer.golden record …)")
 
 
 def write_golden(path: Path, golden: Golden) -> None:
     """Writes a golden file whole, a line for each step and each part, so that a difference of two files reads well."""
     lines = []
     for name, value in {"format": GOLDEN_FORMAT, **asdict(golden)}.items():
-        if isinstance(value, dict) and name in ("moments", "control", "settings", "sources"):
-            parts = [f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in value.items()]
-            lines.append(f" {json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n }" if parts else f' "{name}": {{}}')
-        else:
-            lines.append(f" {json.dumps(name)}: {json.dumps(finite(value))}")
+        parts = value if value and name in ("moments", "control", "settings", "sources") else {}
+        inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in parts.items())
+        lines.append(f' "{name}": ' + (f"{{\n{inner}\n }}" if inner else json.dumps(finite(value))))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")

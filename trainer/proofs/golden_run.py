@@ -17,7 +17,6 @@ from trainer.proofs.reordering import reordered
 from trainer.proofs.sketches import losses_apart, moment
 from trainer.run.build import TrainingSetup, build_setup
 from trainer.training.state import snapshot, variables_of
-from trainer.training.steps import StepRunner
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
@@ -26,16 +25,16 @@ State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables 
 def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path, *, control: bool) -> None:
     """Writes to `out` what the run has after each of `steps`, and what it was made of; of several workers the chief.
 
-    control: also how far the same steps with other orders of the rows are from it, which takes one replica.
+    control: also how far the same steps with other orders of the rows are from it.
     """
     config = dataclasses.replace(config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false")
     cluster = read_cluster()
     setup = build_setup(config, make_replicas(config, cluster))
-    states = dict(zip(steps, _states(setup, steps), strict=True))
+    states = list(_states(setup, steps))
     content: dict[str, Any] = {
-        "names": [getattr(each, "path", each.name) for each in variables_of(setup.model).values()],
-        "sizes": [int(values.size) for values in states[steps[-1]][0].values()],
-        "moments": {str(step): moment(*state).as_json() for step, state in states.items()},
+        "names": [getattr(variable, "path", variable.name) for variable in variables_of(setup.model).values()],
+        "sizes": [int(values.size) for values in states[-1][0].values()],
+        "moments": {str(step): moment(*state) for step, state in zip(steps, states, strict=True)},
         "learning_rate": config.learning_rate,
         "data": setup.content,
         "sources": user_sources(config),
@@ -43,38 +42,32 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         "instructions": instruction_set(),
     }
     if control:
-        orders = [dict(zip(steps, _states(build_setup(config, make_replicas(config)), steps, order), strict=True))
-                  for order in _ORDERS]  # fmt: skip
-        content["control"] = {
-            str(step): _largest([_apart(states[step], order[step]) for order in orders]) for step in steps
-        }
+        orders = [_states(build_setup(config, make_replicas(config)), steps, order) for order in _ORDERS]
+        apart = [[_apart(*pair) for pair in zip(states, others, strict=True)] for others in orders]
+        content["control"] = {str(step): _largest(at) for step, *at in zip(steps, *apart, strict=True)}
     if cluster.is_chief:
         write_json(out, content)
 
 
 def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
     """Yields the state after each of `steps`, in which the rows are in the order of this seed, if one is given."""
-    runner: StepRunner
     runner, rows = (setup.step_runner(), setup.rows_from(0)) if order is None else reordered(setup, order)
-    variables, at = variables_of(setup.model), 0
+    variables, done = variables_of(setup.model), 0
     with setup.dataset.reading():
         for step in steps:
-            logs = runner(rows, at, step - at)
-            at = step
+            logs = runner(rows, done, step - done)
+            done = step
             yield snapshot(variables), logs.means()
 
 
-def _apart(state: State, other: State) -> dict[str, Any]:
+def _apart(state: State, other: State) -> tuple[list[float], float]:
     """Returns the L2 norm of the difference of each variable, and the largest relative difference of a loss."""
-    norms = [
-        float(np.linalg.norm(np.asarray(a, np.float64).ravel() - np.asarray(b, np.float64).ravel()))
-        for a, b in zip(state[0].values(), other[0].values(), strict=True)
-    ]
-    return {"tensors": norms, "losses": losses_apart(state[1], other[1])}
+    pairs = zip(state[0].values(), other[0].values(), strict=True)
+    norms = [float(np.linalg.norm(np.subtract(a, b, dtype=np.float64).ravel())) for a, b in pairs]
+    return norms, losses_apart(state[1], other[1])
 
 
-def _largest(controls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _largest(controls: Sequence[tuple[list[float], float]]) -> dict[str, Any]:
     """Returns the largest of several controls, tensor by tensor, to two digits."""
-    norms = np.max([control["tensors"] for control in controls], axis=0)
-    losses = max(control["losses"] for control in controls)
-    return {"tensors": [float(f"{norm:.1e}") for norm in norms], "losses": float(f"{losses:.1e}")}
+    norms, losses = zip(*controls, strict=True)
+    return {"tensors": [float(f"{norm:.1e}") for norm in np.max(norms, axis=0)], "losses": float(f"{max(losses):.1e}")}

@@ -18,15 +18,7 @@ from trainer.cluster.strategy import Replicas, local_devices
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
 from trainer.invariance.step import NotCompilable
-from trainer.proofs.bands import (
-    BANDS,
-    Difference,
-    Trained,
-    banded_difference,
-    difference,
-    float32_difference,
-    largest,
-)
+from trainer.proofs.bands import BANDS, Difference, Trained, banded_difference, difference, float32_difference, largest
 from trainer.proofs.check_table import table
 from trainer.proofs.rates import AllReduce, all_reduces, copies, empty_step
 from trainer.proofs.variants import Speed, Trials, Variant, replicas_on
@@ -95,10 +87,8 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
     for line in table(check):
         log.info(line)
     where = write(check.content())
-    for problem in [
-        *(f"{row.name} on {row.devices}: {row.problem}" for row in check.rows if row.problem),
-        *check.problems,
-    ]:
+    of_rows = [f"{row.name} on {row.devices}: {row.problem}" for row in check.rows if row.problem]
+    for problem in [*of_rows, *check.problems]:
         log.error("%s", problem)
     if check.agrees:
         log.info(f"all agree; the numbers are in {where}")
@@ -162,8 +152,7 @@ def _checked(config: TrainConfig, dataset: Dataset, devices: tuple[str, ...], se
 
 def _judge(row: Row, variant: Variant, trained: Trained, alone: Trained, reference: Trained, check: GpuCheck) -> None:
     """Writes into the row how far the variant is from what it has to agree with."""
-    band = BANDS.get("tf32" if variant.tf32 else variant.precision)
-    if band:
+    if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
         row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
     else:
         # XLA's kernels round otherwise, as those of another processor do.
@@ -179,9 +168,8 @@ def _measure_rates(check: GpuCheck, replicas: Replicas, seconds: float) -> None:
     if replicas.count > 1:
         check.all_reduces, check.collective = all_reduces(replicas, spend)
         if replicas.devices[0].startswith("GPU") and "nccl" not in check.collective.lower():
-            check.problems.append(
-                f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host"
-            )
+            wrong = f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host"
+            check.problems.append(wrong)
 
 
 def _devices(config: TrainConfig) -> tuple[str, ...]:

@@ -1,13 +1,15 @@
 """Measures what the devices exchange: all-reduces by size, copies from and to the host, and a step without work."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+import timeit
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
+from trainer.training.steps import nodes_of
 
 SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 64 * 2**20)  # bytes of an all-reduce: a batch norm to a large model
 _COPIED = 64 * 2**20  # bytes
@@ -60,19 +62,11 @@ def copies(device: str) -> tuple[float, float]:
 
 
 def collective(loop: Any) -> str:
-    """Returns the operation that sums over devices in a traced loop, with its implementation, as `CollectiveReduceV2
-    (nccl)`.
-    """
-    graph = loop.get_concrete_function(tf.constant(1)).graph.as_graph_def()
-    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
-    return ", ".join(sorted(set(_sums(nodes)))) or "none"
-
-
-def _sums(nodes: Sequence[Any]) -> Iterator[str]:
-    for node in nodes:
-        if node.op.startswith(("CollectiveReduce", "CollectiveAllReduce", "NcclAllReduce")):
-            hint = node.attr["communication_hint"].s.decode()
-            yield f"{node.op} ({hint})" if hint else node.op
+    """Returns what sums over devices in a traced loop, with its implementation, as `CollectiveReduceV2 (nccl)`."""
+    nodes = nodes_of(loop.get_concrete_function(tf.constant(1)).graph)
+    sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "CollectiveAllReduce", "NcclAllReduce"))]
+    hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
+    return ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints)) or "none"
 
 
 def _loop(replicas: Replicas, step: Callable[[Any], Any]) -> Any:
@@ -102,9 +96,4 @@ def _seconds_of(loop: Any, seconds: float) -> float:
 
 
 def _fastest(copy: Callable[[], Any]) -> float:
-    spent = []
-    for _ in range(_REPEATS):
-        began = time.monotonic()
-        copy()
-        spent.append(time.monotonic() - began)
-    return min(spent)
+    return min(timeit.repeat(copy, number=1, repeat=_REPEATS))

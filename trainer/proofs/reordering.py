@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.invariance.step import StepContext
@@ -11,22 +10,25 @@ from trainer.run.build import TrainingSetup
 from trainer.training.steps import StepRunner
 
 
-def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
-    """Returns a runner and its rows, each global batch and all of its draws in another order.
+def reordered(setup: TrainingSetup, seed: int, first_step: int = 0) -> tuple[StepRunner, Any]:
+    """Returns a runner and its rows from `first_step` on, in which the rows of each pass, and all draws, are permuted.
 
-    On one replica alone: the order spans the global batch.
+    On one replica without micro-batches, a pass is the whole global batch.
     """
-    order = np.random.default_rng(seed).permutation(setup.replicas.global_batch_size)
+    rows = setup.replicas.rows // setup.replicas.micro_batches
+    order = np.random.default_rng(seed).permutation(rows)
+
+    def in_order(values: Any, axis: int = 0) -> Any:
+        firsts = np.arange(0, values.shape[axis], rows)
+        return tf.gather(values, (firsts[:, None] + order).ravel(), axis=axis)
 
     class Reordered(StepContext):
         def draw(self, *arguments: Any, **named: Any) -> Any:
-            return tf.gather(super().draw(*arguments, **named), order)
+            return in_order(super().draw(*arguments, **named))
+
+    def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
+        return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
 
     runner = setup.step_runner()
     runner.context = Reordered
-    return runner, iter(setup.batches_from(0).map(lambda *parts: _in_order(parts, order)))
-
-
-def _in_order(parts: Any, order: npt.NDArray[Any]) -> Any:
-    """Returns (replicas, batches, rows, …) with other rows; a nest of parts keeps its structure."""
-    return tf.nest.map_structure(lambda part: tf.gather(part, order, axis=2), parts)
+    return runner, iter(setup.batches_from(first_step).map(permuted))

@@ -7,7 +7,6 @@ the tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Imports no Ten
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,47 +15,30 @@ import numpy.typing as npt
 PROJECTIONS = 2
 
 
-@dataclass(frozen=True)
-class Moment:
-    """Holds what a run had after a step: losses, a digest of all bits, and each tensor's projections in order."""
+def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what is kept of a step as JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
 
-    losses: Mapping[str, float]
-    digest: str  # SHA-256 of the bytes of all tensors
-    projections: Sequence[Sequence[float]]  # (tensors, PROJECTIONS)
-
-    @classmethod
-    def of_json(cls, content: Mapping[str, Any]) -> "Moment":
-        """Restores what `as_json` returned. Raises KeyError or TypeError for anything else."""
-        return cls(content["losses"], content["digest"], content["projections"])
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the moment for a file, its numbers to 12 digits."""
-        numbers = [[float(f"{value:.12g}") for value in values] for values in self.projections]
-        return {"losses": dict(self.losses), "digest": self.digest, "projections": numbers}
-
-
-def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> Moment:
-    """Returns what is kept of tensors. Their order counts, their names do not."""
+    The order of the tensors counts, their names do not.
+    """
     digest = hashlib.sha256()
     for tensor in tensors.values():
         digest.update(np.ascontiguousarray(tensor).tobytes())
-    return Moment(losses, digest.hexdigest(), [projected(tensor, at) for at, tensor in enumerate(tensors.values())])
+    projections = [_projections(tensor, place) for place, tensor in enumerate(tensors.values())]
+    return {"losses": dict(losses), "digest": digest.hexdigest(), "projections": projections}
 
 
-def projected(tensor: npt.NDArray[Any], place: int) -> list[float]:
+def _projections(tensor: npt.NDArray[Any], place: int) -> list[float]:
     """Returns the projections of a tensor; the signs depend on its place among all tensors alone."""
     values = np.asarray(tensor, np.float64).ravel()
     draw = np.random.Generator(np.random.Philox(key=place))
     signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
-    return [float(projection) for projection in signs.astype(np.float64) @ values]
+    return [float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values]
 
 
-def distances(measured: Moment, golden: Moment) -> list[float]:
-    """Returns the estimated L2 norm of the difference of each tensor; infinite where a number is not finite."""
-    return [
-        root_mean_square([a - b for a, b in zip(projections, others, strict=True)])
-        for projections, others in zip(measured.projections, golden.projections, strict=True)
-    ]
+def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[float]:
+    """Returns the estimated L2 norm of the difference of each tensor of two moments; infinite for NaN and null."""
+    pairs = zip(measured["projections"], recorded["projections"], strict=True)
+    return [root_mean_square([_number(a) - _number(b) for a, b in zip(*pair, strict=True)]) for pair in pairs]
 
 
 def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> float:
@@ -66,19 +48,20 @@ def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> fl
     """
     if losses.keys() != others.keys():
         return math.inf
-    pairs = [(losses[name], value) for name, value in others.items() if not (_lost(value) and _lost(losses[name]))]
-    if any(_lost(value) for pair in pairs for value in pair):
+    pairs = [(_number(losses[name]), _number(value)) for name, value in others.items()]
+    pairs = [pair for pair in pairs if any(map(math.isfinite, pair))]
+    if not all(math.isfinite(value) for pair in pairs for value in pair):
         return math.inf
     scale = max((abs(value) for _, value in pairs), default=0.0)
     return max((abs(a - b) for a, b in pairs), default=0.0) / max(scale, 1e-300)
-
-
-def _lost(value: float | None) -> bool:
-    """Returns whether a number is not finite; JSON has null for it."""
-    return value is None or not math.isfinite(value)
 
 
 def root_mean_square(values: Sequence[float]) -> float:
     """Returns the root of the mean of squares, infinite if a value is not finite."""
     mean = sum(value * value for value in values) / len(values)
     return math.sqrt(mean) if math.isfinite(mean) else math.inf
+
+
+def _number(value: float | None) -> float:
+    """Returns a number of JSON, which has null for what is not finite."""
+    return math.nan if value is None else value

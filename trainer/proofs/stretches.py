@@ -1,22 +1,16 @@
-"""Lists the stretches of a run between kept checkpoints, and says how surely some of them find a forged one.
+"""Lists the stretches of a run between kept checkpoints. Imports no TensorFlow."""
 
-Imports no TensorFlow.
-"""
-
-import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json
 from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Describes the steps between two kept checkpoints; `first` is 0 where the run begins."""
 
     first: int
@@ -28,15 +22,13 @@ class Stretch:
 
 def manifests(job_dir: Path) -> dict[int, Mapping[str, Any]]:
     """Returns the manifests of the kept checkpoints by step. Raises UserError for one that cannot be read."""
-    result = {}
-    for folder in (job_dir / CHECKPOINTS).glob(f"{STEP_PREFIX}*"):
-        step = step_of(folder.name)
-        content, problem = read_json(folder / MANIFEST)
-        if step >= 0 and problem:
+    folders = {step_of(folder.name): folder for folder in (job_dir / CHECKPOINTS).glob(f"{STEP_PREFIX}*")}
+    result: dict[int, Mapping[str, Any]] = {}
+    for step in sorted(step for step in folders if step >= 0):
+        result[step], problem = read_json(folders[step] / MANIFEST)
+        if problem:
             raise UserError(f"{problem}: a run with damaged checkpoints cannot be audited")
-        if step >= 0:
-            result[step] = content
-    return dict(sorted(result.items()))
+    return result
 
 
 def stretches(kept: Mapping[int, Mapping[str, Any]]) -> list[Stretch]:
@@ -45,14 +37,9 @@ def stretches(kept: Mapping[int, Mapping[str, Any]]) -> list[Stretch]:
     The first one of a run follows None. One without the name is of an older version.
     """
     by_digest = {manifest.get("sha256"): step for step, manifest in kept.items()}
-    result = []
-    for step, manifest in kept.items():
-        before = manifest.get("previous", {})
-        if before is None:
-            result.append(Stretch(0, step))
-        elif before.get("sha256") in by_digest:
-            result.append(Stretch(by_digest[before["sha256"]], step))
-    return result
+    links = ((step, manifest.get("previous", {})) for step, manifest in kept.items())
+    firsts = ((0 if link is None else by_digest.get(link.get("sha256"), -1), step) for step, link in links)
+    return [Stretch(first, last) for first, last in firsts if first >= 0]
 
 
 def broken_links(kept: Mapping[int, Mapping[str, Any]]) -> list[str]:
@@ -69,10 +56,3 @@ def chosen(every: Sequence[Stretch], count: int, seed: int) -> list[Stretch]:
     """Returns `count` of the stretches, or all if there are fewer, by the auditor's seed."""
     picked = random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 - the auditor names the seed
     return sorted(picked, key=lambda stretch: stretch.last)
-
-
-def probability(stretch_count: int, checked: int, forged: int = 1) -> float:
-    """Returns the probability that checking so many of all stretches meets at least one of the forged ones."""
-    if checked >= stretch_count:
-        return 1.0
-    return 1.0 - math.comb(stretch_count - forged, checked) / math.comb(stretch_count, checked)

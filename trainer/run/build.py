@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.base.log import log
+from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.augment import augmentation
@@ -17,7 +19,10 @@ from trainer.data.fingerprint import content_of
 from trainer.data.soft_labels import softening
 from trainer.data.sources import is_named, load_dataset
 from trainer.invariance.compat import reset_layer_names, seed_initializers
+from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
+from trainer.run.export import load_template_weights
+from trainer.training.checkpoint import load_weights
 from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 
@@ -80,6 +85,24 @@ def set_precision_and_seed(config: TrainConfig) -> None:
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
+    # Grappler would add gradients of several passes in an order of its own.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not config.virtual_replicas})
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()
+
+
+def starting_weights(config: TrainConfig, setup: TrainingSetup) -> None:
+    """Loads the weights of another run's checkpoint, or of a template, if the settings name one."""
+    if config.initial_checkpoint:
+        folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
+        load_weights(setup.model, folder, setup.replicas)
+        log.info(f"starts from the weights in {config.initial_checkpoint}")
+    elif config.initial_model:
+        file = fetch_model(config.initial_model, "initial_model", config.cache_dir)
+        with setup.replicas.strategy.scope():
+            load_template_weights(setup.model, file)
+        log.info(f"starts from the weights of {config.initial_model}")
+    else:
+        log.info("starts from scratch")
+    refresh_normalization(setup.model)

@@ -12,7 +12,6 @@ from typing import Any
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
 from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
-from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.limits import read_limits
 from trainer.base.run_files.records import RunInfo, mapping, read_run_info
@@ -28,14 +27,14 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
-from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed
-from trainer.run.export import export, load_template_weights
+from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
+from trainer.run.export import export
 from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
 from trainer.run.run_state import Best, RunState
 from trainer.run.start import Job
 from trainer.run.training_run import TrainingRun
 from trainer.training.callbacks import load_callbacks
-from trainer.training.checkpoint import Checkpoints, load_weights
+from trainer.training.checkpoint import Checkpoints
 from trainer.training.compilation import Choice
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
 from trainer.training.guard import Guard, guarding
@@ -93,7 +92,7 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     if proof and not run.state.restored:
         verdict = proof.verdict()
         judge(verdict, allowed=run.job.config.allow_replica_dependence)
-        run.job.job_dir.add_to_run_info(replica_check=verdict.as_json())
+        run.job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
         run.job.result.depends_on_replicas = verdict.problems
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
@@ -111,7 +110,7 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
     rates = {name: getattr(config, name) * scale for name in names}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
-    for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
+    for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
@@ -135,22 +134,21 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     return TrainingRun(job, setup, checkpoints, state, _earlier_choice(config, job_dir, resumed=bool(restored)))
 
 
+def _dependences(setup: TrainingSetup) -> list[str]:
+    """Returns why, as far as its layers show, the result depends on the number of replicas."""
+    config = setup.config
+    if config.virtual_replicas:
+        return []  # what depends on it was refused when the model was built
+    return depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
+
+
 def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
-    """Loads this job's checkpoint, else weights of another run's, else of a template; returns the restored state."""
+    """Loads this job's checkpoint, else the weights that the settings name; returns the restored state."""
     if restored := checkpoints.restore():
         log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
-    elif config.initial_checkpoint:
-        folder = fetch_checkpoint(config.initial_checkpoint, "initial_checkpoint", config.cache_dir)
-        load_weights(setup.model, folder, setup.replicas)
-        log.info(f"starts from the weights in {config.initial_checkpoint}")
-    elif config.initial_model:
-        file = fetch_model(config.initial_model, "initial_model", config.cache_dir)
-        with setup.replicas.strategy.scope():
-            load_template_weights(setup.model, file)
-        log.info(f"starts from the weights of {config.initial_model}")
+        refresh_normalization(setup.model)
     else:
-        log.info("starts from scratch")
-    refresh_normalization(setup.model)
+        starting_weights(config, setup)
     return restored
 
 
@@ -201,7 +199,9 @@ def _describe(run: TrainingRun) -> None:
     about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
     about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
     about["data"] |= {"files": dict(run.job.files), "content": setup.content}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
+    about["depends_on_replicas"] = _dependences(setup)
+    if config.virtual_replicas:
+        about["equal_bits"] = config.virtual_replicas
     if checked := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = checked
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen

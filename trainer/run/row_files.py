@@ -5,7 +5,7 @@ A part appears whole, its errors before its answers, so the same command again g
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +26,35 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     target = output_address(out, "out") or Path(out)
     if isinstance(target, Path):
         make_writable(target, "out")
-    done = _names(target)
-    answered = failed = 0
+    earlier, answered, failed, part = _names(target), 0, 0, -1
     with rows.open("rb") as file:
-        for part in itertools.count():
-            lines = list(itertools.islice(file, PART_ROWS))
-            if not lines:
-                break
-            names = {kind: f"{kind}-{part:05}.jsonl" for kind in ("errors", "predictions")}
-            if names["predictions"] in done:
-                log.info(f"{names['predictions']} is there")
+        while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
+            part += 1
+            name = f"predictions-{part:05}.jsonl"
+            if name in earlier:
+                log.info(f"{name} is there")
                 continue
-            answers, errors = _answered(model, lines, part * PART_ROWS)
+            answers, errors = _answered(model, lines)
             if errors:
-                _write(target, names["errors"], errors)
-            _write(target, names["predictions"], answers)
+                _write(target, f"errors-{part:05}.jsonl", errors)
+            _write(target, name, answers)
             answered, failed = answered + len(answers), failed + len(errors)
-            log.info(f"{part * PART_ROWS + len(lines):,} rows: {answered:,} answered, {failed:,} cannot be read")
+            log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} cannot be read")
     return answered, failed
 
 
-def _answered(model: ServedModel, lines: Iterable[bytes], first: int) -> tuple[list[Any], list[Any]]:
-    """Returns the lines of answers and of errors; `first`: the number of the first row."""
-    rows, errors = [], []
-    for number, line in enumerate(lines, first):
+def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[list[Any], list[Any]]:
+    """Returns the lines of answers and of errors."""
+    rows, answers, errors = [], [], []
+    for number, line in lines:
         try:
             rows.append((number, model.row(json.loads(line))))
         except (BadRow, ValueError, RecursionError) as error:
             errors.append({"row": number, "error": str(error)})
-    answers = []
     for at in range(0, len(rows), model.fixed_batch):
         numbers, batch = zip(*rows[at : at + model.fixed_batch], strict=True)
-        answers += [{"row": number, "prediction": answer}
-                    for number, answer in zip(numbers, model.answers(batch), strict=True)]  # fmt: skip
+        pairs = zip(numbers, model.answers(batch), strict=True)
+        answers += [{"row": number, "prediction": answer} for number, answer in pairs]
     return answers, errors
 
 

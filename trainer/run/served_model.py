@@ -8,6 +8,7 @@ import binascii
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import Servable, read_servable
 from trainer.data.decode import BadImage, decode
-from trainer.data.images import encode_png, noise, to_uint8
+from trainer.data.images import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
 from trainer.run.export import load_template, model_inputs, named_leaves
 from trainer.user_code.interface import symbolic_inputs
 
 Row = tuple[Any, ...]  # an array for each input
 Call = Callable[..., Any]  # maps a tensor of a batch for each input to outputs
+_IMAGES = 256  # of a generator, in one call
 
 
 class BadRow(ValueError):
@@ -37,25 +39,40 @@ class ServedModel:
 
     def __init__(self, folder: Path, name: str, fixed_batch: int = 0) -> None:
         self.about = read_servable(folder, name)
+        self._asked_batch = fixed_batch or self.about.fixed_batch
         network = None
         with suppress(UserError):  # a class may not be here
             network = load_template(folder / "model.keras", name)
         if network is not None and symbolic_inputs(network):
-            call, self._specs = call_of(network, self.about)
+            self._call, self._specs = call_of(network, self.about)
         else:
             log.info(f"{name}: served from saved_model/, as model.keras needs a class that is not here")
-            self._served = network = tf.saved_model.load(str(folder / "saved_model"))  # its weights live as long as it
+            network = tf.saved_model.load(str(folder / "saved_model"))
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
-            call = tf.function(network.serve, autograph=False)
-        self._network, self._call = network, call
-        self.fixed_batch = independent_batch(call, self._specs, self.about, fixed_batch or self.about.fixed_batch)
-        self.cost_of_one = self._seconds(self.fixed_batch) / self._seconds(1)  # a row's time in a filled batch / alone
+            self._call = tf.function(network.serve, autograph=False)
+        self._network = network  # the weights live as long as it
+
+    @cached_property
+    def fixed_batch(self) -> int:
+        """Returns the rows of each call."""
+        return independent_batch(self._call, self._specs, self.about, self._asked_batch)
+
+    @cached_property
+    def cost_of_one(self) -> float:
+        """Returns how many times as long a row takes that fills a batch by itself as it takes alone."""
+
+        def seconds(rows: int) -> float:
+            columns = [tf.constant(column) for column in random_rows(self._specs, self.about, rows)]
+            self._call(*columns)
+            return min(timeit.repeat(lambda: self._call(*columns), number=1, repeat=5))
+
+        return seconds(self.fixed_batch) / seconds(1)
 
     def row(self, instance: Any) -> Row:
         """Returns the arrays of one row. Raises BadRow if the instance does not fit the model.
 
         An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, PNG
-        or JPEG. Of a generator it is {"seed": 7}, with "label" if it has classes.
+        or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
         """
         if self.about.latent_dim:
             return self._noise(instance)
@@ -76,24 +93,19 @@ class ServedModel:
             return next(iter(columns.values()))
         return [{name: values[at] for name, values in columns.items()} for at in range(len(rows))]
 
-    def _seconds(self, rows: int) -> float:
-        """Returns the shortest of some times of a call with so many rows."""
-        columns = [tf.constant(column) for column in blank_rows(self._specs, self.about, rows)]
-        self._call(*columns)
-        return min(timeit.repeat(lambda: self._call(*columns), number=1, repeat=5))
+    def images(self, *inputs: Any) -> UInt8Array:
+        """Returns a generator's images, (count, height, width, channels), of noise (count, latent_dim) and labels."""
+        firsts = range(0, len(inputs[0]), _IMAGES)
+        return np.concatenate([self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts])
 
     def _array(self, name: str, value: Any, spec: Any) -> Any:
-        shape, kind = self.about.image or tuple(spec.shape[1:]), np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        shape, kind = self.about.image or spec.shape[1:], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
         if isinstance(value, Mapping):
             return self._image(name, value)
-        try:
+        array = None
+        with suppress(ValueError, OverflowError):  # rows of several lengths, numbers of any size
             array = np.asarray(value)
-            fits = array.ndim == len(shape) and all(
-                s in (None, size) for s, size in zip(shape, array.shape, strict=True)
-            )
-        except (ValueError, OverflowError):  # rows of several lengths, numbers of any size
-            fits = False
-        if not fits:
+        if array is None or not tf.TensorShape(shape).is_compatible_with(array.shape):
             raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
         if kind.kind == "O":
             if array.dtype.kind != "U":
@@ -124,8 +136,13 @@ class ServedModel:
             raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
         if not 0 <= label < max(classes, 1):
             raise BadRow(f"label={label}: the classes are 0 to {classes - 1}")
-        drawn = noise(seed, 1, self.about.latent_dim, next(iter(self._specs.values())).dtype).numpy()[0]
+        drawn = noise(seed, 1, self.about.latent_dim, self.noise_type).numpy()[0]
         return (drawn, np.int32(label)) if classes else (drawn,)
+
+    @property
+    def noise_type(self) -> Any:
+        """Returns the type of a generator's noise."""
+        return next(iter(self._specs.values())).dtype
 
 
 def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]]:
@@ -134,10 +151,9 @@ def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]
     specs = dict(named_leaves(structure))
 
     def call(*leaves: Any) -> Any:
-        cast = [leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype)
-                for leaf, spec in zip(leaves, specs.values(), strict=True)]  # fmt: skip
-        x = keras.tree.pack_sequence_as(structure, cast)
-        outputs = outputs_of(network, (x,))
+        pairs = zip(leaves, specs.values(), strict=True)
+        cast = [leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs]
+        outputs = outputs_of(network, (keras.tree.pack_sequence_as(structure, cast),))
         return to_uint8(outputs) if about.latent_dim else outputs
 
     return tf.function(call, autograph=False), specs
@@ -153,7 +169,7 @@ def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, row
         moved = [tf.constant(np.roll(array, shift, axis=0)) for array in columns]
         return [np.roll(part.numpy(), -shift, axis=0).tobytes() for part in tf.nest.flatten(call(*moved))]
 
-    columns = blank_rows(specs, about, rows)
+    columns = random_rows(specs, about, rows)
     expected = outputs(0)
     if all(outputs(shift) == expected for shift in range(1, rows)):
         return rows
@@ -161,17 +177,18 @@ def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, row
     return 1
 
 
-def blank_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
+def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
     """Returns random rows, an array for each input; whole numbers are 0."""
     draw = np.random.default_rng(0)
 
     def column(spec: Any) -> Any:
-        shape, kind = [size or 3 for size in spec.shape[1:]], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        shape = (rows, *(about.image or (size or 3 for size in spec.shape[1:])))
+        kind = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
         if about.image:
-            return draw.integers(0, 256, (rows, *about.image), np.uint8)
+            return draw.integers(0, 256, shape, np.uint8)
         if kind.kind == "O":
-            return np.full((rows, *shape), b"a b", object)
-        return draw.normal(size=(rows, *shape)).astype(kind) if kind.kind == "f" else np.zeros((rows, *shape), kind)
+            return np.full(shape, b"a b", object)
+        return draw.normal(size=shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind)
 
     return [column(spec) for spec in specs.values()]
 

@@ -28,9 +28,9 @@ class Batcher:
     """Answers rows in the model's batches: what arrives while a batch is computed makes the next one, so none waits."""
 
     def __init__(self, model: ServedModel) -> None:
-        self._model = model
+        self.model = model
         self._waiting: asyncio.Queue[tuple[Row, asyncio.Future[Any]]] = asyncio.Queue()
-        self._worker = asyncio.create_task(self.answer_batches())
+        self._worker = asyncio.create_task(self._answer_batches())
 
     async def answers(self, rows: list[Row]) -> list[Any]:
         """Returns the answers of the rows of one request, in their order."""
@@ -39,18 +39,15 @@ class Batcher:
             self._waiting.put_nowait(item)
         return await asyncio.gather(*futures)
 
-    async def answer_batches(self) -> None:
+    async def _answer_batches(self) -> None:
         while True:
             items = [await self._waiting.get()]
-            while len(items) < self._model.fixed_batch and not self._waiting.empty():
+            while len(items) < self.model.fixed_batch and not self._waiting.empty():
                 items.append(self._waiting.get_nowait())
-            rows = [row for row, _ in items]
             try:
-                answers = await asyncio.to_thread(self._model.answers, rows)
-            except (
-                Exception
-            ) as error:  # TensorFlow raises many types: the requests of this batch fail, the server lives
-                answers = [error] * len(rows)
+                answers = await asyncio.to_thread(self.model.answers, [row for row, _ in items])
+            except Exception as error:  # the requests of this batch fail, the server lives
+                answers = [error] * len(items)
             for (_, future), answer in zip(items, answers, strict=True):
                 if not future.done():  # its client may have gone
                     future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
@@ -58,76 +55,58 @@ class Batcher:
 
 def application(load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> Starlette:
     """Returns the application: it answers 503 until `load` has returned, and calls `stop` with what that raises."""
-    batcher: list[Batcher] = []
+    batchers: list[Batcher] = []  # one, once the model is loaded
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async def prepare() -> None:
             try:
-                model = await asyncio.to_thread(load)
+                batchers.append(Batcher(await asyncio.to_thread(load)))
             except Exception as error:
                 stop(error)
-                return
-            app.state.model = model
-            batcher.append(Batcher(model))
 
         loading = asyncio.create_task(prepare())
         yield
         loading.cancel()
 
     async def health(request: Request) -> Response:
-        return Response(status_code=200 if batcher else 503)
+        return Response(status_code=200 if batchers else 503)
 
     async def predict(request: Request) -> Response:
-        if not batcher:
+        if not batchers:
             return _refused(503, "the model is being loaded")
         try:
-            content = await _content(request)
-            instances = json.loads(content, parse_constant=_no_constant)["instances"]
-            if not isinstance(instances, list) or not instances:
-                raise BadRow("instances: it must be a list with a row at least")
+            rows = _rows(batchers[0].model, await _content(request))
+            return JSONResponse({"predictions": await batchers[0].answers(rows)})
         except _TooLarge:
             return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            return _refused(400, f'the body must be JSON as {{"instances": […]}}: {reason(error)}')
-        rows = []
-        for at, instance in enumerate(instances):
-            try:
-                rows.append(app.state.model.row(instance))
-            except BadRow as error:
-                return _refused(400, f"instances[{at}]: {error}")
-        try:
-            return JSONResponse({"predictions": await batcher[0].answers(rows)})
+        except BadRow as error:
+            return _refused(400, str(error))
         except Exception as error:
             log.error(f"a request failed: {reason(error)}")
             return _refused(500, "the model failed on these rows: the server's log says why")
 
     health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
-    app = Starlette(
-        routes=[Route(health_route, health), Route(route, predict, methods=["POST"])], lifespan=lifespan
-    )  # fmt: skip
-    return app
+    return Starlette(routes=[Route(health_route, health), Route(route, predict, methods=["POST"])], lifespan=lifespan)
 
 
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C; open requests are answered first. Raises what `load` raises."""
-    failed: list[Exception] = []
+    errors: list[Exception] = []
 
     def stop(error: Exception) -> None:
-        failed.append(error)
+        errors.append(error)
         server.should_exit = True
 
-    config = uvicorn.Config(
-        application(load, stop), host, port, log_level="warning", timeout_graceful_shutdown=_GRACE_S, access_log=False
-    )
-    server = uvicorn.Server(config)
+    settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": _GRACE_S, "access_log": False}
+    server = uvicorn.Server(uvicorn.Config(application(load, stop), host, port, **settings))
     try:
         with suppress(KeyboardInterrupt):
             server.run()
     except SystemExit:
         raise UserError(f"port={port}: it cannot be opened at {host}: use another --port") from None
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
 class _TooLarge(Exception):
@@ -136,13 +115,29 @@ class _TooLarge(Exception):
 
 async def _content(request: Request) -> bytes:
     """Returns the body. Raises _TooLarge before all of it is read."""
-    parts, size = [], 0
+    content = b""
     async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MOST_BYTES:
+        content += part
+        if len(content) > MOST_BYTES:
             raise _TooLarge
-    return b"".join(parts)
+    return content
+
+
+def _rows(model: ServedModel, content: bytes) -> list[Row]:
+    """Returns the rows of a request. Raises BadRow if it is not in order."""
+    try:
+        instances = json.loads(content, parse_constant=_no_constant)["instances"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise BadRow(f'the body must be JSON as {{"instances": […]}}: {reason(error)}') from None
+    if not isinstance(instances, list) or not instances:
+        raise BadRow("instances: it must be a list with a row at least")
+    rows = []
+    for at, instance in enumerate(instances):
+        try:
+            rows.append(model.row(instance))
+        except BadRow as error:
+            raise BadRow(f"instances[{at}]: {error}") from None
+    return rows
 
 
 def _no_constant(name: str) -> None:

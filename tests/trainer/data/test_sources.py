@@ -19,7 +19,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
-from trainer.data.tfrecord import is_held
 
 
 def load(data: Path | str, **settings: Any) -> Dataset:
@@ -307,16 +306,6 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
-
-
-@pytest.mark.parametrize(("name", "held"), [
-    ("val-00.tfrecord", True),
-    ("2024/Val-00.tfrecord", True),
-    ("validation/0.tfrecord", True),
-    ("a/latest.tfrecord", False),
-])  # fmt: skip
-def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
-    assert is_held(name) == held
 
 
 def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:

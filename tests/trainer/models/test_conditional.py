@@ -23,7 +23,7 @@ from trainer.data.images import noise, noise_and_labels
 from trainer.measures import fid
 from trainer.models.conditional import classes_of, labelled, with_class
 from trainer.models.gan import OfGAN, build_generator
-from trainer.run import job, saved_generator
+from trainer.run import job, served_model
 
 CLASSES = 10
 SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2")
@@ -162,7 +162,7 @@ def test_a_process_without_this_package_loads_the_templates(trained: Path) -> No
     with np.load(folder / "read.npz") as read:
         found = {name: read[name] for name in read.files}
     assert found.pop("classes") == CLASSES
-    expected = saved_generator.load_generator(folder / "model.keras").generate(drawn, labels)
+    expected = served_model.ServedModel(folder, "run").images(drawn, labels)
     for name, images in found.items():
         given = images if images.dtype == np.uint8 else np.clip(np.round((images + 1) * 127.5), 0, 255)
         assert np.abs(given.astype(int) - expected).max() <= 1, name
@@ -177,28 +177,22 @@ def test_a_process_without_this_package_loads_the_templates(trained: Path) -> No
 def test_generate_draws_the_classes_asked_for(
     trained: Path, tmp_path: Path, flags: tuple[str, ...], rows: int, columns: int
 ) -> None:
-    pictures = []
-    for name in ("model.keras", "saved_model"):
-        assert generate.main([str(trained / "model" / name), f"--out={tmp_path}/grid.png", *flags]) == 0
-        pictures.append(tf.io.decode_png((tmp_path / "grid.png").read_bytes()).numpy().astype(int))
-    assert pictures[0].shape == (rows * 66 + 2, columns * 66 + 2, 1)
-    assert np.abs(pictures[0] - pictures[1]).max() <= 1
+    assert generate.main([str(trained), f"--out={tmp_path}/grid.png", *flags]) == 0
+    picture = tf.io.decode_png((tmp_path / "grid.png").read_bytes()).numpy().astype(int)
+    assert picture.shape == (rows * 66 + 2, columns * 66 + 2, 1)
     if flags[0:1] == ("--label=7,0",):
-        generator = saved_generator.load_generator(trained / "model" / "model.keras")
-        image = generator.generate(noise(1, 3, 8)[1:2], tf.constant([0]))  # of the second row and column
-        assert np.abs(pictures[0][68:132:4, 68:132:4] - image[0].astype(int)).max() <= 1
+        generator = served_model.ServedModel(trained / "model", "run")
+        image = generator.images(noise(1, 3, 8)[1:2], tf.constant([0]))  # of the second row and column
+        assert np.abs(picture[68:132:4, 68:132:4] - image[0].astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("label", ["10", "-1", "cat", "1,,2"])
 def test_generate_refuses_classes_that_the_model_has_not(trained: Path, label: str, capsys: Capture) -> None:
-    for name in ("model.keras", "saved_model"):
-        assert generate.main([str(trained / "model" / name), f"--label={label}"]) == 2
-        expected = (
-            f"label={label}: this generator has 10 classes: use a number from 0 to 9, several with commas, or all"
-        )
-        assert expected in capsys.readouterr().err
+    assert generate.main([str(trained), f"--label={label}"]) == 2
+    expected = f"label={label}: this generator has 10 classes: use a number from 0 to 9, several with commas, or all"
+    assert expected in capsys.readouterr().err
     with refused("label=7: this generator takes no labels: drop --label, or train with --conditional"):
-        saved_generator.labels_of("7", 0)
+        generate.labels_of("7", 0)
 
 
 def test_fid_of_fewer_images_than_features_is_that_of_the_covariances() -> None:

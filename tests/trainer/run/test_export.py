@@ -16,6 +16,7 @@ from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import fresh_collectives, refused, run_job, run_steps
 from trainer import evaluate, generate
+from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.base.run_files.initial import fetch_model
 from trainer.base.settings.resolution import resolve
@@ -23,7 +24,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.images import noise
-from trainer.run import saved_generator
+from trainer.run import served_model
 from trainer.run.build import build_setup
 from trainer.run.export import export, plain_copy
 from trainer.run.rehearsal import rehearse
@@ -198,13 +199,19 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_job(resolve([*flags, f"--job_dir={folder}"]).config)
 
 
-def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -> None:
+def unknown(path: Path, origin: str) -> keras.Model:
+    raise UserError("a class of it is not here")
+
+
+def test_both_formats_generate_the_same_images(trained: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     """On GPUs too, as nothing is computed in TensorFloat-32."""
     tf.config.experimental.enable_tensor_float_32_execution(True)
     pictures = []
-    for name in ("", "model", "model/model.keras", "model/model.h5", "model/saved_model"):
-        out = tmp_path / "new" / "grid.png"
-        assert generate.main([str(trained / name), "--count=6", "--seed=3", f"--out={out}"]) == 0
+    for name in ("", "model", "saved_model"):
+        if name == "saved_model":
+            monkeypatch.setattr(served_model, "load_template", unknown)
+        out, run = tmp_path / "new" / "grid.png", trained / name.removeprefix("saved_")
+        assert generate.main([str(run), "--count=6", "--seed=3", f"--out={out}"]) == 0
         pictures.append(tf.io.decode_png(out.read_bytes()).numpy())
     assert not tf.config.experimental.tensor_float_32_execution_enabled()
     assert pictures[0].shape == (2 * 66 + 2, 3 * 66 + 2, 1)
@@ -212,15 +219,10 @@ def test_every_format_generates_the_same_images(trained: Path, tmp_path: Path) -
         assert np.abs(picture.astype(int) - pictures[0]).max() <= 1
 
 
-def test_many_images_are_generated_some_at_a_time() -> None:
-    sizes = []
-
-    def double(noise: np.ndarray) -> np.ndarray:
-        sizes.append(len(noise))
-        return 2 * noise
-
-    assert saved_generator.in_batches(double, np.arange(600)).tolist() == list(range(0, 1200, 2))
-    assert sizes == [256, 256, 88]
+def test_many_images_are_generated_some_at_a_time(trained: Path) -> None:
+    generator, drawn = served_model.ServedModel(trained / "model", "run"), noise(3, 300, 8)
+    together, parts = generator.images(drawn), [generator.images(drawn[at : at + 150]) for at in (0, 150)]
+    assert np.abs(together.astype(int) - np.concatenate(parts)).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["", "model", "model/model.keras"])
@@ -240,15 +242,12 @@ def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, caps
     assert f"out={tmp_path / 'notes.txt'}: cannot write there (not a folder)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "line"), [
-    ("nothing", "model not found"),
-    ("model/critic.keras", "a generator must map noise to images"),
-    ("stats.jsonl", "not a generator that can be loaded"),
-    ("samples", "not a generator that can be loaded"),
-])  # fmt: skip
-def test_what_is_no_generator_is_refused(trained: Path, name: str, line: str) -> None:
-    with refused(line):
-        saved_generator.load_generator(trained / name)
+def test_what_is_no_generator_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    assert generate.main([str(tmp_path / "nothing")]) == 2
+    assert "nothing: there is no serving.json: wait until the run is done" in capsys.readouterr().err
+    export(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), tmp_path / "model", None)
+    assert generate.main([str(tmp_path)]) == 2
+    assert "its model is no generator, which maps noise to images" in capsys.readouterr().err
 
 
 def autoencoder(config: TrainConfig, dataset: Dataset) -> keras.Model:

@@ -1,13 +1,11 @@
 """Reads the keyword-only parameters of a function from its source, without importing it.
 
 An import would run the function's package, which may need TensorFlow: too slow at the desk, and too early in a job,
-where nothing may run before the strategy is made. So the syntax tree is read, and compared with the function once that
-is imported (`trainer.user_code.dotted_names`).
+where nothing may run before the strategy is made. So the syntax tree is read.
 """
 
 import ast
 import dataclasses
-import gc
 import importlib.util
 import os
 import pkgutil
@@ -136,7 +134,7 @@ class _Sources:
             raise Unreadable(f"{name} {'is not found here' if spec is None else 'has no source'}")
         file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
         try:
-            tree = _tree(source)
+            tree = ast.parse(source)
         except SyntaxError as error:
             raise self.refused(f"cannot import {name} ({file}:{error.lineno}: {error.msg})") from None
         except (ValueError, MemoryError) as error:
@@ -167,20 +165,6 @@ def _source(spec: ModuleSpec) -> str | None:
     """Returns the source of a module; None if it has none."""
     get = getattr(spec.loader, "get_source", None)
     return get(spec.name) if get else None
-
-
-def _tree(source: str) -> ast.Module:
-    """Parses the source while neither the garbage collector nor, with it, another thread runs.
-
-    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return ast.parse(source)
-    finally:
-        if collects:
-            gc.enable()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,7 +45,7 @@ def test_model_checkpoint_and_events(bucket: Bucket, server: str, tmp_path: Path
     sender = Uploader({root: bucket.address("runs/7")}, "manifest.json")
     for folder in ("model", "checkpoints/step-5"):
         sender.put(root / folder)
-    sender.every(root / "logs", 3600)
+    sender.follow(root / "logs", 3600)
     assert sender.join(20) == []
     assert bucket.content("runs/7/model/model.h5") == (root / "model" / "model.h5").read_bytes()
     with tls_gateway(server, tmp_path) as environment:
