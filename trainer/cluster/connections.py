@@ -33,15 +33,14 @@ class Link:
         threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
-        """Adds what arrives, None for what is no JSON, until the connection ends or a line is too long."""
+        """Adds what arrives, "" for what is no JSON; None once the connection has ended or a line is too long."""
         with suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
                 try:
                     events.put((self, json.loads(line)))
                 except (ValueError, RecursionError):
-                    events.put((self, None))
-        self.close()
+                    events.put((self, ""))
         events.put((self, None))
 
     def send(self, message: Mapping[str, Any]) -> None:

@@ -247,6 +247,8 @@ class Peers:
     def _handle(self, peer: Link, message: Any) -> None:
         """Handles a message; ignores what none of our workers would send."""
         match message:
+            case None:
+                peer.close()
             case {"beat": int(calls)} if calls != peer.calls:
                 peer.calls, peer.in_step = calls, time.monotonic()
             case {"done": True}:
