@@ -6,9 +6,8 @@ rows there some hours to two days after it ran, by its label; one without any is
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parser
-from deploy.vertex.billing import BIGQUERY_FIX, billed_by_job, checked_table
-from deploy.vertex.errors import exit_on_api_error
+from deploy.client.arguments import parser
+from deploy.vertex.billing import BIGQUERY_FIX, billed_by_job, billing_errors, checked_table
 from deploy.vertex.history import Attempt, attempt_label, find_attempt
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
@@ -22,7 +21,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     asked = cli.parse_args(arguments)
     table = checked_table(asked.table)
     jobs = dict(label_and_attempt for run in asked.runs for label_and_attempt in _attempts(run))
-    with exit_on_api_error(None, table, BIGQUERY_FIX):
+    with billing_errors(table, BIGQUERY_FIX):
         found = billed_by_job(table, list(jobs), "2000-01-01T00:00:00Z", session.clock)
     for label, attempt in jobs.items():
         print(f"{attempt.job or label} ({attempt.tier}): {_said(label, attempt, found.get(label))}")

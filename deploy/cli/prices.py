@@ -8,11 +8,11 @@ price, with the names that were found: nothing is guessed.
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import Machines, Price, load_machines
+from deploy.vertex.billing import billing_errors
 from deploy.vertex.catalog import Found, price_of, price_of_gpu, read_skus
-from deploy.vertex.errors import exit_on_api_error
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
     asked = cli.parse_args(arguments)
     region, out = needed_region(asked.region), local_path(asked.out, "out")
-    with exit_on_api_error(None, "the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
+    with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
         skus = read_skus(region, session.clock)
     table = load_machines()
     items = {name: {kind: price_of(machine, table, skus, kind) for kind in KINDS}

@@ -153,7 +153,7 @@ def _distribution(module: str) -> str:
 def trainer_package() -> Package:
     """Returns the trainer's sources: the same of a checkout and of an installed copy."""
     files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
-    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy"):
+    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder.parent)
             hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"

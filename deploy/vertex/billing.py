@@ -6,11 +6,13 @@ cost and credits. It appears hours to two days after the use.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
+from deploy.vertex.errors import VertexFault
 from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import spent, usd_per_hour
@@ -28,6 +30,17 @@ FROM `{table}`, UNNEST(labels) AS l
 WHERE l.key = @key AND l.value IN UNNEST(@values) AND usage_start_time >= TIMESTAMP(@since)
 GROUP BY label, currency
 """
+
+
+@contextmanager
+def billing_errors(what: str, fix: str) -> Iterator[None]:
+    """Raises an ApiError as one line: UserError with `fix` if the user can do something, else VertexFault."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.transient:
+            raise UserError(f"{what}: {error}: {error.login if error.code == 401 else fix}") from None
+        raise VertexFault(f"{what}: {error}") from None
 
 
 def checked_table(table: str) -> str:

@@ -3,11 +3,11 @@
 import argparse
 from collections.abc import Sequence
 
-from deploy.cli.arguments import usd
+from deploy.client.arguments import usd
 from deploy.tiers.job_spec import Job
+from deploy.tiers.output import say
 from deploy.tiers.spec_changes import read_labels
-from deploy.vertex.billing import BIGQUERY_FIX, check_budget, checked_table
-from deploy.vertex.errors import exit_on_api_error
+from deploy.vertex.billing import BIGQUERY_FIX, billing_errors, check_budget, checked_table
 from deploy.vertex.retry import retried
 from deploy.vertex.session import Session
 from trainer.base.errors import UserError
@@ -41,9 +41,9 @@ def hold_to_budget(jobs: Sequence[Job], asked: argparse.Namespace, session: Sess
         return
     limits = [job.tier.most_usd for job in jobs]
     key, _, value = asked.month_label.partition(":")
-    with exit_on_api_error(None, asked.billing_table, BIGQUERY_FIX):
+    with billing_errors(asked.billing_table, BIGQUERY_FIX):
         places = {job.gcp.region: session.open(asked.backend, job.gcp.project, job.gcp.region) for job in jobs}
         known = [status for place in places.values() for status in retried(place.jobs, session.clock)]
         limit = None if None in limits else max(limit or 0.0 for limit in limits)
         line = check_budget(asked.month_budget, (key, value), asked.billing_table, known, limit, session.clock)
-    print(f"# {line}", flush=True)
+    say(f"# {line}")
