@@ -53,7 +53,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
     package_data={
-        "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
+        "trainer": ["py.typed", "commit.txt", "recipes/*.yaml", "data/digits.npz"],
         "deploy": [
             "py.typed",
             "cloudbuild.yaml",

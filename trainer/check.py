@@ -72,7 +72,7 @@ def _check(arguments: Sequence[str] | None) -> int:
     if options.verdict:
         write_json(Path(options.verdict), compare_few_rows(config))
         return DONE
-    problems = compare(config)
+    problems, _ = compare(config)
     if not problems:
         log.info(f"{config.model}: {COMPARED_STEPS} steps on 1 and on 2 replicas give the same weights and losses")
         return DONE

@@ -58,7 +58,7 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path
     run_result.saving_seconds = 0.25
     result = written(run_result, "done")
     assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)
-    run_result.write_failure("after the end", USER_MUST_CHANGE)
+    run_result.write_end("failed", "after the end", USER_MUST_CHANGE)
     assert read_result(tmp_path)[0] == result  # that of a finished run is left alone
 
 
@@ -66,7 +66,7 @@ def test_a_failure_keeps_the_known_values(tmp_path: Path) -> None:
     """Covers values that this process wrote itself: the file did not exist when it began."""
     run_result = begun(tmp_path)
     run_result.write("running", {"final": {"losses": {"loss": 1.0}}})
-    run_result.write_failure("no such folder", USER_MUST_CHANGE)
+    run_result.write_end("failed", "no such folder", USER_MUST_CHANGE)
     failed: Any = read_result(tmp_path)[0]
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert failed["final"] == {"losses": {"loss": 1.0}}
@@ -76,7 +76,7 @@ def test_a_failure_keeps_the_known_values(tmp_path: Path) -> None:
 def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns the result.json of job 123, which failed for a mistake of the user's."""
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
-    begun(tmp_path).write_failure("step 3: loss is NaN", USER_MUST_CHANGE)
+    begun(tmp_path).write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
     return read_result(tmp_path)[0]
 
 
