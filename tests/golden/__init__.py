@@ -20,7 +20,8 @@ RUNS = {
     "mlp_mnist": ["--recipe=mlp_mnist", *_DIGITS],
     "efficientnet_photos": [
         "--recipe=efficientnet_photos", "--image_size=32", "--variant=B0", "--weights=none", "--fine_tune_from=",
-        "--fine_tune_after_steps=0", "--evaluation_fraction=0.1", *_DIGITS,
+        "--fine_tune_after_steps=0", "--evaluation_fraction=0.1", "--data=digits",
+        "--global_batch_size=8", "--steps=1",
     ],
     "examples_table": ["--model=examples.table:build", "--data=examples.table:data", *_SHORT],
     "examples_text": ["--model=examples.text:build", "--data=examples.text:data", *_SHORT],
