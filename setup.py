@@ -62,7 +62,6 @@ setup(
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",
-            "planning/plan.html",
             "planning/gpu_constants.json",
         ],
     },

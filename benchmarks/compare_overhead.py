@@ -28,7 +28,7 @@ def compared(flags: Sequence[str]) -> float:
     """Measures a comparison of one tier with one run on all cores of this machine, without the report."""
     tier = load_tier("cpu")
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        plan, runner = execution.ComparisonRequest((tier.facts,), Overrides.parse(flags)), LocalRunner([tier])
+        plan, runner = execution.ComparisonRequest((tier,), Overrides.parse(flags)), LocalRunner()
         began = time.perf_counter()
         assert execution.compare(plan, plan.resolve(runner), Path(folder), runner) == DONE
         return time.perf_counter() - began

@@ -46,7 +46,9 @@ def main() -> None:
     """Prints the tables and saves the raw numbers."""
     options = PARSER.parse_args()
     config = TrainConfig(data=f"folder:{options.photos}", image_size=SIZE, channels=3)
-    files = [file for part in image_folder.find(options.photos) if part for file in part.files]
+    files = [
+        file for part in image_folder.find(options.photos) if part for file in part.sources if isinstance(file, Path)
+    ]
     candidates = {
         "prepare": lambda: seconds_of_prepare(config),
         "plain Pillow": lambda: elapsed(lambda: decode_with_pillow(files)),

@@ -20,8 +20,8 @@ from PIL import Image
 
 from deploy.report import plots
 from deploy.report.collection import collect
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
 
 IMAGES = Path(__file__).parent / "images"
 SHOWN = ("Loss", "Speed-up")

@@ -1,8 +1,9 @@
 """Tests whether steps depend on the number of replicas: `python -m trainer.check --recipe=NAME [--model=…] [any flag]`.
 
-It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses.
-With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision, and measures these GPUs
-(docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
+It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses. With
+`--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
+`--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
+and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import DONE, USER_MUST_CHANGE
+from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.records import write_json
@@ -25,7 +26,7 @@ from trainer.base.storage.staging import cache_home
 from trainer.cluster.gpu_environment import set_gpu_environment
 from trainer.user_code.command import quiet_start, run_command
 
-_USAGE = "%(prog)s --recipe=NAME [--on_gpus] [--setting=value …]"
+_USAGE = "%(prog)s --recipe=NAME [--bits] [--on_gpus] [--setting=value …]"
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
@@ -43,6 +44,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
     parser = Parser(prog="python -m trainer.check", add_help=False)
     flags = parser.add_argument_group("check")
     parser.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
+    parser.add_boolean("bits", "compare all bits, with --virtual_replicas (default: false)", group=flags)
     flags.add_argument(
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
@@ -60,21 +62,29 @@ def _check(arguments: Sequence[str] | None) -> int:
     refuse_missing_modules(config)
     if options.on_gpus:
         return _check_gpus(config, options.seconds)
+    if options.bits and not config.virtual_replicas:
+        raise UserError(
+            "--bits: a plain run has equal bits on one number of replicas alone: add --virtual_replicas=4, say, or "
+            "drop --bits, to compare in float64 up to 1e-10"
+        )
+    replicas = min(4, config.virtual_replicas) if options.bits else 2
     if not options.verdict:
-        config.rows_per_replica(2)
+        config.rows_per_replica(replicas)
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_few_rows
+        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_bits, compare_few_rows
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
         write_json(Path(options.verdict), compare_few_rows(config))
         return DONE
-    problems, _ = compare(config)
+    problems = compare_bits(config, replicas) if options.bits else compare(config)[0]
     if not problems:
-        log.info(f"{config.model}: {COMPARED_STEPS} steps on 1 and on 2 replicas give the same weights and losses")
+        on = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
+        same = "give the same weights and losses"
+        log.info(f"{config.model}: {f'equal bits: {on}' if options.bits else f'{on} {same}'}")
         return DONE
     for problem in problems:
         log.error("%s", problem)

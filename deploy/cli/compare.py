@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from deploy.cli.arguments import add_flags, command_line, parse_program, parser, read_prices
 from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import ComparisonRequest, Runner, announce, compare, missing_runs, read_tiers
+from deploy.comparison.execution import ComparisonRequest, Runner, announce, compare, read_tiers
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
@@ -21,7 +21,6 @@ from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
 from deploy.tiers.script import Script
-from deploy.tiers.tier import Tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.flags import Parser, whole
@@ -42,14 +41,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
     asked = command_line("compare", arguments)
-    plan = ComparisonRequest(tuple(tier.facts for tier in specs), overrides, scaling, flags.repeats, asked)
+    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
     out = local_path(flags.out, "out")
-    runner = _runner(specs, flags, overrides, session)
+    runner = _runner(flags, overrides, session)
     with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
         runs = plan.resolve(runner)
     if flags.dry_run:
         announce(plan, runs, out, runner)
-        if not missing_runs(plan, out):
+        if not plan.missing(out):
             print(f"nothing to submit: all runs in {out} are done")
         return DONE
     parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
@@ -83,8 +82,8 @@ def _flags() -> Parser:
     return cli
 
 
-def _runner(tiers: Sequence[Tier], flags: Namespace, overrides: Program, session: Session) -> Runner:
+def _runner(flags: Namespace, overrides: Program, session: Session) -> Runner:
     if flags.on == "vertex":
-        return VertexRunner(tiers, flags, read_options(flags, overrides), session)
+        return VertexRunner(flags, read_options(flags, overrides), session)
     refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
-    return LocalRunner(tiers)
+    return LocalRunner()

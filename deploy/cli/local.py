@@ -4,7 +4,6 @@ Each gets the variables that Vertex AI sets: TF_CONFIG, CLUSTER_SPEC, AIP_MODEL_
 that this machine lacks are simulated as logical CPU devices. The local code runs, not the spec's packages or image.
 """
 
-import re
 import signal
 import sys
 import threading
@@ -13,12 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.cli.arguments import add_flags, command_line, parse_program, parser
-from deploy.localrun.processes import LocalJob, WorkerKill, checkpoint_step, on_signals
+from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
 from deploy.tiers.script import refuse_rendered_script
-from deploy.tiers.tier import Tier, load_tier
-from trainer.base.errors import DONE, UserError
+from deploy.tiers.tier import load_tier
+from trainer.base.errors import DONE
 from trainer.base.settings.flags import whole
 from trainer.base.storage import local_path
 
@@ -29,21 +28,19 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    cli.add_argument("--kill", default="", metavar="worker1@step200", help="kill this worker, or chief, at this step")
     add_flags(cli, "script", "module")
     asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
     if not (asked.script or asked.module):
         refuse_rendered_script(tier)
     request = request_on(tier, program)
-    kill = _worker_kill(asked.kill, tier)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
     request.check_folder(job_dir)  # fails here rather than in workers that wait for each other
     command, folder = command_line("local", arguments), job_dir.absolute()
     here = request.local_program(folder)
     workers = local_workers(tier, request.arguments(), folder, job_id, command, program=here)
-    job = LocalJob(workers, job_dir, _printer(), asked.restarts, kill)
+    job = LocalJob(workers, _printer(), asked.restarts)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()
@@ -64,20 +61,6 @@ def _how_to_resume(job_dir: Path, *, named: bool) -> str:
         if step is None
         else f"{again} resumes from step {step:,}"
     )
-
-
-def _worker_kill(text: str, tier: Tier) -> WorkerKill | None:
-    """Parses `worker1@step200` or `chief@step200`; worker 0 is the chief."""
-    if not text:
-        return None
-    match = re.fullmatch(r"(?:(chief)|worker(\d{1,4}))@step(\d{1,9})", text)
-    index = 0 if match and match[1] else int(match[2]) if match else -1
-    if not match or not 0 <= index < tier.workers:
-        raise UserError(
-            f"kill={text}: name the worker to kill and the step, as worker1@step200; {tier.name} has the chief"
-            + (f" and workers up to worker{tier.workers - 1}" if tier.workers > 1 else " alone")
-        )
-    return WorkerKill(index, int(match[3]))
 
 
 def _printer() -> Callable[[str, str], None]:

@@ -5,19 +5,16 @@ made again only if the settings, your sources or the versions change. Times come
 hand (--from) from these, which is much narrower. No machine is started.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 from deploy.cli.arguments import add_flags, parse, parser, read_prices, seconds, usd
 from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import forecasts
+from deploy.planning.forecast import forecast
 from deploy.planning.kept import plan_of
-from deploy.planning.plan_page import to_html
 from deploy.planning.plan_table import PlanTable, Wish
-from deploy.report.collection import ESTIMATE, collect
+from deploy.report.collection import collect
 from deploy.tiers.checks import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
 from deploy.tiers.images import remembered
@@ -44,21 +41,20 @@ def main(arguments: Sequence[str]) -> int:
     assumed: list[str] = []
     if sources:
         estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
-    by_name = {forecast.tier: forecast for forecast in estimates}
+    by_name = {each.tier: each for each in estimates}
     forecast_by_tier = []
     for region, file in places:
-        here = [tier for tier in read_tiers(names, file, usd_by_tier) if not region or _has(region, tier)]
-        found = forecasts(here, plan, config, load_machines(file), by_name, own_image=remembered() is not None)
-        forecast_by_tier += [replace(each, tier=f"{each.tier}@{region}") if region else each for each in found]
-    kept = {forecast.tier: {"seconds": asdict(forecast.seconds) if forecast.seconds else None, "steps": forecast.steps}
-            for forecast in forecast_by_tier}  # fmt: skip
-    content = {"from": sources, "config": asdict(config), "tiers": kept, "assumptions": assumed}
-    write_whole(out / ESTIMATE, json.dumps(content, indent=2) + "\n")
-    _write(
-        out,
-        PlanTable(plan, forecast_by_tier, _about(plan, config), assumed),
-        Wish(asked.within and asked.within / 3600, asked.budget),
-    )
+        for tier in read_tiers(names, file, usd_by_tier):
+            if not region or _has(region, tier):
+                known, own_image = by_name.get(tier.name), remembered() is not None
+                told = forecast(tier, plan, config, load_machines(file), known, own_image=own_image)
+                forecast_by_tier.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
+    wish = Wish(asked.within and asked.within / 3600, asked.budget)
+    table = PlanTable(plan, forecast_by_tier, _about(plan, config), assumed)
+    write_whole(out / "plan.md", table.to_markdown(wish))  # all files come first: a closed pipe ends the program
+    write_whole(out / "forecast.json", table.to_json(wish))
+    print("\n".join([table.about, "", table.to_terminal(), *table.sentences(wish), "", *table.notes()]))
+    print(f"\n{out / 'plan.md'}")
     return DONE
 
 
@@ -83,17 +79,6 @@ def _has(region: str, tier: Tier) -> bool:
     return True
 
 
-def _write(out: Path, table: PlanTable, wish: Wish) -> None:
-    """Writes all files, then prints: a closed pipe ends the program."""
-    write_whole(out / "plan.md", table.to_markdown(wish))
-    write_whole(out / "forecast.json", table.to_json(wish))
-    try:
-        write_whole(out / "plan.html", to_html(table, wish))
-    finally:
-        print("\n".join([table.about, "", table.to_terminal(), "", *table.sentences(wish), "", *table.notes()]))
-    print(f"\n{out / 'plan.html'}")
-
-
 def _about(plan: StepPlan, config: TrainConfig) -> str:
     what = config.recipe or config.model
     return (f"{what} on {config.data or 'its data'}: {plan.total_steps(config):,} steps, global batch "
@@ -109,8 +94,8 @@ def _flags() -> Parser:
     cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
     cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
     cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
-    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.html, plan.md and "
-                     "forecast.json (default: %(default)s)")  # fmt: skip
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
     cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
                      "files of `prices`")  # fmt: skip
     add_flags(cli, "prices", "price_per_hour")

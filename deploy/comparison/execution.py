@@ -12,12 +12,18 @@ from deploy.comparison.directory import any_begun, check_folder, error_of, is_do
 from deploy.localrun.local_jobs import in_threads
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
-from deploy.tiers.job_spec import Program
+from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.machine_table import Price
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
-from deploy.tiers.tier import Tier, TierFacts, check_tiers, load_tier
+from deploy.tiers.tier import Tier, check_tiers, load_tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
+
+_NEXT = {
+    USER_MUST_CHANGE: "; fix that, then run the command again",
+    FAULT: "; run the same command again to resume it",
+    INTERRUPTED: "; run the same command again to resume it",
+}
 
 
 class Runner(Protocol):
@@ -25,14 +31,11 @@ class Runner(Protocol):
 
     name: str  # as in --on
 
-    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
-        """Returns what runs on `tier`. Raises UserError if the trainer would refuse it there."""
-
     def check(self, run: JobRequest) -> None:
         """Raises UserError if the run is known to fail here."""
 
-    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
-        """Yields lines that state what so many runs of each tier, by its name, may cost."""
+    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
+        """Yields lines that state what so many runs of each tier may cost."""
 
     def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Raises UserError, or exits with an error line, if none of the runs could succeed."""
@@ -48,7 +51,7 @@ class Runner(Protocol):
 class ComparisonRequest:
     """Holds what a comparison was asked for. `command` is what the user typed."""
 
-    tiers: tuple[TierFacts, ...]
+    tiers: Sequence[Tier]
     program: Program
     scaling: str = "strong"
     repeats: int = 1
@@ -57,23 +60,27 @@ class ComparisonRequest:
     def asked(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
         about = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
-        tiers = [dataclasses.asdict(tier) for tier in self.tiers]
+        tiers = [dataclasses.asdict(tier.facts) for tier in self.tiers]
         return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
 
-    def runs(self) -> list[tuple[TierFacts, int]]:
-        """Returns every (tier, repeat). Every second round runs backwards, so that drift favours no tier."""
-        rounds = [self.tiers if repeat % 2 else self.tiers[::-1] for repeat in range(1, self.repeats + 1)]
-        return [(tier, repeat) for repeat, tiers in enumerate(rounds, start=1) for tier in tiers]
+    def runs(self) -> list[tuple[str, int]]:
+        """Returns every (tier's name, repeat). Every second round runs backwards, so that drift favours no tier."""
+        names = [tier.name for tier in self.tiers]
+        return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
+
+    def missing(self, out: Path) -> Counter[str]:
+        """Returns how many runs of each tier, by its name, are not done yet."""
+        return Counter(name for name, repeat in self.runs() if not is_done(repeat_folder(out, name, repeat)))
 
     def resolve(self, runner: Runner) -> dict[str, JobRequest]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
-        runs = [runner.resolve(self.tiers[0], self.program)]
+        runs = [request_on(self.tiers[0], self.program)]
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": runs[0].rows_per_replica * tier.devices} if self.scaling == "weak" else {}
-            runs.append(runner.resolve(tier, self.program.replace(**weak)))
+            runs.append(request_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)
         return {run.tier.name: run for run in runs}
@@ -87,17 +94,16 @@ def read_tiers(
     `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
     other. Raises UserError for a price of another tier.
     """
-    tiers = [load_tier(name, price_file, changes) for name in names]
-    twice = [name for name, count in Counter(tier.name for tier in tiers).items() if count > 1]
-    if twice:
-        raise UserError(f"{twice[0]} is given twice: tiers are named after their files")
-    check_tiers(usd_by_tier, [tier.name for tier in tiers], "price_per_hour")
-    for place, tier in enumerate(tiers):
-        if tier.name in usd_by_tier:
-            pools = tuple(dataclasses.replace(pool, price=Price()) for pool in tier.pools)
-            usd = usd_by_tier[tier.name]
-            tiers[place] = dataclasses.replace(tier, pools=pools, price_per_hour=usd, price_inferred=False)
-    return tiers
+    loaded = [load_tier(name, price_file, changes) for name in names]
+    tiers = {tier.name: tier for tier in loaded}
+    if len(tiers) < len(loaded):
+        ((twice, _),) = Counter(tier.name for tier in loaded).most_common(1)
+        raise UserError(f"{twice} is given twice: tiers are named after their files")
+    check_tiers(usd_by_tier, list(tiers), "price_per_hour")
+    for name, usd in usd_by_tier.items():
+        pools = tuple(dataclasses.replace(pool, price=Price()) for pool in tiers[name].pools)
+        tiers[name] = dataclasses.replace(tiers[name], pools=pools, price_per_hour=usd, price_inferred=False)
+    return list(tiers.values())
 
 
 def compare(
@@ -110,11 +116,11 @@ def compare(
     """
     announce(plan, runs, out, runner)
     make_writable(out, "out")
-    runner.preflight([runs[tier.name] for tier in missing_runs(plan, out)])
+    runner.preflight([runs[name] for name in plan.missing(out)])
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, plan.asked(runner.name, parallel))
-    calls = [partial(_run, runs[tier.name], repeat, out, runner, refused) for tier, repeat in plan.runs()]
+    calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in plan.runs()]
     codes = in_threads(calls, parallel, runner.stop)
     if refused:
         raise UserError(refused[0])
@@ -127,14 +133,8 @@ def announce(plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path,
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
     print(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}", flush=True)
-    counts = missing_runs(plan, out)
-    for line in runner.costs({tier.name: (runs[tier.name], count) for tier, count in counts.items()}):
+    for line in runner.costs([(runs[name], count) for name, count in plan.missing(out).items()]):
         print(line, flush=True)
-
-
-def missing_runs(plan: ComparisonRequest, out: Path) -> Counter[TierFacts]:
-    """Returns how many runs of each tier are not done yet."""
-    return Counter(tier for tier, repeat in plan.runs() if not is_done(repeat_folder(out, tier.name, repeat)))
 
 
 def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
@@ -148,23 +148,15 @@ def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[
     print(f"{name}: runs; its output is in {job_dir}.log", flush=True)
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    code, ended = _outcome(runner, run, job_dir)
-    reason = refusal(job_dir) if code == USER_MUST_CHANGE and not any_begun(out) else ""
-    if reason:
+    code, ended = _end(runner, run, job_dir)
+    if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
     print(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)", flush=True)
     return code
 
 
-_NEXT = {
-    USER_MUST_CHANGE: "; fix that, then run the command again",
-    FAULT: "; run the same command again to resume it",
-    INTERRUPTED: "; run the same command again to resume it",
-}
-
-
-def _outcome(runner: Runner, run: JobRequest, job_dir: Path) -> tuple[int, str]:
+def _end(runner: Runner, run: JobRequest, job_dir: Path) -> tuple[int, str]:
     """Returns the exit code of a run and how it ended; a run that cannot be started or watched stops no other."""
     try:
         code = runner.run(run, job_dir)
@@ -174,6 +166,5 @@ def _outcome(runner: Runner, run: JobRequest, job_dir: Path) -> tuple[int, str]:
         return FAULT, f"{type(error).__name__}: {error}"
     if code == DONE:
         return DONE, "done"
-    error_line = error_of(job_dir)
-    ended = f"exit code {code}" + (f": {error_line}" if error_line else "")
+    ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)]))
     return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, ended

@@ -1,14 +1,12 @@
 """Runs a comparison on this machine: each tier's workers as processes, as `deploy local` starts them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
 from deploy.localrun.local_jobs import LocalJobs
 from deploy.tiers.job_request import JobRequest
-from deploy.tiers.job_spec import Program, request_on
-from deploy.tiers.tier import Tier, TierFacts
 from trainer.base.errors import UserError
 from trainer.base.run_files.run_layout import RESULT
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
@@ -16,21 +14,18 @@ from trainer.base.storage import expanded
 
 
 class LocalRunner:
-    """Runs `tiers` on this machine; the output of a run goes to JOB_DIR.log."""
+    """Runs jobs on this machine; the output of a run goes to JOB_DIR.log."""
 
     name = "local"
 
-    def __init__(self, tiers: Sequence[Tier]) -> None:
-        self._tiers = {tier.name: tier for tier in tiers}
+    def __init__(self) -> None:
         self._jobs = LocalJobs()
-
-    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
-        return request_on(self._tiers[tier.name], program)
+        self.stop = self._jobs.stop
 
     def check(self, run: JobRequest) -> None:
-        """Checks nothing beyond what `resolve` does."""
+        """Checks nothing beyond what `request_on` does."""
 
-    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
@@ -41,13 +36,10 @@ class LocalRunner:
                 check_local_data(run.training.config.data)
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
+        """Returns the exit code of a run."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         return self._jobs.run(run, job_dir).code
-
-    def stop(self) -> None:
-        """Makes every run save its state and end; starts no other."""
-        self._jobs.stop()
 
 
 def check_local_data(data: str) -> None:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,7 @@ from deploy.planning.kept import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import Job, Program, render, request_on
-from deploy.tiers.tier import Tier, TierFacts
+from deploy.tiers.job_spec import Job, render
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
 from deploy.vertex.history import Submission, find_attempt, record_status
@@ -45,13 +44,12 @@ class Stopped(Exception):
 
 
 class VertexRunner:
-    """Runs `tiers`. `args`: the flags of `read_gcp_config` and of `deploy.cli.target.add_backend`."""
+    """Runs jobs of Vertex AI. `args`: the flags of `read_gcp_config` and of `deploy.cli.target.add_backend`."""
 
     name = "vertex"
 
-    def __init__(self, tiers: Sequence[Tier], args: argparse.Namespace, options: JobOptions, session: Session) -> None:
-        self._tiers, self._options = {tier.name: tier for tier in tiers}, options
-        self._args, self._session = args, session
+    def __init__(self, args: argparse.Namespace, options: JobOptions, session: Session) -> None:
+        self._args, self._options, self._session = args, options, session
         self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._uploading = threading.Event(), threading.Lock()
         self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
@@ -60,9 +58,6 @@ class VertexRunner:
     def _gcp(self) -> GcpConfig:
         """Reads the configuration when it is first needed, after the command itself was checked."""
         return read_gcp_config(self._args, with_project=True)
-
-    def resolve(self, tier: TierFacts, program: Program) -> JobRequest:
-        return request_on(self._tiers[tier.name], program)
 
     def check(self, run: JobRequest) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
@@ -74,28 +69,27 @@ class VertexRunner:
         self._job(run)
         memory_lines([run], plan=self._args.plan, force=self._args.force)
 
-    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
-        most, unknown, tiers_by_warning, all_jobs = 0.0, 0, dict[str, list[str]](), list[Job]()
-        yield from (package.about for package in self._options.packages if package.about and runs)
-        for run, count in runs.values():
-            job, tier = self._job(run), run.tier
-            all_jobs.append(job)
-            usd = job.tier.most_usd
-            most, unknown = most + count * (usd or 0.0), unknown + count * (usd is None)
-            jobs = "1 job" if count == 1 else f"{count} jobs, each"
-            yield f"{tier.name}: {jobs} on {tier.machine} in {job.gcp.region}: {price_and_limit(job.tier)}"
+        if not runs:
+            return
+        jobs = [(self._job(run), count) for run, count in runs]
+        yield from (package.about for package in self._options.packages if package.about)
+        tiers_by_warning: dict[str, list[str]] = {}
+        for job, count in jobs:
+            many, tier = "1 job" if count == 1 else f"{count} jobs, each", job.tier
+            yield f"{tier.name}: {many} on {tier.machine} in {job.gcp.region}: {price_and_limit(tier)}"
             yield from (f"{tier.name}: {line}" for line in job.about)
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        requests = [run for run, _ in runs.values()]
-        yield from memory_lines(requests, plan=self._args.plan, force=self._args.force)
-        yield from cost_lines(all_jobs)
-        if runs:
-            more = f", and {unknown} without a known price" if unknown else ""
-            limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
-            yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
+        yield from memory_lines([run for run, _ in runs], plan=self._args.plan, force=self._args.force)
+        yield from cost_lines(job for job, _ in jobs)
+        most = sum(count * (job.tier.most_usd or 0.0) for job, count in jobs)
+        unknown = sum(count for job, count in jobs if job.tier.most_usd is None)
+        more = f", and {unknown} without a known price" if unknown else ""
+        limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
+        yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
     def preflight(self, runs: Sequence[JobRequest]) -> None:
         """Checks once for all runs that the login, the project, region, buckets and data are usable."""
@@ -114,6 +108,7 @@ class VertexRunner:
                     check_resources(job, backend, self._clock)
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
+        """Submits the run's job, or finds it again, follows it and fetches its results; returns its exit code."""
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:

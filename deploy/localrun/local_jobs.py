@@ -40,9 +40,7 @@ class LocalJobs:
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
         workers = local_workers(request.tier, arguments, folder, job_id, share=share, program=program)
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-            job = LocalJob(
-                workers, job_dir, lambda worker, line: print(f"[{worker}] {line}", file=log), to_stop=to_stop
-            )
+            job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}", file=log), to_stop=to_stop)
             with self._lock:
                 if self.stopped:
                     return JobEnd(INTERRUPTED, "CANCELLED")

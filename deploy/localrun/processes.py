@@ -16,21 +16,12 @@ from typing import IO, Any
 
 from deploy.localrun.workers import LocalWorker
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
-from trainer.base.run_files.records import last_reported_step
 from trainer.base.run_files.run_layout import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
 _POLL_S, ASK_S = 0.05, 0.5
 
 PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
-
-
-@dataclass(frozen=True)
-class WorkerKill:
-    """Names a worker to kill without warning once the run has reported this step."""
-
-    worker: int  # 0 is the chief
-    step: int
 
 
 @dataclass(frozen=True)
@@ -46,13 +37,12 @@ class JobEnd:
 
 @dataclass
 class _RunningWorker:
-    """Holds a worker and its current process."""
+    """Holds a worker, its current process, the thread that reads its output, and how often it was restarted."""
 
     worker: LocalWorker
     process: "subprocess.Popen[str]"
     reader: threading.Thread
     restarts: int = 0
-    code: int | None = None
 
 
 @dataclass
@@ -60,10 +50,8 @@ class LocalJob:
     """Represents one local job. Call `run` once, and `stop` from any thread or signal handler."""
 
     workers: Sequence[LocalWorker]
-    job_dir: Path
     print_line: PrintWorkerLine
     restarts: int = 0  # allowed per worker, after a non-zero exit status
-    kill: WorkerKill | None = None
     to_stop: Callable[[], bool] = lambda: False  # asked every ASK_S
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -81,22 +69,25 @@ class LocalJob:
         """Makes every worker save its state and exit."""
         self._stopping.set()
 
-    def _start(self, worker: LocalWorker) -> _RunningWorker:
-        with _on_cores(worker.cores):
-            process = subprocess.Popen(
-                [sys.executable, "-m", worker.module, *worker.arguments],
-                env={**os.environ, **worker.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
-            )
+    def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
+        process = subprocess.Popen(
+            [sys.executable, "-m", worker.module, *worker.arguments],
+            env={**os.environ, **worker.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
+        )
+        if hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):  # no such core
+                os.sched_setaffinity(process.pid, worker.cores)  # long before it has imported what looks at its cores
+        self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
         reader = threading.Thread(target=self._forward_output, args=(worker.name, process.stdout), daemon=True)
         reader.start()
-        return _RunningWorker(worker, process, reader)
+        return _RunningWorker(worker, process, reader, restarts)
 
     def _forward_output(self, name: str, output: IO[str]) -> None:
         with output:
@@ -110,100 +101,60 @@ class LocalJob:
 
     def _watch(self, running: list[_RunningWorker]) -> JobEnd:
         ask_at = time.monotonic()
-        while True:
-            time.sleep(_POLL_S)
+        while not self._stopping.wait(_POLL_S):
             if time.monotonic() >= ask_at:
                 ask_at = time.monotonic() + ASK_S
                 if self.to_stop():
                     self.stop()
-            if self._stopping.is_set():
-                return self._stopped(running)
-            self._kill_if_due(running)
-            for one in running:
-                one.code = one.process.poll()
-            if running[0].code == DONE:  # the job ends with its chief
-                return JobEnd(DONE, "SUCCEEDED", restarts=sum(one.restarts for one in running))
-            for one in running:
-                if one.code and not self._restart(one, running):
-                    return self._failed(one, running)
+            codes = [each.process.poll() for each in running]
+            restarts = sum(each.restarts for each in running)
+            if codes[0] == DONE:  # the job ends with its chief
+                return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
+            for place, code in enumerate(codes):
+                failed = running[place]
+                if code and failed.restarts >= self.restarts:
+                    return self._failed(failed, code, running)
+                if code:  # restarts it in place
+                    failed.reader.join(EXIT_TIMEOUT_S)
+                    again = f"restart {failed.restarts + 1} of {self.restarts}"
+                    self._print(failed.worker.name, f"exited with status {_status(code)}: {again}")
+                    running[place] = self._start(failed.worker, failed.restarts + 1)
+        return self._stopped(running)
 
-    def _restart(self, one: _RunningWorker, running: list[_RunningWorker]) -> bool:
-        """Restarts a failed worker in place; returns False if it has no restarts left."""
-        if one.restarts >= self.restarts:
-            return False
-        one.reader.join(EXIT_TIMEOUT_S)
-        restarts = one.restarts + 1
-        self._print(one.worker.name, f"exited with status {_status(one.code)}: restart {restarts} of {self.restarts}")
-        fresh = self._start(one.worker)
-        fresh.restarts = restarts
-        running[running.index(one)] = fresh
-        return True
-
-    def _failed(self, one: _RunningWorker, running: Sequence[_RunningWorker]) -> JobEnd:
-        """Returns the outcome of a job whose first worker failed, after the others had time to log and exit."""
+    def _failed(self, failed: _RunningWorker, code: int, running: Sequence[_RunningWorker]) -> JobEnd:
+        """Returns the end of a job whose first worker failed, after the others had time to log and exit."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while time.monotonic() < deadline and any(other.process.poll() is None for other in running):
+        while time.monotonic() < deadline and any(each.process.poll() is None for each in running):
             time.sleep(_POLL_S)
-        one.reader.join(EXIT_TIMEOUT_S)
-        status = _status(one.code)
-        error = f"The replica {one.worker.name} exited with a non-zero status of {status}."
-        code = one.code if one.code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return JobEnd(code or FAULT, "FAILED", error, sum(o.restarts for o in running), status)
+        failed.reader.join(EXIT_TIMEOUT_S)
+        error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
+        of_job = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
+        return JobEnd(of_job, "FAILED", error, sum(each.restarts for each in running), _status(code))
 
     def _stopped(self, running: Sequence[_RunningWorker]) -> JobEnd:
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
         self._terminate(running)
-        codes = {one.process.returncode for one in running}
+        codes = {each.process.returncode for each in running}
         killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in codes else ""
         return JobEnd(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
-    def _kill_if_due(self, running: Sequence[_RunningWorker]) -> None:
-        """Kills the worker that `kill` names, once."""
-        if self.kill and last_reported_step(self.job_dir) >= self.kill.step:
-            one = running[self.kill.worker]
-            self._print(one.worker.name, f"killed at step {last_reported_step(self.job_dir)}, as --kill requires")
-            _send(one.process, signal.SIGKILL)
-            self.kill = None
-
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
-        """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs, with its processes."""
+        for end in (subprocess.Popen.terminate, _kill):
             deadline = time.monotonic() + EXIT_TIMEOUT_S
-            for one in running:
-                if one.process.poll() is None:
-                    _send(one.process, number)
-            for one in running:
+            for each in running:
+                if each.process.poll() is None:
+                    end(each.process)
+            for each in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    one.process.wait(max(0.0, deadline - time.monotonic()))
-        for one in running:
-            one.reader.join(EXIT_TIMEOUT_S)
+                    each.process.wait(max(0.0, deadline - time.monotonic()))
+        for each in running:
+            each.reader.join(EXIT_TIMEOUT_S)
 
 
-def _send(process: "subprocess.Popen[str]", number: int) -> None:
-    """Sends a signal to a worker; SIGKILL, on which it cannot end its own processes, to these too."""
-    if number == signal.SIGKILL:
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-            os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
-
-
-@contextlib.contextmanager
-def _on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Lets this thread, and a process that it starts, run on these cores only, if the system can do that.
-
-    A process that is moved after its start may have looked at its cores before.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    try:
-        with contextlib.suppress(OSError):  # no such core
-            os.sched_setaffinity(0, cores)
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+def _kill(process: "subprocess.Popen[str]") -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -242,6 +193,6 @@ def checkpoint_step(job_dir: Path) -> int | None:
     return max((step for step in steps if step >= 0), default=None)
 
 
-def _status(code: int | None) -> int:
+def _status(code: int) -> int:
     """Returns the exit status as a container reports it: 128 + n for a process that signal n killed."""
-    return 0 if code is None else code if code >= 0 else 128 - code
+    return code if code >= 0 else 128 - code

@@ -69,10 +69,9 @@ def local_workers(
     own command is recorded. `share`: the part of the machine to use, all of it without.
     """
     names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.pools) for index in range(pool.replicas)]
-    addresses = free_addresses(len(names))
-    devices = _devices(tier.accelerators, len(names), local_gpus() if share is None else share.gpus)
-    cores = _cores(len(names), _usable_cores() if share is None else share.cores)
-    module, variables = program
+    share = Share(tuple(_usable_cores()), tuple(local_gpus())) if share is None else share
+    devices, cores = _devices(tier.accelerators, len(names), share.gpus), _cores(len(names), share.cores)
+    addresses, (module, variables) = free_addresses(len(names)), program
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -88,7 +87,7 @@ def local_workers(
         pool = tier.spec["workerPoolSpecs"][int(name[10])]
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
         of_tier = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-        threads = {name: str(len(cores[index])) for name in ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")}
+        threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(len(cores[index])))
         environment = {**of_tier, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
         words = (*task.get("args", []), *arguments)
         result.append(LocalWorker(name, module or _module(task), words, environment, cores[index]))

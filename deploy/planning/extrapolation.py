@@ -5,14 +5,14 @@ ones (scaling.py). Else N times the devices take between 1/N of a step's time (i
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.planning.interval import Interval
 from deploy.planning.scaling import Measurement, interval
 from deploy.report.collection import Collection
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
 from deploy.report.table import counted_devices, figures
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import TierFacts
@@ -48,13 +48,7 @@ class _Measured:
         return Measurement(self.row.devices, self.rows, self.step.middle)
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """Holds the measured tiers that an estimate uses, the step that follows from the first, and the reason in words."""
-
-    used: tuple[_Measured, ...]
-    step: Interval
-    words: str
+_Basis = tuple[tuple[_Measured, ...], Interval, str]  # what an estimate uses, the step that follows, why in words
 
 
 def estimate(
@@ -64,24 +58,22 @@ def estimate(
 
     Raises UserError if a run is of another training.
     """
-    rows = {row.tier: row for row in summarize(measured)}
-    runs = {tier.name: _first(tier.runs) for tier in measured.tiers if rows[tier.name].step_seconds}
-    if not runs:
+    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices)) for tier in tiers}
+    known = [_read(row, config, asked) for row in summarize(measured) if row.step_seconds]
+    if not known:
         raise UserError("the short run has no step times: let it take at least two reports")
-    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches) for tier in tiers}
-    known = [_read(rows[name], run, config, asked) for name, run in runs.items()]
-    estimates, used, assumptions = [], dict[str, _Measured](), []
+    estimates, sources, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        basis = _basis(tier, known, config)
+        basis = _basis(tier, [run for run in known if _is_of(tier, run.row)], config)
         if basis:
-            first = basis.used[0]
-            used |= {each.row.tier: each for each in basis.used}
-            assumptions.append(f"{tier.name}: {basis.words}")
-            if first.row.kind in _UNNAMED:
-                assumptions.append(f"{tier.name}: the {first.row.kind} of the short run is taken for {tier.kind}")
-            estimates.append(Extrapolation(tier.name, _seconds(first, basis.step, config), basis.step))
-    sources = [_source(each) for each in used.values()]
-    return estimates, [*sources, *_ALWAYS, *assumptions] if used else []
+            used, step, words = basis
+            kind = used[0].row.kind
+            sources |= dict.fromkeys(map(_source, used))
+            assumptions.append(f"{tier.name}: {words}")
+            if kind in ("CPU", "GPU"):  # devices without a model name
+                assumptions.append(f"{tier.name}: the {kind} of the short run is taken for {tier.kind}")
+            estimates.append(Extrapolation(tier.name, _seconds(used[0], step, config), step))
+    return estimates, [*sources, *_ALWAYS, *assumptions] if estimates else []
 
 
 _ALWAYS = (
@@ -95,13 +87,15 @@ def _rows_of_pass(batch: float, devices: int, passes: float) -> float:
     return batch / devices / passes
 
 
-def _read(row: TierSummary, run: RunRecord, config: TrainConfig, asked: set[float]) -> _Measured:
-    """Returns what a run tells. Raises UserError if it is of another training.
+def _read(row: TierSummary, config: TrainConfig, asked: set[float]) -> _Measured:
+    """Returns what the first timed run of a tier tells, of those that are done if any is.
 
-    Its batch may be another if each pass has as many rows as on a tier that is asked for (weak scaling, passes).
+    Its batch may be another than the planned one if each pass has as many rows as on a tier that is asked for (weak
+    scaling, passes). Raises UserError if it is of another training.
     """
+    run = min((run for run in row.group.runs if run.timed), key=lambda run: run.state != "done")
     batch = run.config.get("global_batch_size", config.global_batch_size)
-    passes = run.config.get("micro_batches") or 1
+    passes = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = _rows_of_pass(batch, row.devices, passes)
     fixed = {name: value for name, value in fixed_settings(config).items() if name not in _BATCH or rows not in asked}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
@@ -111,9 +105,8 @@ def _read(row: TierSummary, run: RunRecord, config: TrainConfig, asked: set[floa
             f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
             "give the flags of the full job, only steps or epochs may differ, and the batch if a pass has the same rows"
         )
-    assert row.step_seconds is not None, "only measured rows come here"
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
-    same = (batch, passes) == (config.global_batch_size, config.micro_batches)
+    same = (batch, passes) == (config.global_batch_size, config.passes(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
 
 
@@ -121,14 +114,6 @@ def _source(measured: _Measured) -> str:
     row = measured.row
     devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
     return f"the short run of {row.tier} is {measured.run.folder}: {row.steps} steps on {devices}"
-
-
-def _first(runs: Iterable[RunRecord]) -> RunRecord:
-    """Returns the first timed run that is done, or the first timed run if none is."""
-    return min((run for run in runs if run.timed), key=lambda run: run.state != "done")
-
-
-_UNNAMED = ("CPU", "GPU")  # kinds of devices without a model name
 
 
 def _is_of(tier: TierFacts, row: TierSummary) -> bool:
@@ -143,44 +128,43 @@ def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
 
 
-def _basis(tier: TierFacts, known: Sequence[_Measured], config: TrainConfig) -> _Basis | None:
-    """Returns the basis of a tier's estimate; None if no row measures its kind of device."""
-    alike = [each for each in known if _is_of(tier, each.row)]
-    for each in alike:
-        if each.same_batch and (each.row.tier, each.row.devices) == (tier.name, tier.devices):
-            return _Basis((each,), each.step, "its own step times, the quartiles as interval")
-    return _beyond(tier, alike, config) or (_shared(tier, alike[0]) if alike else None)
+def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> _Basis | None:
+    """Returns the basis of a tier's estimate by the runs on its kind of device; None without any."""
+    for run in alike:
+        if run.same_batch and (run.row.tier, run.row.devices) == (tier.name, tier.devices):
+            return (run,), run.step, "its own step times, the quartiles as interval"
+    points = sorted((run for run in alike if run.row.workers == tier.workers == 1), key=lambda run: run.row.devices)
+    if points and points[0].row.devices < points[-1].row.devices < tier.devices:
+        return _beyond(tier, points[0], points[-1], config)
+    return _shared(tier, alike[0]) if alike else None
 
 
-def _beyond(tier: TierFacts, alike: Iterable[_Measured], config: TrainConfig) -> _Basis | None:
+def _beyond(tier: TierFacts, few: _Measured, many: _Measured, config: TrainConfig) -> _Basis:
     """Returns the basis for a tier with more devices than two measured tiers of one machine, by `scaling.interval`.
 
     The quartiles of the larger tier's step times widen it.
     """
-    points = [each for each in alike if each.row.workers == tier.workers == 1]
-    few, many = (choose(points, key=lambda each: each.row.devices, default=None) for choose in (min, max))
-    if not few or not many or not few.row.devices < many.row.devices < tier.devices:
-        return None
-    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches)
+    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
     factor = interval(few.point, many.point, tier.devices, rows).times(1 / many.step.middle)
-    words = f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
-    words += f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices}"
-    words += f" (the runs of {few.row.tier} and {many.row.tier})"
-    if not few.rows == many.rows == rows:
-        words += "; a pass has fewer rows there, for which no rule held"
-    return _Basis((many, few), many.step.product(factor), words)
+    words = (
+        f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
+        f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
+        f"(the runs of {few.row.tier} and {many.row.tier})"
+    )
+    fewer = "" if few.rows == many.rows == rows else "; a pass has fewer rows there, for which no rule held"
+    return (many, few), many.step.product(factor), f"{words}{fewer}"
 
 
 def _shared(tier: TierFacts, measured: _Measured) -> _Basis:
     """Returns the basis by the number of devices, from no gain to ideal."""
     row = measured.row
-    ratio = tier.devices / row.devices
-    low, high = sorted((1 / ratio, 1.0))
-    words = [f"one device is taken to be as fast as one of the run of {row.tier}"]
+    ratio = row.devices / tier.devices
+    factor = Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
+    words = f"one device is taken to be as fast as one of the run of {row.tier}"
     if ratio != 1:
-        words.append(f"{tier.devices} devices take {figures(low)} to {figures(high)} x the time of {row.devices}")
-    factor = Interval(low, math.sqrt(low * high), high)
-    return _Basis((measured,), measured.step.product(factor), "; ".join(words))
+        times = f"{figures(factor.low)} to {figures(factor.high)}"
+        words += f"; {tier.devices} devices take {times} x the time of {row.devices}"
+    return (measured,), measured.step.product(factor), words
 
 
 def _steps(measured: _Measured, config: TrainConfig) -> int:
@@ -196,7 +180,6 @@ def _steps(measured: _Measured, config: TrainConfig) -> int:
 def _seconds(measured: _Measured, step: Interval, config: TrainConfig) -> Interval:
     """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps."""
     run, row = measured.run, measured.row
-    assert row.step_seconds is not None, "only measured rows come here"
     steps, start = _steps(measured, config), run.startup_seconds or 0.0
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
     longer = max(1.0, steps / (run.steps or steps))

@@ -1,11 +1,11 @@
 """Puts together what is known of a run on each tier: whether it fits, the time of a step and of the job, the money."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.interval import Interval
-from deploy.planning.offers import Offer, lost_by_preemption, not_priced, offers, prices
+from deploy.planning.offers import STRATEGIES, Offer, lost_by_preemption, offers, prices
 from deploy.planning.step_time import arithmetic, step_seconds
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image
@@ -42,20 +42,14 @@ class Forecast:
     problems: tuple[str, ...]
 
 
-def forecasts(
-    tiers: Sequence[Tier], plan: StepPlan, config: TrainConfig, table: Machines, estimates: Mapping[str, Extrapolation],
-    *, own_image: bool = False,
-) -> list[Forecast]:  # fmt: skip
-    """Returns the forecast of each tier. `estimates`: from runs, by tier; the others come from the graph.
+def forecast(
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None = None, *,
+    own_image: bool = False,
+) -> Forecast:  # fmt: skip
+    """Returns the forecast of a tier, whose times come from the graph unless they are `known` from runs.
 
     own_image: nothing is installed when a job starts, also where the tier's file names no image.
     """
-    return [_forecast(tier, plan, config, table, estimates.get(tier.name), own_image) for tier in tiers]
-
-
-def _forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None, own_image: bool
-) -> Forecast:
     rows, problems, steps = None, [], plan.total_steps(config)
     try:
         rows = config.rows_per_replica(tier.devices)
@@ -94,13 +88,16 @@ def _forecast(
 
 def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Iterator[str]:
     """Yields why the tier lacks offers."""
+    usd = prices(tier, table)
     if not offered:
         yield f"no price: give --price_per_hour={tier.name}=USD"
-    elif "SPOT" in prices(tier, table) and "SPOT" not in {offer.strategy for offer in offered}:
+    elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:
         yield "as spot, preemptions might lose more than is done"
     if tier.price_lower_bound:
         yield "its prices are lower bounds, without Vertex AI's fee, which is not known"
-    yield from not_priced(tier, table)
+    unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
+    if unknown and offered:
+        yield f"no price known as {' or '.join(unknown)}"
 
 
 def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:

@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from deploy.planning.forecast import Forecast, forecasts
+from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
-from deploy.planning.offers import STRATEGIES
+from deploy.planning.offers import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
@@ -33,27 +33,31 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     return read_plan(path)
 
 
-def _forecast(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
+def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
     """Returns what the kept plan says of a job on the tier; None without one. Raises UserError for a damaged one."""
     path = kept_plan(config)
     if not path.is_file():
         return None
-    return forecasts([tier], read_plan(path), config, load_machines(), {}, own_image=own_image)[0]
+    return forecast(tier, read_plan(path), config, load_machines(), own_image=own_image)
+
+
+def _offer(tier: Tier, known: Forecast | None) -> Offer | None:
+    """Returns the job under the tier's own strategy; None without a plan, a time or a price."""
+    return next((offer for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
 
 
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
-    return list(dict.fromkeys(line for job in jobs for line in _of_cost(job)))
-
-
-def _of_cost(job: Job) -> Iterator[str]:
-    tier, usd = job.tier, estimated_usd(job)
-    if usd and tier.most_usd is not None and usd.middle > tier.most_usd:
-        yield (
-            f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
-            f"{STRATEGIES[tier.strategy]}, and the job is stopped at {tier.most_usd:.2f} USD: raise --max_cost (or its "
-            "file's scheduling.timeout), or train fewer steps"
-        )
+    lines = dict[str, None]()
+    for job in jobs:
+        tier, usd = job.tier, estimated_usd(job)
+        if usd and tier.most_usd is not None and usd.middle > tier.most_usd:
+            lines[
+                f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+                f"{STRATEGIES[tier.strategy]}, and the job is stopped at {tier.most_usd:.2f} USD: raise --max_cost (or "
+                "its file's scheduling.timeout), or train fewer steps"
+            ] = None
+    return [*lines]
 
 
 def estimated_usd(job: Job) -> Interval | None:
@@ -62,8 +66,8 @@ def estimated_usd(job: Job) -> Interval | None:
     if job.checks or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
-        known = _forecast(tier, training.config, own_image=not job.image.plain)
-        return next((offer.usd for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
+        offer = _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
+        return offer.usd if offer else None
     return None
 
 
@@ -74,29 +78,20 @@ def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
     """
     if options.check:
         return options
-    tier, factor = request.tier, options.stop_if_over
+    tier, training, factor, hours = request.tier, request.training, options.stop_if_over, 0.0
     if options.stop_if_idle_s and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
-    if options.stop_if_idle_s and request.training is None and tier.workers > 1:
+    if options.stop_if_idle_s and training is None and tier.workers > 1:
         raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
-    hours = _longest_hours(request, options) if factor else 0.0
-    if hours is None:
-        instead = "--plan makes one" if request.training else "a script has none: use --max_cost"
-        raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+    if factor:
+        if training and options.plan:
+            plan_of(training.config, training.overrides)
+        offer = training and _offer(tier, _known(tier, training.config))
+        if not offer:
+            instead = "--plan makes one" if training else "a script has none: use --max_cost"
+            raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
+        hours = min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
     return replace(options, limits=Limits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
-
-
-def _longest_hours(request: JobRequest, options: JobOptions) -> float | None:
-    """Returns the upper end of the plan's hours, or of its USD if that is reached sooner; None without a plan."""
-    training, tier = request.training, request.tier
-    if training is None:
-        return None
-    if options.plan:
-        plan_of(training.config, training.overrides)
-    known = _forecast(tier, training.config)
-    offers = known.offers if known else ()
-    return next((min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
-                 for offer in offers if offer.strategy == tier.strategy), None)  # fmt: skip
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:
@@ -122,12 +117,12 @@ def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> 
 def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
     """Returns what is known of the tier's memory, and whether the run cannot fit it."""
     try:
-        known = _forecast(tier, config)
+        known = _known(tier, config)
+        unknown = "--plan measures it (some steps on this CPU)"
     except UserError as error:
-        return f"whether it fits the memory is not known: {error}", False
-    if known is None:
-        return "whether it fits the memory is not known: --plan measures it (some steps on this CPU)", False
-    if known.fit is None:
-        return "whether it fits the memory is not known: that of its devices is not in the table of machines", False
-    said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]
-    return f"{said}it {known.fit.words}", known.fit.verdict == TOO_LARGE
+        known, unknown = None, str(error)
+    if known and known.fit:
+        said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]
+        return f"{said}it {known.fit.words}", known.fit.verdict == TOO_LARGE
+    unknown = "that of its devices is not in the table of machines" if known else unknown
+    return f"whether it fits the memory is not known: {unknown}", False

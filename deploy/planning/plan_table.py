@@ -13,13 +13,14 @@ from deploy.planning.interval import Interval
 from deploy.planning.offers import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
 from deploy.report.plots import pareto_front
-from deploy.report.table import figures, money
+from deploy.report.table import figures, markdown_table, money, terminal_table
 from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 
 Choice = tuple[Forecast, Offer]
 MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
+_TEXTS = 3  # of the titles: texts, not numbers
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,12 @@ class PlanTable:
 
     def to_terminal(self) -> str:
         """Returns columns of text."""
-        lines = [list(TITLES), *self.cells()]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(TITLES))]
-        return "\n".join(
-            "  ".join(cell.ljust(width) if column < 3 else cell.rjust(width)
-                      for column, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-            for line in lines
-        )  # fmt: skip
+        return terminal_table(TITLES, self.cells(), _TEXTS)
 
     def to_markdown(self, wish: Wish) -> str:
         """Returns the table with everything that is said about it."""
-        head = [f"| {' | '.join(TITLES)} |", "|---|---|---|" + "--:|" * (len(TITLES) - 3)]
-        rows = [f"| {' | '.join(row)} |" for row in self.cells()]
-        notes = [f"- {line}" for line in (*self.sentences(wish), *self.notes())]
-        return "\n".join([self.about, "", *head, *rows, "", *notes]) + "\n"
+        said = [*self.sentences(wish), *self.notes()]
+        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), said, _TEXTS)}"
 
     def to_json(self, wish: Wish) -> str:
         """Returns every number."""

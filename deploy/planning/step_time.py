@@ -42,21 +42,26 @@ def compute_seconds(plan: StepPlan, rows: float, rates: Rates, kind: str) -> flo
 
 def _passes_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int) -> float:
     """Returns the counted time of one replica's part of a step in all its passes."""
-    rows = config.global_batch_size / devices / config.micro_batches
-    return config.micro_batches * compute_seconds(plan, rows, rates, arithmetic(config, rates))
+    passes = config.passes(devices)
+    rows = config.global_batch_size / devices / passes
+    return passes * compute_seconds(plan, rows, rates, arithmetic(config, rates))
 
 
-def all_reduce_seconds(plan: StepPlan, devices: int, workers: int, rates: Rates) -> float:
-    """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics."""
+def all_reduce_seconds(plan: StepPlan, devices: int, workers: int, rates: Rates, *, gathered: bool = False) -> float:
+    """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics.
+
+    gathered: each receives those of all others, and adds them itself, as with --virtual_replicas.
+    """
     if devices == 1:
         return 0.0
     start, rate = (CONSTANTS.all_reduce_seconds, rates.link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
-    return plan.all_reduces * start + 2 * (devices - 1) / devices * plan.reduced_bytes / rate
+    travels = devices - 1 if gathered else 2 * (devices - 1) / devices
+    return plan.all_reduces * start + travels * plan.reduced_bytes / rate
 
 
 def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int, workers: int = 1) -> Interval:
     """Returns the time of a step on `devices` GPUs, on so many machines, with its band."""
     computed = _passes_seconds(plan, config, rates, devices)
-    summed = all_reduce_seconds(plan, devices, workers, rates)
+    summed = all_reduce_seconds(plan, devices, workers, rates, gathered=config.virtual_replicas > 0)
     return BAND.times(computed).plus(Interval(0.5, 1.0, 2.0).times(summed))

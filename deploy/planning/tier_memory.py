@@ -54,22 +54,28 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     rows = config.global_batch_size // tier.devices
 
     def needed(passes: int) -> Interval:
-        held, beside = peak_of(lines, rows / passes), _beside(plan, tier, passes)
+        held, beside = peak_of(lines, rows / passes), _beside(plan, config, tier, passes)
         return Interval(held * _LEAST, held, held * worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
 
-    wanted = needed(config.micro_batches)
+    asked = config.passes(tier.devices)
+    wanted = needed(asked)
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
-    most = (available - 1.5 * _beside(plan, tier, config.micro_batches)) / worst
-    largest = largest_rows(lines, most) * config.micro_batches * tier.devices
-    passes = (count for count in range(config.micro_batches, rows + 1) if rows % count == 0)
+    most = (available - 1.5 * _beside(plan, config, tier, asked)) / worst
+    largest = largest_rows(lines, most) * asked * tier.devices
+    passes = (count for count in range(asked, rows + 1) if rows % count == 0 and not config.virtual_replicas)
     fitting = next((count for count in passes if needed(count).high <= available), None)
     return Fit(verdict, wanted, available, largest, fitting)
 
 
-def _beside(plan: StepPlan, tier: Tier, passes: int) -> float:
-    """Returns the bytes that a device needs beside the tensors of a pass: with several, their sum of gradients too."""
+def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> float:
+    """Returns the bytes that a device needs beside the tensors of a pass: with several, their sum of gradients too.
+
+    With --virtual_replicas, sums of 1, 2, 4 … passes, and then the sums of all devices.
+    """
     gradients = min(plan.reduced_bytes, plan.memory.state_bytes)
     summed = gradients * (passes > 1)
+    if config.virtual_replicas:
+        summed = gradients * max(passes.bit_length(), tier.devices)
     if not tier.accelerators:
         return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
     several = tier.devices > 1

@@ -1,19 +1,18 @@
 """Collects job directories as tiers: those of a comparison, single ones, and folders of them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import mapping, number, positive, read_json, whole
+from trainer.base.run_files.records import number, read_json, whole
 from trainer.base.run_files.run_layout import BILLED, RUN_FILES, SAMPLE_FILES
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
-ESTIMATE = "estimate.json"
 _REPEAT = "repeat-"
 
 
@@ -35,7 +34,6 @@ class Collection:
     scaling: str | None = None  # strong, weak, or None if not known
     local: bool = False  # all tiers ran on this machine
     parallel: int = 1  # runs at a time
-    estimates: Mapping[str, Any] = field(default_factory=dict)  # by tier
     left_out: tuple[str, ...] = ()  # names of comparisons beside the job directories
 
     @property
@@ -47,20 +45,15 @@ class Collection:
 def collect(paths: Sequence[str]) -> Collection:
     """Reads comparison folders, job directories and folders of these. Raises UserError for one without a run."""
     parts = [_collect(fetched(path, "report")) for path in paths]
-    tiers = [tier for part in parts for tier in part.tiers]
+    tiers = tuple(tier for part in parts for tier in part.tiers)
     names = [tier.name for tier in tiers]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
-    return Collection(
-        tuple(tiers),
-        scalings.pop() if len(scalings) == 1 else None,
-        any(part.local for part in parts),
-        max(part.parallel for part in parts),
-        {name: estimate for part in parts for name, estimate in part.estimates.items()},
-        tuple(name for part in parts for name in part.left_out),
-    )
+    scaling = scalings.pop() if len(scalings) == 1 else None
+    local, parallel = any(part.local for part in parts), max(part.parallel for part in parts)
+    return Collection(tiers, scaling, local, parallel, tuple(name for part in parts for name in part.left_out))
 
 
 def fetched(path: str, name: str) -> Path:
@@ -76,10 +69,10 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    wanted = (*RUN_FILES, BILLED, COMPARISON, ESTIMATE)
-    if not any(PurePosixPath(below).name in {*wanted} - {BILLED} for below in staged.objects):
+    wanted = (*RUN_FILES, COMPARISON)
+    if not any(PurePosixPath(below).name in wanted for below in staged.objects):
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
-    return staged.fetch(lambda below: PurePosixPath(below).name in wanted or below in newest, quiet=True)
+    return staged.fetch(lambda below: PurePosixPath(below).name in (*wanted, BILLED) or below in newest, quiet=True)
 
 
 def _collect(folder: Path) -> Collection:
@@ -87,16 +80,7 @@ def _collect(folder: Path) -> Collection:
         raise UserError(f"{folder}: no such folder: use job directories, or the folder of a comparison")
     comparison, _ = read_json(folder / COMPARISON)
     if isinstance(comparison.get("tiers"), list) and comparison["tiers"]:
-        try:
-            tiers = [_tier(**tier) for tier in comparison["tiers"]]
-        except TypeError:
-            raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one") from None
-        command = str(comparison.get("command") or "")
-        groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
-        scaling = comparison.get("scaling")
-        known = scaling if scaling in ("strong", "weak") else None
-        parallel = whole(comparison.get("parallel")) or 1
-        return Collection(groups, known, comparison.get("on") == "local", parallel, _estimates(folder / ESTIMATE))
+        return _comparison(folder, comparison)
     if _is_run(folder):
         return Collection((TierRuns(folder.resolve().name, (RunRecord(folder),)),))
     below = [child for child in sorted(folder.iterdir()) if child.is_dir()]
@@ -110,13 +94,15 @@ def _collect(folder: Path) -> Collection:
     return Collection(groups, left_out=comparisons)
 
 
-def _estimates(path: Path) -> dict[str, Any]:
-    """Returns the estimate of each tier whose seconds are an interval, with the settings of the estimated job."""
-    content, _ = read_json(path)
-    tiers, config = mapping(content, "tiers"), mapping(content, "config")
-    ends = {name: [positive(mapping(tiers[name], "seconds").get(end)) for end in ("low", "middle", "high")]
-            for name in tiers if isinstance(tiers[name], Mapping)}  # fmt: skip
-    return {name: {**tiers[name], "config": config} for name, seconds in ends.items() if None not in seconds}
+def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
+    try:
+        tiers = [_tier(**tier) for tier in content["tiers"]]
+    except TypeError:
+        raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one") from None
+    command, scaling = str(content.get("command") or ""), content.get("scaling")
+    groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
+    known = scaling if scaling in ("strong", "weak") else None
+    return Collection(groups, known, content.get("on") == "local", whole(content.get("parallel")) or 1)
 
 
 def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:

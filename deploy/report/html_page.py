@@ -8,9 +8,9 @@ from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
-from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal, transposed
+from deploy.report.forms import notes, shown, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.measures import summarize
 from deploy.report.plots import draw
-from deploy.report.summary import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
 from trainer.base.run_files.records import mapping
@@ -50,55 +50,45 @@ def to_html(
 ) -> str:
     """Returns one HTML page that needs no other file."""
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
-    return page(
-        TEMPLATE,
+    (_, *names), *lines = shown(rows)
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        style=_STYLE.read_text(encoding="utf-8"),
         title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(_about(collection)),
-        verdict=items(sentences),
-        table=html_table(*transposed(rows), "<td></td>"),  # a narrow screen scrolls, the names of the values stay
-        notes=items(remarks),
-        figures=section("Figures", starmap(figure, draw(collection, rows))),
-        samples=section("Samples from the same noise", (_sample(*grid) for grid in grids), "figures samples"),
+        verdict=_items(sentences),
+        table=_table(names, lines),  # a narrow screen scrolls, the names of the values stay
+        notes=_items(remarks),
+        figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
+        samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
         commands=_commands(collection),
     )
 
 
 def _subject(collection: Collection) -> str:
-    names = {
-        str(run.config.get("recipe") or run.config.get("script") or run.config.get("model"))
-        for run in collection.runs
-        if run.config
-    }
+    configs = [run.config for run in collection.runs if run.config]
+    names = {str(config.get("recipe") or config.get("script") or config.get("model")) for config in configs}
     return Path(names.pop()).stem if len(names) == 1 else "Training"
 
 
 def _about(collection: Collection) -> str:
     runs = collection.runs
     tensorflow = {str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""}
-    started = min((str(run.info.get("started", "")) for run in runs), default="")
     about = (
         f"{len(collection.tiers)} tiers, {len(runs)} runs",
-        started[:10],
+        min((str(run.info.get("started", "")) for run in runs), default="")[:10],
         f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
         f"{collection.scaling} scaling" if collection.scaling else "",
     )
     return " · ".join(filter(None, about))
 
 
-def page(template: Path, **parts: str) -> str:
-    """Returns the page of a template with its parts, which are HTML, and the style that all pages share."""
-    style = _STYLE.read_text(encoding="utf-8")
-    return Template(template.read_text(encoding="utf-8")).substitute(style=style, **parts)
-
-
-def items(lines: Iterable[str]) -> str:
-    """Returns the items of an HTML list."""
+def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
 
-def html_table(titles: Iterable[str], lines: Iterable[Sequence[str]], corner: str = "") -> str:
-    """Returns a table; each line begins with its name. `corner`: HTML before the titles, where they lack the name's."""
-    head = corner + "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
+def _table(titles: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+    """Returns a table; each line begins with its name."""
+    head = "<td></td>" + "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
     body = "\n".join(
         f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in lines
     )
@@ -111,7 +101,7 @@ def _cell(text: str) -> str:
     return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
 
 
-def section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
+def _section(title: str, drawn: Iterable[str], classes: str) -> str:
     """Returns a heading with figures below; empty without figures."""
     figures = "\n".join(drawn)
     return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
@@ -119,13 +109,13 @@ def section(title: str, drawn: Iterable[str], classes: str = "figures") -> str:
 
 def _sample(name: str, picture: Path) -> str:
     if picture.stat().st_size > _MOST_IMAGE_BYTES:
-        return figure(name, f"too large for this page: {picture}")
+        return _figure(name, f"too large for this page: {picture}")
     data = base64.b64encode(picture.read_bytes()).decode()
     image = f'<img alt="samples of {html.escape(name)}" src="data:image/png;base64,{data}">'
-    return figure(name, f"step {step_of(picture.stem)}", image)
+    return _figure(name, f"step {step_of(picture.stem)}", image)
 
 
-def figure(title: str, caption: str, content: str = "") -> str:
+def _figure(title: str, caption: str, content: str = "") -> str:
     """Returns an HTML figure; `content` is HTML, the others are text."""
     title, caption = html.escape(title), html.escape(caption)
     return f"<figure><h3>{title}</h3><figcaption>{caption}</figcaption>{content}</figure>"

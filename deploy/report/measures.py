@@ -4,14 +4,16 @@ A new measure is one entry.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from deploy.report.collection import Collection
 from deploy.report.repeats import common, largest, median, spread
 from deploy.report.run_reader import RunRecord
 from deploy.report.table import figures, milliseconds, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
 from deploy.tiers.machine_table import accelerator_of
+from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.breakdown import WORDS
 from trainer.base.run_files.goodput import STEP
 from trainer.base.run_files.records import items, mapping, number, positive, whole
@@ -47,14 +49,6 @@ def _info(part: str, key: str) -> Callable[[RunRecord], int | None]:
 def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
     """Returns the function that reads a number of each line of stats.jsonl that times steps."""
     return lambda run: [positive(line.entry.get(key)) for line in run.timed]
-
-
-def _total(run: RunRecord) -> float | None:
-    return run.wall_seconds if run.state == "done" else None
-
-
-def _warm_up(row: TierSummary) -> int | None:
-    return largest(run.warm_up_steps for run in row.runs) if any(run.timed for run in row.runs) else None
 
 
 def _input_wait(run: RunRecord) -> list[float]:
@@ -165,7 +159,7 @@ def _efficiency(row: TierSummary) -> float | None:
 
 def _cost(row: TierSummary) -> float | None:
     """Returns what the run cost: on Vertex AI what was billed, elsewhere all its seconds at the given price."""
-    if row.no_cost or (row.on_vertex and row.paid_seconds is None):
+    if row.no_cost or row.unbilled:
         return None
     seconds = row.total_seconds if row.paid_seconds is None else row.paid_seconds
     return row.billed_usd if row.price_per_hour is None else _product(row.price_per_hour, seconds, 1 / 3600)
@@ -210,17 +204,12 @@ def _no_efficiency(row: TierSummary) -> str:
     return UNKNOWN_MACHINE if same else f"its devices are of another kind than those of {row.base.tier}"
 
 
-def _no_total(row: TierSummary) -> str:
-    removed = f"{RESULT} was removed and made again: it does not count the time before"
-    return removed if any(run.uncounted for run in row.group.runs) else _NO_RESULT
-
-
 def _no_price(row: TierSummary) -> str:
     return f"the price is not known: use --price_per_hour={row.tier}=USD"
 
 
 def _no_cost(row: TierSummary) -> str:
-    unbilled = "what Vertex AI billed is not recorded" if row.on_vertex and row.paid_seconds is None else ""
+    unbilled = "what Vertex AI billed is not recorded" if row.unbilled else ""
     return row.no_cost or unbilled or "its price or its total time is missing"
 
 
@@ -250,7 +239,7 @@ MEASURES = (
     Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
     Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
     Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format, _NO_STEPS),
-    Measure("warmup_steps", "", _warm_up, missing=_not_timed),
+    Measure("warmup_steps", "", lambda run: run.warm_up_steps if run.timed else None, largest, missing=_not_timed),
     Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed, LOWER),
     Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread, _NO_EPOCH, LOWER),
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
@@ -260,7 +249,15 @@ MEASURES = (
     *map(_of_profile, WORDS),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
-    Measure("total_seconds", "total s", _total, median, figures, _no_total, LOWER),
+    Measure(
+        "total_seconds",
+        "total s",
+        lambda run: run.wall_seconds if run.state == "done" else None,
+        median,
+        figures,
+        _NO_RESULT,
+        LOWER,
+    ),
     Measure("goodput", "goodput", _goodput, median, percent, _NO_RESULT, HIGHER),
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
@@ -286,3 +283,20 @@ def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
     better = next(measure.better for measure in MEASURES if measure.key == key)
     values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
     return (min if better == LOWER else max)(rows, key=lambda row: values[row.tier])
+
+
+def summarize(
+    collection: Collection, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
+) -> list[TierSummary]:
+    """Returns a summary of each tier, compared with `baseline`, by default the first tier.
+
+    `usd_by_tier`: prices of one hour of all machines, instead of those in a comparison. Raises UserError for an
+    unknown tier.
+    """
+    names, usd, local = [group.name for group in collection.tiers], usd_by_tier or {}, collection.local
+    check_tiers([*([baseline] if baseline else []), *usd], names)
+    rows = [TierSummary(group, MEASURES, local, usd.get(group.name)) for group in collection.tiers]
+    quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
+    for row in rows:
+        row.base, row.wanted_quality = rows[names.index(baseline or names[0])], quality
+    return rows

@@ -16,13 +16,12 @@ from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import BboxBase
 
 _INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
 LOOKS: list[dict[str, Any]] = [
-    {"color": f"#0102{number:02x}", "linestyle": dashes} for dashes in ("-", "--", ":") for number in range(16, 24)
-]
+    {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
+    for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
+]  # fmt: skip
 _MOST_TIERS = 12  # with a line and a name each in one figure
 _WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
@@ -34,10 +33,8 @@ STYLE: Any = {
     "path.simplify_threshold": 0.5,
 }  # fmt: skip
 
-
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
-Point = tuple[float, float]
-_Looks = dict[str, dict[str, Any]]  # colour and line style by tier
+_Looks = dict[str, dict[str, Any]]  # colour, line style and mark by tier
 
 
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
@@ -46,35 +43,30 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
     Raises UserError if matplotlib is not installed.
     """
     drawn = drawings(collection, rows)
-    return [(title, in_units(caption, rows), svg(title, plot)) for title, caption, plot in drawn]
+    return [(title, in_units(caption, rows), _svg(title, plot)) for title, caption, plot in drawn]
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
     """Yields the figures that can be drawn, with placeholders for colours."""
+    speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
-    fastest = sorted(groups, key=lambda group: -_speed(rows, group.name))[:_MOST_TIERS]
+    fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
     shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
     scaled = [row for row in rows if row.speed_up is not None]
-    priced = [row for row in rows if row.cost_per_million_images is not None and row.images_per_second is not None]
+    priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
     if len(scaled) > 1:
         simulated = sum(bool(row.simulated) for row in scaled)
         devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
-        marks = "; vertical lines mark the ideal for devices of one kind" if _ideals(scaled) else ""
-        caption = f"images/s relative to the baseline{marks}"
-        yield f"Speed-up{devices}", caption, lambda axes: _speed_up(axes, scaled, looks)
+        yield f"Speed-up{devices}", "images/s relative to the baseline", lambda axes: _speed_up(axes, scaled, looks)
     if any(_losses(run)[1] for run in collection.runs):
         caption = f"by step, for the first repeat of each tier{note}"
         yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
     if len(priced) > 1:
         caption = "for a million images; no tier is both faster and cheaper than the line"
         yield "Cost against time", caption, lambda axes: _pareto(axes, priced, looks)
-
-
-def _speed(rows: Sequence[TierSummary], tier: str) -> float:
-    return next((row.images_per_second.median for row in rows if row.tier == tier and row.images_per_second), 0.0)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -86,44 +78,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def name_points(axes: "Axes", names: Sequence[tuple[Point, str]], points: Sequence[Point]) -> None:
-    """Writes each name beside its point, where it covers no other name and as few of `points` as possible.
-
-    A name that is not right beside its point gets a line to it. Call this last: the layout says where there is room.
-    """
-    axes.figure.canvas.figure.draw_without_rendering()
-    spots, taken = axes.transData.transform(points), list["BboxBase"]()
-    for point, name in names:
-        label = axes.annotate(tier_label(name), point, (0, 0), textcoords="offset points", fontsize=9, in_layout=False)
-
-        def cost(place: Point, label: "Annotation" = label) -> tuple[int, int]:
-            _move(label, place)
-            box = label.get_window_extent()
-            outside = not all(axes.bbox.contains(*corner) for corner in (box.min, box.max))
-            far = _PLACES.index(place) // len(_SIDES)
-            return outside + box.count_overlaps(taken), far + 2 * box.padded(6).count_contains(spots)
-
-        best = min(_PLACES, key=cost)
-        _move(label, best)
-        taken.append(label.get_window_extent())
-        if best not in _PLACES[: len(_SIDES)]:
-            axes.annotate("", point, best, textcoords="offset points", in_layout=False,
-                          arrowprops={"arrowstyle": "-", "color": _SOFT, "linewidth": 0.6, "shrinkA": 0})  # fmt: skip
-
-
-# Places of a name relative to its point, in points, the nearest first; below and left of a front there is nothing else.
-_SIDES = ((-1, -1), (1, 1), (1, -1), (-1, 1), (0, -1), (0, 1), (-1, 0), (1, 0))
-_PLACES: list[Point] = [(distance * x, distance * y) for distance in (5, 14, 24, 36, 50) for x, y in _SIDES]
-
-
-def _move(label: "Annotation", place: Point) -> None:
-    """Moves a name to a place beside its point, from which it extends away from the point."""
-    x, y = place
-    label.xyann = place
-    label.set(ha="left" if x > 0 else "right" if x else "center", va="bottom" if y > 0 else "top" if y else "center")
-
-
-def svg(title: str, plot: "Callable[[Axes], None]") -> str:
+def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
     """Returns a drawing as an <svg> element. Raises UserError if matplotlib is not installed."""
     try:
         import matplotlib
@@ -141,12 +96,16 @@ def svg(title: str, plot: "Callable[[Axes], None]") -> str:
 def _inline(svg: str, title: str) -> str:
     """Removes the XML head, unused ids, fixed sizes and fonts; makes colours variables of the page."""
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"', svg)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg)
-    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    return re.sub(r"#0102([0-9a-f]{2})", r"var(--c\1)", svg)
+    for pattern, text in (
+        (r"(?s)<metadata>.*?</metadata>", ""),
+        (r'<g id="[^"]*"', "<g"),
+        (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
+        (r'(<svg[^>]*?) height="[^"]*"', r"\1"),
+        (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
+        (r"#0102([0-9a-f]{2})", r"var(--c\1)"),
+    ):
+        svg = re.sub(pattern, text, svg)
+    return svg
 
 
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
@@ -157,12 +116,17 @@ def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
     return [float(line.step) for line in reports], [line.scalars[name] for line in reports]
 
 
-def tier_label(name: str) -> str:
+def _label(name: str) -> str:
     """Escapes a tier's name for matplotlib, which omits a leading _ from legends and reads $ as TeX."""
     return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
-def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
+def _legend_above(axes: "Axes") -> None:
+    """Names what has a label, above the figure, where it covers nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
+
+
+def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
         axes.set(**{f"{which}scale": "log"})
@@ -173,24 +137,16 @@ def scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
         axes.set(**{f"{which}lim": (0, None)})
 
 
-def _ideals(rows: Sequence[TierSummary]) -> dict[int, float]:
-    """Returns the speed-up of ideal devices by index of the row; {} if only the baseline has one."""
-    ideals = {index: row.speed_up / row.efficiency for index, row in enumerate(rows) if row.efficiency}
-    return ideals if len(ideals) > 1 else {}
-
-
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    ideals, speed_ups = _ideals(rows), [row.speed_up for row in rows]
+    speed_ups = [row.speed_up for row in rows]
     between = "\n" if len(rows) <= _MOST_TIERS else "  "
-    labels = [f"{tier_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
+    labels = [f"{_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
     if len(rows) > _MOST_TIERS:
         axes.figure.set(figheight=0.2 * len(rows) + 1)
         axes.margins(y=0.01)
     axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
-    ends = [index - 0.4 for index in ideals], [index + 0.4 for index in ideals]
-    axes.vlines(list(ideals.values()), *ends, color=_INK, linewidth=2)
     axes.set_yticks(range(len(rows)), labels)
-    axes.set(xlabel="x", xlim=(0, 1.05 * max(*speed_ups, *ideals.values())))
+    axes.set(xlabel="x")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
 
@@ -198,23 +154,23 @@ def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
 def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
     for index, group in enumerate(groups):
         width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
-        axes.plot(*_losses(group.runs[0]), label=tier_label(group.name), linewidth=width, **looks[group.name])
+        look = {**looks[group.name], "marker": "", "linewidth": width}
+        axes.plot(*_losses(group.runs[0]), label=_label(group.name), **look)
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
+    _legend_above(axes)
 
 
 def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    points = sorted((1e6 / row.images_per_second.median, row.cost_per_million_images, row.tier) for row in rows)
-    seconds, dollars, names = zip(*points, strict=True)
-    places = list(zip(seconds, dollars, strict=True))
-    front = pareto_front(places)
-    axes.plot(*zip(*(places[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-    axes.scatter(seconds, dollars, s=60, c=[looks[name]["color"] for name in names], zorder=2)
-    few = len(points) <= _MOST_TIERS
-    named = range(len(points)) if few else front[:: 1 + len(front) // _MOST_TIERS]
+    """Draws the time and cost of each tier; of many tiers, some of the best have a name."""
+    points = [(1e6 / row.images_per_second.median, row.cost_per_million_images) for row in rows]
+    front = pareto_front(points)
+    axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
+    named = range(len(rows)) if len(rows) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
+    for index, (point, row) in enumerate(zip(points, rows, strict=True)):
+        look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
+        axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
     axes.set(xlabel="s per million images", ylabel="USD per million images")
-    axes.margins(0.18)
-    scale(axes, "x", seconds)
-    scale(axes, "y", dollars)
-    name_points(axes, [(places[index], names[index]) for index in named], places)
+    for which, values in zip("xy", zip(*points, strict=True), strict=True):
+        _scale(axes, which, values)
+    _legend_above(axes)

@@ -15,15 +15,14 @@ class Spread:
     high: float
     count: int
 
-    @property
-    def width(self) -> float:
-        """Returns the interquartile range."""
-        return self.high - self.low
+
+def _known(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Returns median and quartiles; None of no values."""
-    known = [value for value in values if value is not None]
+    known = _known(values)
     if len(known) < 2:
         return Spread(known[0], known[0], known[0], 1) if known else None
     low, middle, high = statistics.quantiles(known, n=4, method="inclusive")
@@ -32,13 +31,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 def median(values: Iterable[float | None]) -> float | None:
     """Returns the median; None of no values."""
-    known = [value for value in values if value is not None]
+    known = _known(values)
     return statistics.median(known) if known else None
 
 
 def largest(values: Iterable[Any]) -> Any:
     """Returns the largest value; None of no values."""
-    return max((value for value in values if value is not None), default=None)
+    return max(_known(values), default=None)
 
 
 def common(values: Iterable[Any]) -> Any:

@@ -5,22 +5,11 @@ Missing or damaged files cost only the values that they contained: they never ma
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from trainer.base.run_files.goodput import CLASSES, OTHER
-from trainer.base.run_files.records import (
-    StatsEntry,
-    items,
-    mapping,
-    number,
-    positive,
-    read_json,
-    read_result,
-    read_run_info,
-    read_stats,
-    whole,
-)
-from trainer.base.run_files.run_layout import BILLED, RESULT, SAMPLE_FILES, STATS
+from trainer.base.run_files.records import StatsEntry, items, mapping, number, positive, read_json, read_stats, whole
+from trainer.base.run_files.run_layout import BILLED, RESULT, RUN_INFO, SAMPLE_FILES, STATS
 
 
 class StatsLine:
@@ -44,15 +33,17 @@ class RunRecord:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.info, info_problem = cast(tuple[dict[str, Any], str], read_run_info(folder))
-        self.result, result_problem = cast(tuple[dict[str, Any], str], read_result(folder))
+        self.info, info_problem = read_json(folder / RUN_INFO)
+        self.result, result_problem = read_json(folder / RESULT)
         entries, stats_problem = read_stats(folder)
         self.problems = tuple(filter(None, (info_problem, result_problem, stats_problem)))
         self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
         self._timing = self.reports if after_warm_up(self.reports) else self.epochs
-        lines, no_report = [*self.reports, *self.epochs], "is damaged" if (folder / STATS).is_file() else "is missing"
-        self.no_stats = "" if lines else f"{STATS} {no_report if stats_problem else 'contains no report'}"
-        self.last_step = max((line.step for line in lines), default=None)
+        self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
+        self.no_stats = ""
+        if self.last_step is None:
+            damage = "is damaged" if (folder / STATS).is_file() else "is missing"
+            self.no_stats = f"{STATS} {damage if stats_problem else 'contains no report'}"
         # done, interrupted, failed, running; missing or unknown if result.json is missing or damaged
         self.state = str(self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing"))
         self.config = mapping(self.info, "config")
@@ -61,9 +52,7 @@ class RunRecord:
         steps = whole(self.result.get("steps"))
         self.steps = self.last_step if steps is None else steps
         self.startup_seconds = number(self.result.get("startup_seconds"))  # to the end of the first step
-        # result.json was removed while the run had begun, so that it counts its later processes only
-        self.uncounted = _uncounted(self.result, entries)
-        self.wall_seconds = None if self.uncounted else number(self.result.get("wall_seconds"))  # of all processes
+        self.wall_seconds = number(self.result.get("wall_seconds"))  # of all processes
         jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
         self.billed_seconds = sum(number(job.get("seconds")) or 0.0 for job in jobs) or None  # of all its jobs
         self.billed_usd = sum(number(job.get("usd")) or 0.0 for job in jobs) or None
@@ -122,20 +111,6 @@ class RunRecord:
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
     """Returns the timed lines, without the first of each start."""
     return [line for line in lines if not line.warm_up and line.step_seconds is not None]
-
-
-def _uncounted(result: Mapping[str, Any], entries: Sequence[StatsEntry]) -> bool:
-    """Returns whether result.json lacks the time of processes that stats.jsonl has lines of.
-
-    `seconds` in stats.jsonl counts all processes, from the first step on. Each process needs its start besides; a run
-    that was done and then lengthened has more starts than restarts too, but all of them in its time.
-    """
-    wall, startup = number(result.get("wall_seconds")), number(result.get("startup_seconds")) or 0.0
-    trained = max((number(entry.get("seconds")) or 0.0 for entry in entries), default=0.0)
-    reports = [entry for entry in entries if entry["kind"] == "report"]
-    restarts = sum(1 for entry in reports[1:] if whole(entry.get("untimed_steps")))
-    unknown = restarts > (whole(result.get("restarts")) or 0)
-    return wall is not None and unknown and wall < trained + 1.5 * startup
 
 
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:

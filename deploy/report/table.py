@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deploy.report.repeats import Spread
@@ -44,9 +44,9 @@ def milliseconds(value: Spread) -> str:
     return with_spread(value, 1e3)
 
 
-def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str]) -> str:
-    """Returns a Markdown table, with the first column aligned left, and the lines `below` it."""
-    lines = [titles, ["---", *["--:"] * (len(titles) - 1)], *cells]
+def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:
+    """Returns a Markdown table, with so many columns aligned left, and the lines `below` it."""
+    lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
 
@@ -60,12 +60,11 @@ def csv_text(records: Sequence[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def terminal_table(
-    titles: Sequence[str], lines: Sequence[Sequence[str]], align: Callable[[str, int], str] = str.rjust
-) -> str:
-    """Returns a table as plain text; each line begins with its name, and so do the titles. `align`: of other cells."""
+def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """Returns a table as plain text, with so many columns aligned left."""
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
-    names, others = widths[0], widths[1:]
+    aligned = [str.ljust] * left + [str.rjust] * (len(titles) - left)
     return "".join(
-        "  ".join([name.ljust(names), *map(align, cells, others)]).rstrip() + "\n" for name, *cells in (titles, *lines)
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True)).rstrip() + "\n"
+        for line in (titles, *lines)
     )

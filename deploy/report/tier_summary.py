@@ -49,16 +49,15 @@ class Measure:
 class TierSummary:
     """Holds one tier's repeats and the values of their measures, by key: `row.step_seconds`, or None.
 
-    `price`: USD an hour of all machines; `on_this_machine`: whether it ran here, so that this price is not that of
-    its seconds; `base`: the tier of the speed-ups; `wanted_quality`: what measures of images are compared with.
+    `local`: it ran on this machine; `usd`: an hour of all machines, if the user says so; `base`: the tier of the
+    speed-ups; `wanted_quality`: what measures of images are compared with.
     """
 
-    def __init__(
-        self, group: TierRuns, measures: Iterable[Measure], local: bool, price: float | None, on_this_machine: bool
-    ) -> None:
+    def __init__(self, group: TierRuns, measures: Iterable[Measure], local: bool, usd: float | None) -> None:
         self.measures = {measure.key: measure for measure in measures}
         self.group, self.facts, self.local = group, group.tier, local
-        self.price, self.on_this_machine = price, on_this_machine
+        self.price = group.tier.price_per_hour if usd is None and group.tier else usd
+        self.on_this_machine = local and usd is None  # so that the price is not that of its seconds
         self.done = tuple(run for run in group.runs if run.state == "done")
         self.runs: Sequence[RunRecord] = self.done or group.runs  # those that are measured
         self.base, self.wanted_quality = self, ""
@@ -95,9 +94,9 @@ class TierSummary:
         return bool(self.done) and self.images_per_second is not None
 
     @property
-    def on_vertex(self) -> bool:
-        """Returns whether a comparison ran it on Vertex AI."""
-        return self.facts is not None and not self.local
+    def unbilled(self) -> bool:
+        """Returns whether Vertex AI ran it for a comparison, and what it billed is not recorded."""
+        return self.facts is not None and not self.local and self.paid_seconds is None
 
     @property
     def no_cost(self) -> str:

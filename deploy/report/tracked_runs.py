@@ -9,7 +9,7 @@ from deploy.report.collection import COMPARISON, fetched
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import items, number, read_json, read_result
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
-from trainer.base.run_files.tracking.sender import Sender, Source, open_tracker
+from trainer.base.run_files.tracking.sender import Sender, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
@@ -19,16 +19,16 @@ _TRIAL_STATES = {"complete": "finished", "pruned": "killed", "killed": "killed"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Listed:
-    """Holds a run that a table describes. Meets `Source`."""
+class _Listed(RunFiles):
+    """Holds a run that a table describes."""
 
-    about: TrackedRun
+    about: TrackedRun = dataclasses.field(kw_only=True)
     values: Sequence[Point] = ()
 
     def run(self, *, ended: bool) -> TrackedRun:
         return self.about if ended else dataclasses.replace(self.about, state="running", files=())
 
-    def points(self, *, ended: bool, again: bool = False) -> list[Point]:
+    def points(self, *, ended: bool) -> list[Point]:
         return [*self.values]
 
 
@@ -45,22 +45,20 @@ def track(paths: Sequence[str], addresses: str) -> None:
 
     Raises UserError if a tracker refuses it, or a path has no run, and PlatformFault if a tracker does not answer.
     """
-    for path in paths:
-        sources = [*_sources(path)]
+    for source in [source for path in paths for source in _sources(path)]:
         for address in read_addresses(addresses):
-            for source in sources:
-                sender, run = Sender(address, source), source.run(ended=True)
-                try:
-                    sender.send(ended=True)
-                except UserError:
-                    raise
-                except Exception as error:
-                    raise PlatformFault(f"{sender.text}: {run.name} is not sent: {reason(error)}") from error
-                link = sender.opened.link if sender.opened else ""
-                print(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}", flush=True)
+            sender, run = Sender(address, source), source.run(ended=True)
+            try:
+                sender.send(ended=True)
+            except UserError:
+                raise
+            except Exception as error:
+                raise PlatformFault(f"{sender.text}: {run.name} is not sent: {reason(error)}") from error
+            link = sender.opened.link if sender.opened else ""
+            print(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}", flush=True)
 
 
-def _sources(path: str) -> Iterator[Source]:
+def _sources(path: str) -> Iterator[RunFiles]:
     """Yields the run in a folder, or the parent of the runs below it and then these."""
     folder, where = fetched(path, "track"), path.rstrip("/")
     if (folder / RUN_INFO).is_file():
@@ -72,7 +70,7 @@ def _sources(path: str) -> Iterator[Source]:
     if not below and not (folder / TABLES[0]).is_file():
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     parent = _parent(folder, where)
-    yield _Listed(parent)
+    yield _Listed(folder, where, about=parent)
     prices = _prices(folder)
     for run in below:
         name = run.relative_to(folder).as_posix()
@@ -106,15 +104,13 @@ def _trial(trial: dict[str, Any], parent: TrackedRun) -> _Listed:
     settings = {
         name.removeprefix("setting."): text_of(value) for name, value in trial.items() if name.startswith("setting.")
     }
+    results = {f"result/{name}": number(trial.get(name)) for name in ("value", "seconds", "usd")}
     metric = parent.parameters.get("metric", "value")
-    numbers = {
-        f"result/{name}": value
-        for name in ("value", "seconds", "usd")
-        if (value := number(trial.get(name))) is not None
-    }
-    points = [Point(step, 0.0, {metric: value}) for step, value in enumerate(trial.get("reports", []), start=1)]
-    name = f"trial-{trial['trial']:03d}"
-    tags = {"reason": text_of(trial.get("reason"))} if trial.get("reason") else {}
+    reports = [{metric: value} for value in trial.get("reports", [])]
+    rows = [*reports, {name: value for name, value in results.items() if value is not None}]
+    name, why = f"trial-{trial['trial']:03d}", text_of(trial.get("reason"))
     state = _TRIAL_STATES.get(str(trial.get("state")), "failed")
-    run = TrackedRun(digest([parent.id, name]), name, parent.folder, parent.id, settings, tags, state)
-    return _Listed(run, [*points, Point(len(points) + 1, 0.0, numbers)])
+    identity, tags = digest([parent.id, name]), {"reason": why} if why else {}
+    about = TrackedRun(identity, name, parent.folder, parent.id, settings, tags, state)
+    points = [Point(step, 0.0, values) for step, values in enumerate(rows, start=1)]
+    return _Listed(parent.folder, "", about=about, values=points)

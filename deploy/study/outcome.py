@@ -148,7 +148,7 @@ class StudyOutcome:
         try:
             pictures = self._draw(out) if self.complete else []
         finally:
-            table = terminal_table(*self.rows(), align=str.ljust)
+            table = terminal_table(*self.rows(), left=len(self.rows()[0]))
             print("\n".join([table, *verdict, "", *notes, *(["", command] if command else [])]))
         print("\n".join(["", *map(str, pictures)]))
 

@@ -19,7 +19,7 @@ from deploy.cli import compare
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import load_tier
 from deploy.vertex.gcloud import Gcloud
@@ -181,7 +181,7 @@ def train_here(google: Emulator, job: Job, folder: Path, environment: dict[str, 
     given = local_workers(load_tier(str(spec)), [], folder, job["name"].rsplit("/", 1)[-1])
     environment = {"PYTHONPATH": str(ROOT), **environment}
     workers = [dataclasses.replace(one, environment={**one.environment, **environment}) for one in given]
-    outcome = LocalJob(workers, folder, lambda worker, line: google.log(job, line, worker)).run()
+    outcome = LocalJob(workers, lambda worker, line: google.log(job, line, worker)).run()
     google.end(job, outcome.state, outcome.error)
 
 

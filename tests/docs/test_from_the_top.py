@@ -70,11 +70,11 @@ def local_commands() -> list[Command]:
     """Returns the local commands in the order of the pages, but those that make data and runs first.
 
     test_notebook.py runs those of the notebook, tests/test_examples.py those of examples/ that no page repeats,
-    tests/deploy/cli/test_local.py kills a worker, tests/deploy/cli/test_submit.py checks devices.
+    tests/deploy/cli/test_submit.py checks devices.
     """
     found = [command for command in documented() if not re.search(r"^examples/|\.ipynb$", command.place)]
     found = [command for command in found if command.subject in LOCAL and "--on=vertex" not in command.words]
-    elsewhere = ("gs://", "--kill=", "--on_gpus")
+    elsewhere = ("gs://", "--on_gpus")
     found = [one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)]
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from deploy.report.collection import collect
 from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.html_page import to_html, write_report
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
 from deploy.report.verdict import verdict
 from deploy.vertex import history as record
 from tests.deploy.planted import plant
@@ -67,8 +67,6 @@ COMPARISON: dict[str, Any] = {
                "workers": 1, "price_per_hour": 0.8}, {"name": "b", "machine_type": "n1-standard-8"}],
     "scaling": "strong", "on": "local", "parallel": 1,
 }  # fmt: skip
-SECONDS = {"low": 8.0, "middle": 9.0, "high": 12.0}
-ESTIMATE = {"config": {"model": "mlp", "seed": 0}, "tiers": {"a": {"tier": "a", "seconds": SECONDS, "steps": 30}}}
 _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 
@@ -188,7 +186,7 @@ def write_all_forms(folder: Path) -> None:
     assert "<script>alert" not in to_html(collection, rows, *found)
 
 
-def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes, estimate: bytes) -> Path:
+def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     for tier in "ab":
         for repeat in (1, 2):
@@ -196,13 +194,11 @@ def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: b
     for name, content in zip(_NAMES, (about, result, lines), strict=True):
         (folder / "a" / "repeat-1" / name).write_bytes(content)
     (folder / "comparison.json").write_bytes(asked)
-    (folder / "estimate.json").write_bytes(estimate)
     return folder
 
 
 _files = {
     "about": json_like(RUN), "result": json_like(RESULT), "lines": _lines, "asked": json_like(COMPARISON),
-    "estimate": json_like(ESTIMATE),
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
-"""Reads TF_CONFIG and CLUSTER_SPEC, as Vertex AI sets them, into a Cluster, without importing TensorFlow.
+"""Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, without importing TensorFlow.
 
-Both variables: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
 
 import json
@@ -12,9 +12,7 @@ from typing import Any
 
 from trainer.base.errors import UserError
 
-_ROLES = {
-    "chief": "chief", "master": "chief", "workerpool0": "chief", "worker": "worker", "workerpool1": "worker",
-}  # fmt: skip
+_ROLES = {"chief": "chief", "master": "chief", "worker": "worker"}
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
 
@@ -46,79 +44,67 @@ class Cluster:
 
 
 def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
-    """Returns the cluster that the environment describes; one machine if there is none, or only a chief.
+    """Returns the cluster that TF_CONFIG describes; one machine if there is none, or only a chief.
 
-    TF_CONFIG has precedence over CLUSTER_SPEC, as TensorFlow reads it too. Raises UserError if it is malformed.
+    Raises UserError if it is malformed.
     """
-    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
-        if (text := environment.get(name)) and (cluster := _read(name, text)):
-            return cluster
-    return Cluster()
-
-
-def _read(name: str, text: str) -> Cluster | None:
-    """Returns the cluster in the variable `name`; None if it has no tasks."""
-    content = _object(name, _parse(name, text), "the variable")
+    try:
+        content = _object(json.loads(environment.get("TF_CONFIG") or "{}"), "the variable")
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"TF_CONFIG: not valid JSON ({error}): fix it, or unset TF_CONFIG for one machine") from None
     tasks: dict[str, tuple[str, ...]] = {"chief": (), "worker": ()}
-    for role, addresses in _object(name, content.get("cluster", {}), "cluster").items():
+    for role, addresses in _object(content.get("cluster", {}), "cluster").items():
         if addresses:
-            tasks[_role(name, role)] += _addresses(name, role, addresses)
+            tasks[_role(role)] += _addresses(role, addresses)
     addresses = tasks["chief"] + tasks["worker"]
     if not addresses:
-        return None
+        return Cluster()
     if len(tasks["chief"]) > 1:
-        raise UserError(f"{name}: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
+        raise UserError(f"TF_CONFIG: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
     if repeated := sorted(address for address in set(addresses) if addresses.count(address) > 1):
         raise UserError(
-            f"{name}: the address {repeated[0]} appears more than once: every task needs a separate address"
+            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
         )
-    return Cluster(addresses if len(addresses) > 1 else (), _index(name, content, tasks))
+    return Cluster(addresses if len(addresses) > 1 else (), _index(content, tasks))
 
 
-def _parse(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not valid JSON ({error}): fix it, or unset {name} for one machine") from None
-
-
-def _object(name: str, value: Any, part: str) -> dict[str, Any]:
+def _object(value: Any, part: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{name}: {part} must be a JSON object, not {str(value)[:60]!r}")
+        raise UserError(f"TF_CONFIG: {part} must be a JSON object, not {str(value)[:60]!r}")
     return value
 
 
-def _role(name: str, role: str) -> str:
-    """Returns "chief" or "worker": `master` is an older name of the chief, and CLUSTER_SPEC uses pools."""
+def _role(role: str) -> str:
+    """Returns "chief" or "worker": `master` is an older name of the chief."""
     if role not in _ROLES:
         raise UserError(
-            f"{name}: this trainer has no tasks of role {role[:60]!r}: supported are the chief (workerpool0) and "
-            "workers (workerpool1)"
+            f"TF_CONFIG: this trainer has no tasks of role {role[:60]!r}: supported are the chief (pool 0) and workers "
+            "(pool 1)"
         )
     return _ROLES[role]
 
 
-def _addresses(name: str, role: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and _is_address(item) for item in value):
-        raise UserError(f"{name}: cluster.{role} must be a list of host:port addresses, not {str(value)[:60]!r}")
+def _addresses(role: str, value: Any) -> tuple[str, ...]:
+    valid = isinstance(value, list) and all(
+        isinstance(item, str) and _ADDRESS.fullmatch(item) and 0 < int(item.rpartition(":")[2]) < 65536
+        for item in value
+    )
+    if not valid:
+        raise UserError(f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not {str(value)[:60]!r}")
     return tuple(value)
 
 
-def _is_address(text: str) -> bool:
-    return bool(_ADDRESS.fullmatch(text)) and 0 < int(text.rpartition(":")[2]) < 65536
-
-
-def _index(name: str, content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> int:
+def _index(content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> int:
     """Returns the index of this process among all workers, from the `task` entry."""
-    task = _object(name, content.get("task"), "task")
-    role, index = _role(name, str(task.get("type"))), task.get("index", 0)
+    task = _object(content.get("task"), "task")
+    role, index = _role(str(task.get("type"))), task.get("index", 0)
     if not tasks[role]:
-        raise UserError(f"{name}: task.type is {role}, but the cluster has no {role}")
+        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
     if isinstance(index, str) and index.isdecimal():
         index = int(index[:9])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
         raise UserError(
-            f"{name}: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
             f"use 0 to {len(tasks[role]) - 1}"
         )
     return index if role == "chief" else index + len(tasks["chief"])

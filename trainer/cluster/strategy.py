@@ -40,6 +40,7 @@ class Replicas:
     cluster: Cluster = ONE_MACHINE
     collectives: str | None = None  # how replicas sum: nccl or ring; None for one replica
     micro_batches: int = 1  # passes in which each update takes a replica's rows
+    virtual: int = 0  # replicas as which the batch is cut, whatever the number of real ones; 0: none
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -69,7 +70,8 @@ class Replicas:
         """
         noun = "replica" if self.local == 1 else "replicas"
         workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
-        passes = f"{self.micro_batches} micro-batches x " if self.micro_batches > 1 else ""
+        kind = f"of {self.virtual} virtual replicas" if self.virtual else "micro-batches"
+        passes = f"{self.micro_batches} {kind} x " if self.micro_batches > 1 or self.virtual else ""
         rows = self.rows // self.micro_batches
         return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {passes}{rows}"
 
@@ -140,7 +142,8 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     else:
         strategy = tf.distribute.get_strategy()
     summed = collectives if len(devices) * cluster.workers > 1 else None
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, config.micro_batches)
+    passes, count = config.passes(len(devices) * cluster.workers), config.virtual_replicas
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, passes, count)
 
 
 def collective_implementation(communication: str, devices: Sequence[str]) -> str:

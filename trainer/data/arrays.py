@@ -13,8 +13,6 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Array, Examples, Subset
 from trainer.data.in_memory import Arrays
 
-MOST_BYTES = 16 * 2**30  # the largest size that a file's header may claim
-DEFLATE = 1032  # the highest compression ratio of deflate: https://zlib.net/zlib_tech.html
 MOST_CLASSES = 2**20
 _CHUNK_PIXELS = 2**24  # resized at a time, because float copies of all images would not fit into memory
 

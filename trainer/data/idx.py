@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import DEFLATE, MOST_BYTES, arrays_dataset
+from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
 
 _UINT8 = 0x08
@@ -46,13 +46,10 @@ def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             if header[3] != dimensions:
                 raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
-            size = math.prod(shape)
-            if size > min(MOST_BYTES, path.stat().st_size * (DEFLATE if path.suffix == ".gz" else 1)):
-                raise UserError(f"{path}: its header claims {shape}, but fewer bytes follow, or more than 16 GiB")
-            content = file.read(size + 1)
+            content = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None
-    if len(content) != size:
+    if len(content) != (size := math.prod(shape)):
         raise UserError(
             f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
         )

@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming
 from trainer.data import image_folder, sources, tfrecord
-from trainer.data.bad_images import Bad
+from trainer.data.encoded import Bad
 from trainer.data.examples import Examples
 from trainer.data.fingerprint import content_of, files_of
 from trainer.data.in_memory import Arrays
@@ -44,60 +44,47 @@ def source_of(config: TrainConfig, per_shard: int) -> Source:
     files = files_of(config)  # before they are read: they may change meanwhile
     known = files.named() if files else {}
     if sources.is_named(config.data):
-        return _loaded_source(config, per_shard, known)
+        return _loaded(config, per_shard, known)
     kind, path = sources.kind_and_path(config.data, config.cache_dir)
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
-        if kind == "folder" and not config.evaluation_fraction:
-            return _folder_source(config, path, per_shard, known)
-        if kind == "tfrecord" and not config.evaluation_fraction:
-            return _tfrecord_source(config, path, known)
-        return _loaded_source(config, per_shard, known)
+        if config.evaluation_fraction or kind not in ("folder", "tfrecord"):
+            return _loaded(config, per_shard, known)
+        if kind == "tfrecord":  # one piece a file: the number of its records is unknown until it is read
+            parts = [[_record_piece(config, file) for file in split] for split in tfrecord.find(path)]
+            return Source(_named(*parts), (), _fingerprint(config, 0, known))
+        splits = [split for split in image_folder.find(path) if split]
+        parts = [
+            [Piece(len(part.sources), partial(part.decode, config)) for part in split.parts(per_shard)]
+            for split in splits
+        ]
+        left_out = sum((split.left_out for split in splits), Counter[str]())
+        return Source(_named(*parts), splits[0].class_names, _fingerprint(config, per_shard, known), left_out)
 
 
-def _folder_source(config: TrainConfig, path: Path, per_shard: int, known: Mapping[str, Any]) -> Source:
-    train, evaluation = image_folder.find(path)
-    folders = {"train": train} | ({"evaluation": evaluation} if evaluation else {})
-
-    def piece(part: image_folder.Folder) -> Piece:
-        return Piece(len(part.files), lambda bad: image_folder.decode_folder(config, part, bad))
-
-    splits = {
-        name: [piece(folder.part(start, start + per_shard)) for start in range(0, len(folder.files), per_shard)]
-        for name, folder in folders.items()
-    }
-    left_out = image_folder.left_out(train, evaluation)
-    return Source(splits, train.class_names, _fingerprint(config, per_shard, known), left_out)
+def _named(train: list[Piece], evaluation: list[Piece] | None = None) -> dict[str, list[Piece]]:
+    return {"train": train} if evaluation is None else {"train": train, "evaluation": evaluation}
 
 
-def _tfrecord_source(config: TrainConfig, path: Path, known: Mapping[str, Any]) -> Source:
-    """Makes one piece per file, because the number of records in a file is unknown until it is read."""
-
-    def piece(file: Path) -> Piece:
-        return Piece(1, lambda bad: tfrecord.read(config, [file], bad))
-
-    train, evaluation = tfrecord.find(path)
-    splits = {"train": [*map(piece, train)], "evaluation": [*map(piece, evaluation)]}
-    return Source(splits, (), _fingerprint(config, 0, known))
+def _record_piece(config: TrainConfig, file: Any) -> Piece:
+    return Piece(1, lambda bad: tfrecord.read(config, [file]).decode(config, bad))
 
 
-def _loaded_source(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> Source:
+def _loaded(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> Source:
     """Divides a dataset that is loaded as a whole; data of a name or a function change without a file."""
     keras.utils.set_random_seed(config.seed)  # before a function of the user's is imported, as in every command
     dataset = sources.load_dataset(config)
     names = ["train", *(["evaluation"] if dataset.evaluation else [])]
-    splits = {name: list(_slices(dataset.images(name), per_shard)) for name in names}
+    parts = [_slices(dataset.images(name), per_shard) for name in names]
     fingerprint = _fingerprint(config, per_shard, known or content_of(dataset, rows=True))
-    return Source(splits, dataset.class_names, fingerprint)
+    return Source(_named(*parts), dataset.class_names, fingerprint)
 
 
-def _slices(part: Examples, per_shard: int) -> Iterator[Piece]:
-    for start in range(0, part.count, per_shard):
-        rows = np.arange(start, min(start + per_shard, part.count), dtype=np.int64)
+def _slices(examples: Examples, per_shard: int) -> list[Piece]:
+    def piece(start: int) -> Piece:
+        rows = np.arange(start, min(start + per_shard, examples.count), dtype=np.int64)
+        return Piece(len(rows), lambda bad: Arrays(*(part.numpy() for part in examples.gather(rows))))
 
-        def get(bad: Bad, rows: Any = rows) -> Arrays:
-            return Arrays(*(tensor.numpy() for tensor in part.gather(rows)))
-
-        yield Piece(len(rows), get)
+    return [*map(piece, range(0, examples.count, per_shard))]
 
 
 def _fingerprint(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> str:

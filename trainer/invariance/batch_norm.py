@@ -59,7 +59,9 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 
 def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Returns the outputs in training, and each group's mean and variance by channel, (groups, channels)."""
-    replica = tf.distribute.get_replica_context() if layer.synchronized else None
+    step = running_step()
+    alone = not layer.synchronized or (step and step.virtual_replicas)
+    replica = None if alone else tf.distribute.get_replica_context()
     replicas, groups = replica.num_replicas_in_sync if replica else 1, _groups.get()
     way = _way(layer, values, mask, groups)
     values = values if isinstance(way, Kernel) else tf.cast(values, way.dtype)
@@ -174,14 +176,19 @@ def _unstacked(statistic: Any) -> list[Any]:
 def _move_averages(layer: Any, means: Any, variances: Any) -> None:
     """Moves the layer's averages as one update for each group, in order, would.
 
-    After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i. All passes of micro-batches
-    make one such update: value_i is then the mean over the passes, of which each adds its share.
+    After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i. All passes of a step make one
+    such update: value_i is then the mean over the passes.
     """
     groups, momentum, step = means.shape[0], layer.momentum, running_step()
-    number, passes = (step.pass_number, step.passes) if step else (0, 1)
-    keep = momentum**groups if number == 0 else 1.0
     weights = (1.0 - momentum) * momentum ** np.arange(groups - 1.0, -1.0, -1.0)
-    for average, values in ((layer.moving_mean, means), (layer.moving_variance, variances)):
-        moved = values * tf.constant(weights[:, None] / passes, values.dtype)
-        moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
-        average.assign(average * keep + moved)
+
+    def update(statistics: Sequence[Any]) -> None:
+        for average, values in zip((layer.moving_mean, layer.moving_variance), statistics, strict=True):
+            moved = values * tf.constant(weights[:, None], values.dtype)
+            moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
+            average.assign(average * momentum**groups + moved)
+
+    if step and step.parts > 1:
+        step.averaged.append((update, [means, variances]))
+    else:
+        update([means, variances])

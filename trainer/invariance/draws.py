@@ -79,7 +79,12 @@ class _Stream:
             )
 
     def name_dependence(self, why: str) -> None:
-        """Warns once that the numbers depend on the number of replicas, if there are several."""
+        """Warns once that the numbers depend on the number of replicas, if there are several.
+
+        Raises UserError with virtual replicas, whose numbers must not.
+        """
+        if self.step.virtual_replicas:
+            raise UserError(f"{self.step.split}: {self.path} {why}: drop it, or --virtual_replicas")
         if self.step.is_part:
             warn_once(f"the result depends on the number of replicas: {self.path} {why}")
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.invariance.compat import disable_gradient_sum
 from trainer.invariance.fused_updates import fuse_updates
+from trainer.invariance.step import dense, running_step
 
 
 class Update(NamedTuple):
@@ -93,18 +94,11 @@ def _summed(gradients: Sequence[Any]) -> list[Any]:
     """
     placed = [_placed(gradient) if _is_large(gradient) else (None, None) for gradient in gradients]
     values = [
-        _dense(gradient) if rows is None else slices for gradient, (slices, rows) in zip(gradients, placed, strict=True)
+        dense(gradient) if rows is None else slices for gradient, (slices, rows) in zip(gradients, placed, strict=True)
     ]
     summed, rows = all_reduce_sum(values), all_reduce_sum([rows for _, rows in placed])
     parts = zip(summed, rows, gradients, strict=True)
-    return [value if at is None else _dense(tf.IndexedSlices(value, at, like.dense_shape)) for value, at, like in parts]
-
-
-def _dense(gradient: Any) -> Any:
-    """Returns slices as a tensor as large as their table; any other gradient unchanged."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
+    return [value if at is None else dense(tf.IndexedSlices(value, at, like.dense_shape)) for value, at, like in parts]
 
 
 def _is_large(gradient: Any) -> bool:
@@ -139,8 +133,16 @@ def divided(gradient: Any, divisor: float) -> Any:
 def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
 
-    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built.
+    The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
+    --virtual_replicas it adds in their tree; raises UserError in a pass, which knows one of them alone.
     """
+    if (step := running_step()) and step.virtual_replicas:
+        if step.parts > 1:
+            raise UserError(
+                f"{step.split}: the step sums over replicas within a pass, whose rows are those of one of them: drop "
+                "--virtual_replicas, or use a loss that is a mean over rows"
+            )
+        return step.add_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()
     present = [tensor for tensor in tensors if tensor is not None]
     if replica.num_replicas_in_sync == 1 or not present:

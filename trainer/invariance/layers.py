@@ -6,6 +6,7 @@ Layers keep their classes, names, weights and settings, so that templates hold K
 import keras
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.compat import all_layers, layers_by_path
@@ -27,25 +28,34 @@ _SUMS_ACTIVITY = tuple(int(part) for part in keras.__version__.split(".")[:2]) <
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
     """Makes the layers of `model` that draw random numbers or normalise batches independent of the number of replicas.
 
-    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too.
+    Call it once, under the strategy's scope. It reaches every layer that Keras tracks, in subclassed models too. Raises
+    UserError if one of them cannot be, though --virtual_replicas promises equal bits.
     """
     draw_by_row_everywhere()
     for path, layer in layers_by_path(model).items():
         draw_by_row(layer, path)
         if isinstance(layer, keras.layers.BatchNormalization):
             normalize_in_place(layer, synchronized=synchronized(config))
+    if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
+        raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
 
 
-def depends_on_replicas(model: keras.Model, replicas: int, micro_batches: int = 1) -> list[str]:
+def depends_on_replicas(
+    model: keras.Model, replicas: int, micro_batches: int = 1, *, virtual: bool = False
+) -> list[str]:
     """Returns reasons, from its layers, why steps of `model` on several replicas may differ from those on one.
 
-    `micro_batches` have these reasons and more: a line for each layer, but a single one for all of batch norm.
+    `micro_batches` have these reasons and more: a line for each layer, but a single one for all of batch norm. With
+    `virtual` replicas batch norm is no reason, unless a user's own layer moves its averages itself.
     """
     if replicas == micro_batches == 1:
         return []
     reasons, normalising = [], []
     for path, layer in layers_by_path(model).items():
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+        normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        if normalises and virtual and "call" not in vars(layer):
+            reasons.append(f"{path} moves its averages in each pass, by code of its own")
+        elif normalises and not virtual:
             normalising.append(path)
             if replicas > 1 and not layer.synchronized:
                 reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")

@@ -41,10 +41,10 @@ def root_mean_square(values: Any) -> Any:
     Raises UserError in a pass of `--micro_batches`, which ends before the rows of the next are known.
     """
     step, replica = running_step(), tf.distribute.get_replica_context()
-    if step and step.passes > 1:
+    if step and step.parts > 1:
         raise UserError(
-            f"micro_batches={step.passes}: root_mean_square needs all rows of the global batch at once: drop "
-            "--micro_batches, or use a loss that is a mean over rows"
+            f"{step.split}: root_mean_square needs all rows of the global batch at once: drop "
+            f"--{step.split.partition('=')[0]}, or use a loss that is a mean over rows"
         )
     mean = tf.reduce_mean(tf.square(values))
     if replica is None:  # while the model is built
@@ -70,6 +70,8 @@ def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
 
     with _counted_by(keep):
         try_losses(model, rows)
+    if step := running_step():
+        step.averaged.clear()
     return counts
 
 

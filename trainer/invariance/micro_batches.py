@@ -1,4 +1,4 @@
-"""Runs a train_step on a replica's rows in the passes of `--micro_batches`: gradients are summed, and applied once.
+"""Runs a train_step on a replica's rows in passes, of micro-batches or of virtual replicas: gradients are applied once.
 
 docs/decisions/10-micro-batches.md has the reasons.
 """
@@ -21,18 +21,18 @@ from trainer.user_code.interface import ModelInterface, scalars_of
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
     """Returns what the model's train_step returns for this replica's rows; call it within a step.
 
-    Raises UserError if a train_step of the user's own takes all rows at once, though micro-batches are asked for.
+    Raises UserError if a train_step of the user's own takes all rows at once, though the rows are to be cut.
     """
     step = running_step()
-    if step is None or step.micro_batches == 1:
+    if step is None or not step.in_passes:
         return model.train_step(data)
     if not ModelInterface.of(model).own_step:
         return _in_passes(model, data, step)
     logs = model.train_step(data)
     if not step.uses[ACCUMULATED]:
         raise UserError(
-            f"micro_batches={step.micro_batches}: the train_step of {type(model).__name__} takes all rows at once: sum "
-            "its gradients by current_step().accumulate(function, *rows), or drop --micro_batches"
+            f"{step.split}: the train_step of {type(model).__name__} takes all rows at once: sum its gradients by "
+            f"current_step().accumulate(function, *rows), or drop --{step.split.partition('=')[0]}"
         )
     return logs
 

@@ -28,6 +28,10 @@ class NotCompilable(Exception):
     """Reports why XLA cannot compile a step so that its numbers stay the same."""
 
 
+# Moves averages of the rows by their mean over all passes; what a pass adds to that mean.
+Averaged = tuple[Callable[[list[Any]], None], list[Any]]
+
+
 @dataclass(frozen=True)
 class StepContext:
     """Describes one step as one replica runs it."""
@@ -39,11 +43,25 @@ class StepContext:
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
     micro_batches: int = 1  # passes in which `accumulate` takes the rows
-    pass_number: int = 0  # of the pass that runs, from 0
-    passes: int = 1  # of which it is one
+    virtual_replicas: int = 0  # into which the global batch is cut whatever the number of replicas; 0: none
+    pass_number: int = 0  # of the pass that runs, from 0, on this replica
+    parts: int = 1  # virtual replicas, or passes of this replica, of which a pass is one; 1 outside of passes
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
     around: Any = field(default=None, repr=False)  # the graph that calls it, if XLA compiles the whole step
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
+    averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a pass leaves for the end of all passes
+
+    @property
+    def in_passes(self) -> bool:
+        """Returns whether `accumulate` takes the rows in passes, perhaps a single one."""
+        return self.micro_batches > 1 or self.virtual_replicas > 0
+
+    @property
+    def split(self) -> str:
+        """Returns the setting that cuts the rows into passes, for messages."""
+        if self.virtual_replicas:
+            return f"virtual_replicas={self.virtual_replicas}"
+        return f"micro_batches={max(self.micro_batches, self.parts)}"
 
     @property
     def is_part(self) -> bool:
@@ -67,36 +85,62 @@ class StepContext:
         return tf.reduce_sum(values) / self.global_batch_size
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns the sum, over the passes of `--micro_batches`, of what `function` returns for the rows of each.
+        """Returns the sum, over the passes of this replica, of what `function` returns for the rows of each.
 
         rows: nests of tensors (rows, …) and None, of which a pass gets its part. function: takes these parts and
         returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
-        `current_step()` is the step of its rows, with their random numbers.
+        `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas the sum is that of
+        a tree, of which any number of replicas has whole branches: `add_over_replicas` adds these.
         """
         self.uses[ACCUMULATED] += 1
-        if self.micro_batches == 1:
+        if not self.in_passes:
             return function(*rows)
-        total = None
+        sums: list[tuple[int, Any]] = []  # of how many passes each is
         for number in range(self.micro_batches):
             # A pass begins once the sums so far are there: the memory of the pass before is free by then.
-            with tf.control_dependencies([] if total is None else [_token(total)]):
-                step = self._pass(number)
+            with tf.control_dependencies([_token(sums[-1][1])] if sums else []):
+                step = self.of_pass(number)
                 with in_step(step):
-                    result = function(*tf.nest.map_structure(step._part, rows))
-                total = result if total is None else tf.nest.map_structure(_added, total, result)
-            uses = step.uses
-        self.uses.update(uses - self.uses)
-        return total
+                    result = function(*tf.nest.map_structure(step.part, rows))
+                total, passes = (result, [values for _, values in step.averaged]), 1
+                if self.virtual_replicas:
+                    total = tf.nest.map_structure(dense, total)
+                while sums and (sums[-1][0] == passes or not self.virtual_replicas):
+                    before, earlier = sums.pop()
+                    total, passes = tf.nest.map_structure(_added, earlier, total), passes + before
+                sums.append((passes, total))
+        self.uses.update(step.uses - self.uses)
+        result, averages = sums[0][1]
+        for (update, _), values in zip(step.averaged, averages, strict=True):
+            update([value / step.parts for value in self.add_over_replicas(values)])
+        return result
 
-    def _pass(self, number: int) -> "StepContext":
+    def add_over_replicas(self, tensors: Sequence[Any]) -> list[Any]:
+        """Returns each tensor added over replicas in the tree of --virtual_replicas, without which it stays as it is.
+
+        None stays None. Raises UserError in a pass, whose rows are those of one virtual replica.
+        """
+        replica = tf.distribute.get_replica_context()
+        present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
+        if not self.virtual_replicas or replica.num_replicas_in_sync == 1 or not present:
+            return list(tensors)
+        sums = []
+        for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
+            gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
+            sums.append(_tree(tf.unstack(gathered)))
+        summed = iter(sums)
+        return [None if tensor is None else next(summed) for tensor in tensors]
+
+    def of_pass(self, number: int) -> "StepContext":
         """Returns the step of the rows of one pass, as that of a replica with these rows."""
         rows = self.rows // self.micro_batches
         with on_host_at_once():
             first = self.first_row + number * rows
-        step = replace(self, first_row=first, rows=rows, micro_batches=1, uses=Counter(self.uses))
-        return replace(step, pass_number=number, passes=self.micro_batches)
+        parts = self.virtual_replicas or self.micro_batches
+        step = replace(self, first_row=first, rows=rows, micro_batches=1, pass_number=number, parts=parts)
+        return replace(step, uses=Counter(self.uses), averaged=[])
 
-    def _part(self, values: Any) -> Any:
+    def part(self, values: Any) -> Any:
         """Returns this pass's rows of `values`, which hold those of all passes."""
         if values is None:
             return None
@@ -165,6 +209,20 @@ def _token(values: Any) -> Any:
     """Returns an operation that runs when all of `values` are computed."""
     parts = [part for part in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(part)]
     return tf.group(*parts)
+
+
+def _tree(parts: Sequence[Any]) -> Any:
+    """Returns the sum of a power of 2 of tensors, added in pairs, and these sums in pairs again."""
+    while len(parts) > 1:
+        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def dense(gradient: Any) -> Any:
+    """Returns slices as a tensor as large as their table; any other gradient unchanged."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, gradient.dense_shape[0])
 
 
 def _added(left: Any, right: Any) -> Any:

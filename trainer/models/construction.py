@@ -92,7 +92,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     if model.optimizer:
         sum_first(model.optimizer)
-    if config.micro_batches > 1:
+    if config.micro_batches > 1 or config.virtual_replicas:
         model.counted_losses = _has_counted_losses(model, rows)
 
 

@@ -129,7 +129,7 @@ class Generated(NamedTuple):
     """Holds what an update takes of the generator: images, (rows, height, width, channels), or noise to make them of.
 
     noise: (rows, latent_dim), with the classes of a conditional GAN. `labels`, (rows,): these classes. `reals`: real
-    images as the critic sees them, with which the generator's loss compares the generated images row by row.
+    images in [-1, 1], with which the generator's loss compares the generated images row by row.
     """
 
     images: Any = None
@@ -224,7 +224,7 @@ class GAN(keras.Model):
             labels_by_update = [*tf.unstack(labels), labels[-1]]
             noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
         generated = [Generated(noise=drawn) for drawn in tf.unstack(noise, axis=1)]
-        if len(generated) > 2 and step.micro_batches == 1:
+        if len(generated) > 2 and not step.in_passes:
             generated[:-1] = map(Generated, self.fakes(*(update.noise for update in generated[:-1])))
         return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
 
@@ -273,8 +273,9 @@ class GAN(keras.Model):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.images_from(generated)
+        reals = None if generated.reals is None else self.augmented(generated.reals)[0]
         numbers = self.diff_augment.draw()
-        loss, by_images = self.image_gradients(images, global_batch_size, generated.labels, numbers, generated.reals)
+        loss, by_images = self.image_gradients(images, global_batch_size, generated.labels, numbers, reals)
         return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
 
     def image_gradients(
@@ -282,7 +283,8 @@ class GAN(keras.Model):
     ) -> Any:
         """Returns the generator's loss, and the gradient of the scaled loss by its images.
 
-        labels, reals: of `Generated`; numbers: random ones, of --diff_augment, by which the critic sees images changed.
+        labels: of `Generated`; reals: of it, as the critic sees them; numbers: random ones, of --diff_augment, by which
+        the critic sees images changed.
         """
         real_scores = None if reals is None else self.scores(reals, labels)
         with tf.GradientTape(watch_accessed_variables=False) as tape:

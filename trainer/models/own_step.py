@@ -57,7 +57,8 @@ def _traced(
 ) -> tuple[dict[int, list[Any]], bool]:
     """Traces one step, without running it; returns each optimizer's variables, and if it asks for its context."""
     given: dict[int, list[Any]] = {}
-    rows = config.rows_per_replica(tf.distribute.get_strategy().num_replicas_in_sync)
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    rows, passes = config.rows_per_replica(replicas), config.passes(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     asked = False
@@ -71,7 +72,10 @@ def _traced(
     def step(*parts: Any) -> None:
         nonlocal asked
         zero = tf.constant(0, tf.int64)
-        context = StepContext(config.seed, zero, 0, rows, config.global_batch_size, micro_batches=config.micro_batches)
+        context = StepContext(
+            config.seed, zero, 0, rows, config.global_batch_size, micro_batches=passes,
+            virtual_replicas=config.virtual_replicas,
+        )  # fmt: skip
         with in_step(context):
             model.train_step(dataset.as_fit(parts))
         asked = asked or context.uses[ASKED] > 0

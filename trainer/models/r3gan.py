@@ -49,8 +49,7 @@ class R3GAN(GAN):
         noise = step.normal((2, self.latent_dim), stream="noise")
         fakes, generated = self.images_for_updates(step, noise, self.labels_of(data))
         losses = self.update_critic(step, reals, fakes)
-        (seen,) = self.augmented(from_uint8(reals))
-        generator_loss = self.update_generator(step, generated._replace(reals=seen))
+        generator_loss = self.update_generator(step, generated._replace(reals=from_uint8(reals)))
         self.average_generator(step)
         return {**losses, "generator_loss": generator_loss}
 

@@ -34,7 +34,7 @@ class MeasuredStep:
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
             config, global_batch_size=rows, replicas=1, strategy="one_device", expect_devices=0, precision=precision,
-            jit_compile="false", micro_batches=1,
+            jit_compile="false", micro_batches=1, virtual_replicas=0,
         )  # fmt: skip
         set_precision_and_seed(config)
         with as_on_gpus():

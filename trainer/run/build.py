@@ -85,6 +85,8 @@ def set_precision_and_seed(config: TrainConfig) -> None:
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
+    # Grappler would add gradients of several passes in an order of its own.
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not config.virtual_replicas})
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

@@ -26,7 +26,7 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
-from trainer.run.build import build_setup, set_precision_and_seed, starting_weights
+from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
 from trainer.run.export import export
 from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
 from trainer.run.run_state import Best, RunState
@@ -102,7 +102,7 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     scale, names = 0.5**job.result.rollbacks, ("learning_rate", "fine_tune_learning_rate")
     rates = {name: getattr(config, name) * scale for name in names if hasattr(config, name)}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
-    for reason in depends_on_replicas(setup.model, replicas.count, config.micro_batches):
+    for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
@@ -129,6 +129,14 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     stored = mapping(about, "config")
     same = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
     return TrainingRun(job, setup, checkpoints, state, about if same else {})
+
+
+def _dependences(setup: TrainingSetup) -> list[str]:
+    """Returns why, as far as its layers show, the result depends on the number of replicas."""
+    config = setup.config
+    if config.virtual_replicas:
+        return []  # what depends on it was refused when the model was built
+    return depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
 
 
 def _ended_before(run: TrainingRun) -> str | None:
@@ -160,7 +168,9 @@ def _describe(run: TrainingRun) -> None:
         job_dir.write(SKIPPED_IMAGES, skipped)
     about["data"] |= {"classes": list(data.class_names), "skipped": len(skipped), **notes, "example": data.shape}
     about["data"] |= {"unit": data.unit, "files": dict(run.job.files), "content": setup.content}
-    about["depends_on_replicas"] = depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
+    about["depends_on_replicas"] = _dependences(setup)
+    if config.virtual_replicas:
+        about["equal_bits"] = config.virtual_replicas
     if verdict := read_run_info(job_dir.root)[0].get("replica_check"):
         about["replica_check"] = verdict
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen

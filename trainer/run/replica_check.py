@@ -1,4 +1,7 @@
-"""Compares a few steps of a run on one and on two replicas of this machine's CPU, in float64: weights and losses."""
+"""Compares a few steps of a run on one and on two replicas of this machine's CPU, in float64: weights and losses.
+
+With --virtual_replicas it compares the bits of weights, slots and averages, in the precision of the run.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from trainer.base.errors import UserError
+from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
 from trainer.run.build import build_setup
+from trainer.training.state import digest_of, snapshot, variables_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake
 
@@ -32,18 +37,32 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 roun
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     """Returns the fields of a `trainer.run.replica_proof.Verdict`: of steps of few rows, or of all where few fail."""
-    passes = 2 * config.micro_batches
+    passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
-            problems, told = compare(dataclasses.replace(config, global_batch_size=min(rows, whole)))
+            fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
+            problems, told = (compare_bits(fewer, 2), []) if config.virtual_replicas else compare(fewer)
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
                 raise
     if problems and told:
         return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(told)}"}
-    return {"agrees": not problems, "problems": problems}
+    return {"agrees": not problems, "problems": problems, "equal_bits": bool(config.virtual_replicas and not problems)}
+
+
+def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
+    """Returns whether variables have other bits on so many replicas than on one; an empty list if none has."""
+    one, several = (snapshot(variables_of(_steps(config, count, config.precision)[0])) for count in (1, replicas))
+    log.info(f"SHA-256 of {len(one)} variables: {digest_of(one)} on 1 replica, {digest_of(several)} on {replicas}")
+    differing = [name for name in one if one[name].tobytes() != several[name].tobytes()]
+    if not differing:
+        return []
+    return [
+        f"{config.model}: on {replicas} replicas {len(differing)} of {len(one)} variables have other bits after "
+        f"{COMPARED_STEPS} steps, {differing[0]} the first: {_OTHERWISE}"
+    ]
 
 
 def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
@@ -73,10 +92,10 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
     return [*problems, *([*_advice(ratios, draws), *told] or [_OTHERWISE])], told
 
 
-def _steps(config: TrainConfig, replicas: int) -> tuple[Any, Any, list[str]]:
+def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> tuple[Any, Any, list[str]]:
     """Returns the model after a few steps, what they returned, and TensorFlow's random functions in them."""
     config = dataclasses.replace(
-        config, precision="float64", replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
+        config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     setup = build_setup(config, make_replicas(config))
     with setup.dataset.reading():

@@ -30,6 +30,7 @@ class Verdict:
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
     reason: str = ""  # why nothing could be compared
+    equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
 
 
 def needs_proof(config: TrainConfig, replicas: int) -> bool:
@@ -67,7 +68,9 @@ class ReplicaProof:
 
 def judge(verdict: Verdict, *, allowed: bool) -> None:
     """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence)."""
-    if verdict.agrees:
+    if verdict.equal_bits:
+        log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
+    elif verdict.agrees:
         log.info("steps on 1 and on 2 replicas give the same, compared in float64 before training")
     elif verdict.agrees is None:
         log.warning(

@@ -29,6 +29,7 @@ from trainer.training.checkpoint import Checkpoints
 from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
+from trainer.training.state import digest_of, snapshot, variables_of
 from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 
@@ -59,6 +60,9 @@ class TrainingRun:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
+        if self.job.config.virtual_replicas and state != "running" and self.job.is_chief:
+            digest = digest_of(snapshot(variables_of(self.setup.model)))
+            measured["equal_bits"] = {"virtual_replicas": self.job.config.virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
 
     def train(self, stop: StopRequest) -> Control:

@@ -19,10 +19,12 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to change."""
-    rows, passes = replicas.rows, replicas.micro_batches
+    rows, passes, split = replicas.rows, replicas.micro_batches, "micro_batches"
     # The least number of passes that halves the rows of each at least.
     finer = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
-    first = f"use --micro_batches={finer}, " if finer else ""
+    if replicas.virtual:
+        finer, split = 2 * replicas.virtual if rows % (2 * passes) == 0 else None, "virtual_replicas"
+    first = f"use --{split}={finer}, " if finer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"

@@ -3,6 +3,7 @@
 TensorFlow's object graph silently leaves out the state of Keras's SeedGenerators, so the names are defined here.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -77,6 +78,14 @@ def snapshot(variables: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     would then hold the whole state twice until the checkpoint is written.
     """
     return {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
+
+
+def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Returns the SHA-256 of variables with their names and types: equal only where all bits are."""
+    digest = hashlib.sha256()
+    for name, value in values.items():
+        digest.update(f"{name} {value.dtype} {value.shape}\n".encode() + value.tobytes())
+    return digest.hexdigest()
 
 
 def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]] | None, replicas: Replicas) -> None:

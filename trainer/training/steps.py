@@ -1,11 +1,9 @@
 """Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica."""
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -26,14 +24,6 @@ from trainer.user_code.interface import ModelInterface, results_of, scalars_of
 _DRAWS = re.compile(
     "Random|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)|StatelessShuffle|DistortedBoundingBox"
 )
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """Describes a step as it is traced: equal digests are the same operations on the same shapes."""
-
-    digest: str
-    operations: int
 
 
 class StepRunner:
@@ -88,16 +78,11 @@ class StepRunner:
 
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
-        return {node.op for node in self._nodes(iterator)}
+        return {node.op for node in nodes_of(self.traced(iterator).graph)}
 
-    def work(self, iterator: Any) -> TracedStep:
-        """Returns what a step consists of."""
-        nodes, shapes = self._nodes(iterator), [tuple(one.shape) for one in self.model.variables]
-        parts = sorted(map(_described, nodes))
-        return TracedStep(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
-
-    def _nodes(self, iterator: Any) -> list[Any]:
-        return nodes_of(self.traced(iterator).graph)
+    def size(self, iterator: Any) -> int:
+        """Returns the number of operations of a step."""
+        return len(nodes_of(self.traced(iterator).graph))
 
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
@@ -142,7 +127,7 @@ class StepRunner:
             with losses_reduced_by(reduce_to_mean, lambda: 1), row_losses_summed():
                 yield
         else:
-            parts = parts_of_batch if self.replicas.micro_batches > 1 else None
+            parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None
             with losses_reduced_by(reduce_over_replicas, parts):
                 yield
 
@@ -171,15 +156,24 @@ class StepRunner:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
-        whole, passes = self.replicas.global_batch_size, self.replicas.micro_batches
-        return self.context(self.seed, step, first_row, rows, whole, micro_batches=passes, around=around)
+        return self.context(
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around,
+            micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
+        )  # fmt: skip
 
     def _replica_rows(self, batch: Any, step: Any) -> Any:
         """Returns the data of this replica's step, augmented and with soft labels."""
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        context = self._context(step)
-        data = self._augmented(self._rows_of(batch, replica), context)
-        return self.soften(data, context) if self.soften else data
+        context, data = self._context(step), self._rows_of(batch, replica)
+        if not context.virtual_replicas or self._interface.stacked:
+            return self._changed(data, context)
+        shards = map(context.of_pass, range(context.micro_batches))
+        changed = [self._changed(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
+
+    def _changed(self, data: Any, step: StepContext) -> Any:
+        data = self._augmented(data, step)
+        return self.soften(data, step) if self.soften else data
 
     def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
@@ -210,20 +204,8 @@ class StepRunner:
 
 def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
-    graph_def = graph.as_graph_def(add_shapes=True)
+    graph_def = graph.as_graph_def()
     return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-
-
-def _described(node: Any) -> str:
-    """Returns the type of an operation with its shapes and options: no names and no numbers, which seeds change."""
-    found = [node.op]
-    for name, value in sorted(node.attr.items()):
-        kind = value.WhichOneof("value")
-        counts = kind == "tensor" and value.tensor.dtype == tf.int32.as_datatype_enum
-        named = not name.startswith("_") or name == "_output_shapes"
-        if counts or (named and kind not in ("tensor", "func") and (kind != "s" or name in ("padding", "data_format"))):
-            found.append(f"{name}={value.SerializeToString(deterministic=True)!r}")
-    return " ".join(found)
 
 
 def refuse_draws(graph: Any) -> None:

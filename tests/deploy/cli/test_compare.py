@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,10 @@ from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
 from deploy.report.collection import collect
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.summary import summarize
-from deploy.tiers.checks import check_devices
 from deploy.tiers.job_request import JobRequest
-from deploy.tiers.job_spec import TrainingRequest
-from deploy.tiers.tier import JOB_CONFIGS, TierFacts
+from deploy.tiers.tier import JOB_CONFIGS, Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
@@ -39,7 +37,8 @@ ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2),
 
 
 def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **more: Any) -> ComparisonRequest:
-    return ComparisonRequest(tuple(tiers), Overrides.parse(flags), *scaling, **more)  # type: ignore[arg-type]
+    known = [Tier(**dataclasses.asdict(tier), spec={"workerPoolSpecs": [{}]}, pools=()) for tier in tiers]
+    return ComparisonRequest(known, Overrides.parse(flags), *scaling, **more)  # type: ignore[arg-type]
 
 
 def compare(plan: ComparisonRequest, out: Path, runner: "Planting", parallel: int = 1) -> int:
@@ -55,26 +54,18 @@ class Planting:
         self.script, self.stopped = script, False
         self.asked: list[tuple[str, str, list[str]]] = []
 
-    def resolve(self, tier: Any, program: Any) -> JobRequest:
-        config = program.resolve()
-        check_devices(tier, config)
-        return TrainingRequest(tier, program, config)
-
     def check(self, run: JobRequest) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def costs(self, runs: Mapping[str, tuple[JobRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         return iter(())
 
     def preflight(self, runs: Sequence[JobRequest]) -> None:
         pass
 
-    def shared(self, runs: Mapping[str, tuple[JobRequest, int]], out: Path) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def run(self, run: JobRequest, job_dir: Path) -> int:
-        tier = run.tier
+        tier = run.tier.facts
         self.asked.append((tier.name, job_dir.name, run.arguments()[:-1]))
         code = self.script(tier, job_dir)
         if code is None:
@@ -102,24 +93,24 @@ def test_repeats_alternate_and_what_is_done_is_not_repeated(tmp_path: Path) -> N
 
 def test_a_tier_that_fails_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     def script(tier: TierFacts, job_dir: Path) -> int | None:
-        if tier is ONE:
+        if tier == ONE:
             plant(job_dir, [0.1, 0.1], state="failed", error="out of memory")
             return 2
-        if tier is TWO:
+        if tier == TWO:
             raise RuntimeError("the service is away")
         return None
 
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, Planting(script)) == 1
     assert [row.state for row in summarize(collect([str(tmp_path)]))] == ["failed", "missing", "done"]
     (tmp_path / "one" / "repeat-1" / "stats.jsonl").unlink()
-    again = Planting(lambda tier, job_dir: edit(job_dir / "result.json", state="done") or 0 if tier is ONE else None)
+    again = Planting(lambda tier, job_dir: edit(job_dir / "result.json", state="done") or 0 if tier == ONE else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, again) == 0
     assert asked(again) == ["one/repeat-1", "two/repeat-1"]
 
 
 @pytest.mark.parametrize(("codes", "whole"), [((0, 2), 2), ((1, 2), 1), ((75, 1), 75), ((0, -9), 1), ((0, 0), 0)])
 def test_the_exit_code_says_what_to_do(tmp_path: Path, codes: tuple[int, int], whole: int) -> None:
-    runner = Planting(lambda tier, job_dir: codes[tier is TWO])
+    runner = Planting(lambda tier, job_dir: codes[tier == TWO])
     assert compare(planned((ONE, TWO), FLAGS), tmp_path, runner) == whole
 
 
@@ -185,7 +176,7 @@ def test_what_the_first_run_is_refused_for_keeps_the_others_from_starting(tmp_pa
 
 
 def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(tmp_path: Path, capsys: Capture) -> None:
-    runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier is TWO else None)
+    runner = Planting(lambda tier, job_dir: refuses(tier, job_dir) if tier == TWO else None)
     assert compare(planned((ONE, TWO, FOUR), FLAGS), tmp_path, runner) == 2
     assert asked(runner) == ["one/repeat-1", "two/repeat-1", "four/repeat-1"]
     line = "two, repeat 1: exit code 2: data=x: no images; fix that, then run the command again ("

@@ -19,10 +19,10 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import local
 from deploy.localrun import processes as backend
-from deploy.localrun.processes import LocalJob, WorkerKill, readable
+from deploy.localrun.processes import LocalJob, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
+from tests.deploy.conftest import ROOT, WHERE, Capture, Command
 from trainer.base.errors import UserError
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -58,7 +58,7 @@ def job(tmp_path: Path, script: Path, cases: list[tuple[str, str]], restarts: in
         worker(name, script, seconds, str(tmp_path / f"starts{index}"), codes)
         for index, (name, (seconds, codes)) in enumerate(zip(("workerpool0-0", "workerpool1-0"), cases, strict=False))
     ]
-    return LocalJob(workers, tmp_path, lambda name, line: printed.append(f"[{name}] {line}"), restarts), printed
+    return LocalJob(workers, lambda name, line: printed.append(f"[{name}] {line}"), restarts), printed
 
 
 def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
@@ -92,11 +92,12 @@ def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None
         "time.sleep(60)\n"
     )
     pinned = local_workers(load_tier("cpu-2workers"), [], tmp_path, "local-1")
-    made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], tmp_path, print)
+    made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], print)
     said: dict[str, str] = {}
 
     def say(name: str, line: str) -> None:
-        said.setdefault(name, line)
+        if line.startswith("["):
+            said[name] = line
         if said.keys() >= {each.name for each in pinned}:
             made.stop()
 
@@ -140,14 +141,14 @@ def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Pa
     started = []
 
     class Watched(LocalJob):
-        def _start(self, worker: LocalWorker) -> Any:
-            started.append(super()._start(worker))
+        def _start(self, worker: LocalWorker, restarts: int = 0) -> Any:
+            started.append(super()._start(worker, restarts))
             return started[-1]
 
     first = worker("workerpool0-0", script, "60", str(tmp_path / "starts"), "0")
     second = replace(first, name="workerpool1-0", environment={"A": "\0"})  # no system takes that
     with pytest.raises(ValueError, match="null"):
-        Watched([first, second], tmp_path, lambda name, line: None).run()
+        Watched([first, second], lambda name, line: None).run()
     assert [one.process.returncode is None for one in started] == [False]
 
 
@@ -186,12 +187,15 @@ def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path)
 
 
 def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
-    made, said = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
-    made.kill = WorkerKill(1, 7)
-    (tmp_path / "stats.jsonl").write_text('{"kind": "report", "step": 7}\n')
-    outcome = made.run()
-    assert "workerpool1-0 exited with a non-zero status of 137" in outcome.error
-    assert "[workerpool1-0] killed at step 7, as --kill requires" in said
+    """The line with the process id is what a user kills it by."""
+    made, _ = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
+
+    def kill(name: str, line: str) -> None:
+        if name == "workerpool1-0" and line.startswith("starts as process "):
+            os.kill(int(line.split()[-1]), signal.SIGKILL)
+
+    made.print_line = kill
+    assert "workerpool1-0 exited with a non-zero status of 137" in made.run().error
 
 
 @pytest.mark.parametrize(
@@ -238,9 +242,8 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
     ("arguments", "message"),
     [
         (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
-        (["cpu-2workers", "--recipe=wgan_gp_digits", "--kill=worker2@step5"],
-         "has the chief and workers up to worker1"),
-        (["cpu", "--recipe=wgan_gp_digits", "--kill=soon"], "has the chief alone"),
+        (["cpu", "--recipe=wgan_gp_digits", "--kill=worker1@step5"],
+         "kill was removed: end a worker yourself by its process id"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--global_batch_size=63"], "does not divide over 2 replicas"),
         (["cpu", "--recipe=wgan_gp_digitz"], "did you mean 'wgan_gp_digits'"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
@@ -286,12 +289,19 @@ LOCAL = [sys.executable, "-m", "deploy", "local"]
 @pytest.mark.slow
 def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=300", "--report_every_steps=10", "--checkpoint_every_steps=50"]
-    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--kill=worker1@step100", "--restarts=2"]
-    done = run([*LOCAL, *given], cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "[workerpool1-0] killed at step" in done.stdout
-    assert "[workerpool0-0] resumes at step" in done.stdout
-    assert "JOB_STATE_SUCCEEDED, 2 restarts" in done.stdout
+    given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--restarts=2"]
+    lines: list[str] = []
+    with subprocess.Popen([*LOCAL, *given], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            worker = next((said for said in lines if said.startswith("[workerpool1-0] starts as process ")), "")
+            if "step 100/" in line and not any("[workerpool1-0] exited" in said for said in lines):
+                os.kill(int(worker.split()[-1]), signal.SIGKILL)
+    assert process.returncode == 0, lines
+    shown = "".join(lines)
+    assert "[workerpool0-0] resumes at step" in shown
+    assert "JOB_STATE_SUCCEEDED, 2 restarts" in shown
     described = json.loads((tmp_path / "job" / "run.json").read_text())
     assert described["simulated"] is True
     result = json.loads((tmp_path / "job" / "result.json").read_text())

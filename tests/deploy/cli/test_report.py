@@ -8,15 +8,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.figure import Figure as Canvas
 from PIL import Image
 
 from deploy.__main__ import main
 from deploy.cli.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.forms import to_terminal
-from deploy.report.plots import draw, name_points, pareto_front
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
+from deploy.report.plots import draw, pareto_front
 from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
@@ -183,16 +182,6 @@ def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
     comparison(tmp_path, tmp_path / "tiers.png")
     with Image.open(tmp_path / "tiers.png") as image:
         assert image.width > 900
-
-
-def test_no_name_covers_another_however_close_the_points_are() -> None:
-    points = [(1 + 0.02 * number, 2 - 0.02 * number) for number in range(12)]
-    axes = Canvas(figsize=(5.6, 3.6), layout="constrained").add_subplot()
-    axes.plot(*zip(*points, (0, 0), (3, 3), strict=True), "o")
-    name_points(axes, [(point, f"l4x{number} spot") for number, point in enumerate(points)], points)
-    boxes = [name.get_window_extent() for name in axes.texts if name.get_text()]
-    assert [box.count_overlaps(boxes) for box in boxes] == [1] * len(points)  # itself
-    assert all(axes.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
 
 
 def test_the_pareto_front() -> None:

@@ -18,7 +18,7 @@ from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
 from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
@@ -140,7 +140,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
     said: list[str] = []
     tier, folder = load_tier("cpu"), tmp_path / "job"
     program = ScriptRequest(tier, read_script(str(path), "", "", [])).local_program(folder)
-    job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), folder, print)
+    job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), print)
 
     def say(name: str, line: str) -> None:
         said.append(line)

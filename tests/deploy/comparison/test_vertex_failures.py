@@ -34,7 +34,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
     found, overrides = parse_command(compare._flags(), [*names, *target, *image, *JOB])
     tiers = comparison.read_tiers(names, "", {})
-    runner = VertexRunner(tiers, found, read_options(found, overrides), session)
+    runner = VertexRunner(found, read_options(found, overrides), session)
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -47,7 +47,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
         runner.stop()
 
     monkeypatch.setattr("deploy.comparison.vertex_runner.upload_packages", stopped)
-    plan = comparison.ComparisonRequest(tuple(tier.facts for tier in tiers), overrides)
+    plan = comparison.ComparisonRequest(tiers, overrides)
     assert comparison.compare(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
 

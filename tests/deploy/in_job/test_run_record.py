@@ -45,7 +45,7 @@ def test_times_are_those_between_reports(tmp_path: Path) -> None:
     assert (read.startup_seconds, read.wall_seconds, read.steps) == (7.0, 20.0, 40)
     assert (read.final, read.state) == ({"loss": 1.0}, "done")
     assert read.info["data"] == {"unit": "examples", "examples_per_step": 4}
-    assert (read.problems, read.uncounted) == ((), False)
+    assert read.problems == ()
     assert json.loads((tmp_path / "run.json").read_text())["total_steps"] == 40
 
 
@@ -70,7 +70,7 @@ def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
     second.end(5)
     read = RunRecord(tmp_path)
     assert [(line.step, line.warm_up) for line in read.reports] == [(10, True), (20, True), (40, False)]
-    assert (read.wall_seconds, read.restarts, read.uncounted, read.startup_seconds) == (36.0, 1, False, 10.0)
+    assert (read.wall_seconds, read.restarts, read.startup_seconds) == (36.0, 1, 10.0)
     third = Reporting(tmp_path)
     third.at(1, step=1, loss=9.0)
     third.end(2)

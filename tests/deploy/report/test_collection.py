@@ -6,7 +6,7 @@ import pytest
 
 from deploy.report.collection import collect
 from deploy.report.forms import notes, to_json
-from deploy.report.summary import summarize
+from deploy.report.measures import summarize
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
 from trainer.base.errors import UserError

@@ -7,8 +7,8 @@ import pytest
 
 from deploy.report.collection import collect
 from deploy.report.forms import notes
+from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord, after_warm_up
-from deploy.report.summary import summarize
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, plant
 
@@ -115,26 +115,3 @@ def test_a_missing_machine_and_null_losses_stay_empty(tmp_path: Path) -> None:
     row = summarize(collect([str(folder)]))[0]
     assert (row.final_loss, row.final_accuracy, row.machine) == (None, 0.5, None)
     assert row.missing["final_loss"] == "result.json does not contain it"
-
-
-@pytest.mark.parametrize(
-    ("wall", "restarts", "counted"),
-    [
-        (8.5, 0, False),  # the second process alone: 5 s of start, 3 of training, half a second of export
-        (5.5, 0, False),
-        (18.0, 0, True),  # a run that was done and then lengthened is no restart
-        (8.5, 1, True),  # result.json knows both
-    ],
-)
-def test_a_result_that_was_made_again_has_no_total(tmp_path: Path, wall: float, restarts: int, counted: bool) -> None:
-    """Two starts of 5 s each, with 3 s of training after each, are in stats.jsonl."""
-    folder = plant(tmp_path / "a", [0.1] * 6)
-    lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    lines[0]["untimed_steps"] = lines[3]["untimed_steps"] = 1
-    (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    edit(folder / "result.json", wall_seconds=wall, restarts=restarts)
-    row = summarize(collect([str(tmp_path)]), usd_by_tier={"a": 3.6})[0]
-    assert row.total_seconds == (wall if counted else None)
-    assert (row.cost is not None) == counted
-    reason = "result.json was removed and made again: it does not count the time before"
-    assert row.missing.get("total_seconds") == (None if counted else reason)

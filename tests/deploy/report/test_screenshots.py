@@ -1,4 +1,4 @@
-"""Tests report.html and plan.html in Chromium: on a phone and a desktop, light and dark, and printed."""
+"""Tests report.html in Chromium: on a phone and a desktop, light and dark, and printed."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
-from tests.deploy.planted import noisy, plant, planted_plan, sample
+from tests.deploy.planted import noisy, plant, sample
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE, DESK, HEIGHT = 390, 1200, 3000
@@ -32,27 +32,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["report", "plan"])
-def page(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """Returns a folder with the report of three tiers, or the plan of all, and a page that shows it in two widths."""
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the report of three tiers, and a page that shows it in two widths."""
     folder = tmp_path_factory.mktemp("pages")
-    if request.param == "plan":
-        flags = ["--recipe=mlp_mnist", "--global_batch_size=64", f"--plan={planted_plan(folder, row_gib=0.27)}"]
-        assert main(["plan", *flags, f"--out={folder}"]) == 0
-        (folder / "plan.html").rename(folder / "report.html")
-    else:
-        _make_report(folder)
-    (folder / "page.html").write_text((folder / "report.html").read_text() + TELL)
-    (folder / "frames.html").write_text(FRAMES)
-    return folder
-
-
-def _make_report(folder: Path) -> None:
     for count, seconds in ((1, 0.1), (2, 0.06), (4, 0.05)):
         devices = [f"GPU:{index}" for index in range(count)]
         sample(plant(folder / "runs" / f"l4x{count}", noisy(seconds), devices=devices, epochs=True))
     prices = [f"--price_per_hour=l4x{count}={count * 0.7}" for count in (1, 2, 4)]
     assert main(["report", str(folder / "runs"), f"--out={folder}", *prices]) == 0
+    (folder / "page.html").write_text((folder / "report.html").read_text() + TELL)
+    (folder / "frames.html").write_text(FRAMES)
+    return folder
 
 
 def chromium(folder: Path, page: str, *arguments: str) -> str:

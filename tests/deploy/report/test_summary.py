@@ -15,9 +15,8 @@ from deploy.__main__ import main
 from deploy.report import measures
 from deploy.report.collection import collect
 from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
-from deploy.report.measures import LOWER, MEASURES, best
+from deploy.report.measures import LOWER, MEASURES, best, summarize
 from deploy.report.repeats import Spread, spread
-from deploy.report.summary import summarize
 from deploy.report.table import figures, money, with_spread
 from deploy.report.tier_summary import Measure, TierSummary
 from deploy.report.verdict import verdict

@@ -1,4 +1,4 @@
-"""Tests that TF_CONFIG and CLUSTER_SPEC become a cluster, or an error of one line."""
+"""Tests that TF_CONFIG becomes a cluster, or an error of one line."""
 
 import json
 from typing import Any
@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 from tests.fuzz import examples
 from tests.support import refused
 from trainer.base.errors import UserError
-from trainer.cluster.cluster_spec import Cluster, read_cluster
+from trainer.cluster.cluster_spec import read_cluster
 
 CHIEF, ONE, TWO = "training-workerpool0-ab-0:2222", "training-workerpool1-ab-0:2222", "training-workerpool1-ab-1:2222"
 
 
 def tf_config(cluster: Any, kind: str = "chief", index: Any = 0) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}, "job": {}})}
-
-
-def cluster_spec(cluster: Any, pool: str = "workerpool0", index: int = 0) -> dict[str, str]:
-    return {"CLUSTER_SPEC": json.dumps({"cluster": cluster, "task": {"type": pool, "index": index}})}
 
 
 @pytest.mark.parametrize("environment", [
@@ -30,7 +26,6 @@ def cluster_spec(cluster: Any, pool: str = "workerpool0", index: int = 0) -> dic
     tf_config({}),
     tf_config({"chief": [CHIEF]}),
     tf_config({"master": [CHIEF]}, "master"),
-    cluster_spec({"workerpool0": [CHIEF]}),
     tf_config({"worker": [ONE]}, "worker"),
 ])  # fmt: skip
 def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> None:
@@ -53,16 +48,6 @@ def test_without_a_chief_worker_0_is_the_chief_and_master_is_an_older_name() -> 
     assert read_cluster(tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", "0")).index == 1
 
 
-def test_cluster_spec_is_used_where_tf_config_is_missing() -> None:
-    found = read_cluster(cluster_spec({"workerpool0": [CHIEF], "workerpool1": [ONE]}, "workerpool1"))
-    assert found == Cluster((CHIEF, ONE), 1)
-
-
-def test_where_both_disagree_tf_config_is_used() -> None:
-    both = {**tf_config({"chief": [CHIEF], "worker": [ONE]}), **cluster_spec({"workerpool0": [CHIEF]})}
-    assert read_cluster(both).workers == 2
-
-
 @pytest.mark.parametrize(("environment", "message"), [
     ({"TF_CONFIG": "{"}, "not valid JSON"),
     ({"TF_CONFIG": "[" * 100_000}, "not valid JSON"),
@@ -80,7 +65,6 @@ def test_where_both_disagree_tf_config_is_used() -> None:
     (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "no tasks of role 'evaluator'"),
     (tf_config({"chief": [CHIEF], "gardener": [ONE]}), "no tasks of role 'gardener'"),
-    (cluster_spec({"workerpool0": [CHIEF], "workerpool2": [ONE]}), "CLUSTER_SPEC: this trainer has no tasks"),
 ])  # fmt: skip
 def test_what_is_malformed_is_one_line(environment: dict[str, str], message: str) -> None:
     with refused(message):
@@ -103,10 +87,9 @@ _TEXT = st.text(max_size=60) | _JSON.map(json.dumps) | _WHOLE
 @examples(500)
 @given(_TEXT)
 def test_no_text_makes_a_traceback(text: str) -> None:
-    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
-        try:
-            cluster = read_cluster({name: text})
-        except UserError as error:
-            assert "\n" not in str(error)
-        else:
-            assert 0 <= cluster.index < cluster.workers
+    try:
+        cluster = read_cluster({"TF_CONFIG": text})
+    except UserError as error:
+        assert "\n" not in str(error)
+    else:
+        assert 0 <= cluster.index < cluster.workers

@@ -19,7 +19,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
-from trainer.data.tfrecord import is_held
 
 
 def load(data: Path | str, **settings: Any) -> Dataset:
@@ -230,13 +229,6 @@ def test_a_folder_that_makes_no_sense_is_one_line(tmp_path: Path, files: list[st
         load(tmp_path)
 
 
-def test_names_with_spaces_and_letters_of_any_language(tmp_path: Path) -> None:
-    for name in ("a b.png", "äöü.png", "图片.png", "-rf.png", "x;y&z.png"):
-        save(tmp_path / "Früchte & Co" / name, (9, 9, 9))
-        save(tmp_path / "zweite" / name, (9, 9, 9))
-    assert load(tmp_path).class_names == ("Früchte & Co", "zweite")
-
-
 def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
     for i in range(12):
         (tmp_path / f"bad{i:02d}.png").write_bytes(b"<html>")
@@ -307,16 +299,6 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
     assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
-
-
-@pytest.mark.parametrize(("name", "held"), [
-    ("val-00.tfrecord", True),
-    ("2024/Val-00.tfrecord", True),
-    ("validation/0.tfrecord", True),
-    ("a/latest.tfrecord", False),
-])  # fmt: skip
-def test_which_files_are_for_evaluation(name: str, held: bool) -> None:
-    assert is_held(name) == held
 
 
 def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
 
 
 def test_a_root_mean_square_is_refused_in_micro_batches() -> None:
-    for replicas in (1, 2):
-        with pytest.raises(UserError, match=r"^micro_batches=2: root_mean_square needs all rows .*\Z"):
-            run_steps(settings("global_root", f"--replicas={replicas}", "--micro_batches=2"), 1)
+    for replicas, cut in ((1, "micro_batches=2"), (2, "micro_batches=2"), (2, "virtual_replicas=2")):
+        with pytest.raises(UserError, match=rf"^{cut}: root_mean_square needs all rows .*\Z"):
+            run_steps(settings("global_root", f"--replicas={replicas}", f"--{cut}"), 1)
 
 
 def equal_weights(config: TrainConfig) -> Any:

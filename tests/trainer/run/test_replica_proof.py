@@ -66,7 +66,12 @@ def test_planted_dependences_are_found_and_no_other() -> None:
 
 @pytest.mark.slow
 def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
-    assert started(tmp_path, "row_losses")["replica_check"] == {"agrees": True, "problems": [], "reason": ""}
+    assert started(tmp_path, "row_losses")["replica_check"] == {
+        "agrees": True,
+        "problems": [],
+        "reason": "",
+        "equal_bits": False,
+    }
 
 
 def test_what_cannot_be_compared_is_one_warning(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:

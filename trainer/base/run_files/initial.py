@@ -4,11 +4,12 @@ import re
 from pathlib import Path, PurePosixPath
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
+from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MANIFEST, MODEL, SAMPLES, STEP_PREFIX
 from trainer.base.storage.address import Address, expanded, parse
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.staging import Staged, stage
 
+_SUFFIXES = (".keras", ".h5")
 _MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first one found counts
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
@@ -35,19 +36,18 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     Files of the same suffix beside the file come along, because a GAN has several. Without a file, returns the folder.
     """
     address = parse(path, name)
-    if address is None:
-        local = expanded(path)
-        return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
-    for file in (address / below if below else address for below in _MODEL_FILES):
-        if file.name and connect().get(file):
-            return _with_siblings(file, name, cache_dir)
-    return Staged(address, name, cache_dir).fetch(lambda below: not below.startswith(f"{CHECKPOINTS}/"))
+    if address and (suffix := PurePosixPath(address.name).suffix) in _SUFFIXES:
+        beside = Staged(_parent(address), name, cache_dir)
+        return (
+            beside.fetch(lambda below: "/" not in below and below.endswith(suffix)) / PurePosixPath(address.name).name
+        )
+    local = Staged(address, name, cache_dir).fetch(_of_model) if address else expanded(path)
+    return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
 
 
-def _with_siblings(file: Address, name: str, cache_dir: str) -> Path:
-    path = PurePosixPath(file.name)
-    folder = Staged(_parent(file), name, cache_dir)
-    return folder.fetch(lambda below: "/" not in below and below.endswith(path.suffix)) / path.name
+def _of_model(below: str) -> bool:
+    """Returns whether an object of a job directory is of its model; a folder with no .keras file is a SavedModel."""
+    return not re.match(rf"({CHECKPOINTS}|{LOGS}|{SAMPLES}|({MODEL}/)?saved_model)/", below)
 
 
 def _parent(address: Address) -> Address:

@@ -17,7 +17,7 @@ from trainer.base.errors import PlatformFault
 from trainer.base.log import log
 from trainer.base.run_files.run_layout import LEASE, MANIFEST, RUN_FILES
 from trainer.base.storage.address import Address
-from trainer.base.storage.gcs import Gcs, Remote, connect
+from trainer.base.storage.gcs import Remote
 from trainer.base.storage.lease import Lease
 from trainer.base.storage.transfers import in_parallel
 from trainer.base.storage.uploader import Uploader
@@ -29,30 +29,25 @@ _UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded 
 _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
 
 
-class Mirror:
+class Mirror(Uploader):
     """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each; files elsewhere stay local.
 
     Every method but `leave` may raise UserError or PlatformFault.
     """
 
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
-        self._addresses = addresses or {}
-        self._uploader = Uploader(self._addresses, MANIFEST)
+        super().__init__(addresses or {}, MANIFEST)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._lease: Lease | None = None
 
-    @property
-    def _gcs(self) -> Gcs:
-        return connect()
-
     def where(self, path: Path) -> str:
         """Returns the path or address that stands for `path` in messages."""
-        return str(self._uploader.address_of(path) or path)
+        return str(self.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
         """Returns whether `folder` has any file but probes and unfinished parts, which have a leading dot."""
-        if address := self._uploader.address_of(folder):
+        if address := self.address_of(folder):
             names = [remote.address.name[len(address.prefix) :] for remote in self._gcs.list(address, most=100)]
         else:
             names = os.listdir(folder) if folder.is_dir() else []
@@ -60,8 +55,8 @@ class Mirror:
 
     def claim(self, root: Path) -> None:
         """Keeps other runs out of the job directory until `close`. Raises UserError if one writes to it."""
-        if address := self._uploader.address_of(root):
-            self._lease = Lease(self._gcs, address / LEASE, f"job_dir={address}", self._uploader.reject)
+        if address := self.address_of(root):
+            self._lease = Lease(self._gcs, address / LEASE, f"job_dir={address}", self.reject)
             self._lease.acquire()
 
     def outline(self, root: Path, checkpoints: Path) -> None:
@@ -70,11 +65,11 @@ class Mirror:
             _keep_unsent(scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
-        if address := self._uploader.address_of(root):
+        if address := self.address_of(root):
             for name in RUN_FILES:
                 if remote := self._gcs.get(address / name):
                     self._gcs.download(remote, root / name)
-        if address := self._uploader.address_of(checkpoints):
+        if address := self.address_of(checkpoints):
             self._outline_checkpoints(address, checkpoints)
 
     def _outline_checkpoints(self, address: Address, checkpoints: Path) -> None:
@@ -99,7 +94,7 @@ class Mirror:
 
     def restore(self, folder: Path, wanted: Callable[[list[str]], list[str]]) -> None:
         """Downloads those files of an outlined folder which `wanted` returns of their names."""
-        if address := self._uploader.address_of(folder):
+        if address := self.address_of(folder):
             remotes = {remote.address.name.removeprefix(address.prefix): remote for remote in self._gcs.list(address)}
             for name in wanted([*remotes]):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -109,44 +104,40 @@ class Mirror:
         """Starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:
             self.remove(folder)
-        self._uploader.every(logs, _LOGS_SECONDS)
-
-    def put(self, path: Path) -> None:
-        """Uploads a file, or a folder with all its files. Raises UserError if an earlier upload was rejected."""
-        self._uploader.put(path)
+        self.follow(logs, _LOGS_SECONDS)
 
     def remove(self, folder: Path) -> None:
         """Removes a local folder and its copy."""
         self._outlined.pop(folder, None)
-        self._uploader.remove(folder)
+        super().remove(folder)
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
         """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
         pending = self._pending(seconds)
-        if self._uploader.rejection:
-            raise self._uploader.rejection
+        if self.rejection:
+            raise self.rejection
         if pending:
             raise PlatformFault(f"not uploaded within {seconds:g} seconds: {pending}")
 
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
         """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""
         if pending := self._pending(seconds):
-            rejected = self._uploader.rejection is not None
+            rejected = self.rejection is not None
             why = "rejected by Cloud Storage" if rejected else f"not uploaded within {seconds:g} seconds"
             log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
         """Stops all uploads."""
-        if self._uploader.unsent:
+        if self.unsent:
             for scratch in self._addresses:
                 with suppress(OSError):
                     (scratch / _UNSENT).touch()
-        self._uploader.close()
+        super().close()
         if self._lease:
             self._lease.release()
 
     def _pending(self, seconds: float) -> str:
-        return ", ".join(self.where(Path(path)) for path in self._uploader.join(seconds))
+        return ", ".join(self.where(Path(path)) for path in self.join(seconds))
 
 
 def _keep_unsent(scratch: Path) -> None:

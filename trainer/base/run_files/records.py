@@ -32,7 +32,8 @@ class RunInfo(TypedDict, total=False):
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
     compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
-    replica_check: dict[str, Any]  # whether one replica and two agreed before training: agrees, problems, reason
+    replica_check: dict[str, Any]  # whether one replica and two agreed before training: as Verdict of replica_proof.py
+    equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
     git_commit: str | None  # of the trainer
@@ -107,6 +108,7 @@ class Result(TypedDict, total=False):
     steps_repeated: int
     rollbacks: int
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
+    equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]
     history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
     classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file

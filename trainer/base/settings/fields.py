@@ -21,6 +21,7 @@ TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", s
 REMOVED = {  # flags and settings of earlier versions, and what to use instead
     "cluster_secret_file": "a private network or a firewall protects the workers' ports (docs/security.md)",
     "fallback": "name the tiers one after another, in the order in which to try them: `submit l4x4 l4x2`",
+    "kill": "end a worker yourself by its process id, which its first line has: `kill -9 PROCESS`",
     "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
     "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
     "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",

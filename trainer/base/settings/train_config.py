@@ -57,6 +57,9 @@ class TrainConfig:
     micro_batches: int = _training(
         1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
     )
+    virtual_replicas: int = _training(
+        0, "parts in which each batch is computed on any number of replicas, for equal bits; 0: none", minimum=0
+    )
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
         0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
@@ -213,6 +216,8 @@ class TrainConfig:
 
         Each of `micro_batches` must get as many rows too, and with mixup a replica an even number.
         """
+        if self.virtual_replicas:
+            self._check_virtual(replicas)
         rows, left_over = divmod(self.global_batch_size, replicas)
         if left_over:
             lower = self.global_batch_size - left_over
@@ -236,6 +241,36 @@ class TrainConfig:
                 f"{' or '.join(map(str, divisors[at - 1 : at + 1]))}"
             )
         return rows
+
+    def passes(self, replicas: int) -> int:
+        """Returns in how many passes each of `replicas` takes its rows."""
+        return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
+
+    def _check_virtual(self, replicas: int) -> None:
+        """Raises UserError if the batch, or `replicas`, do not divide as --virtual_replicas needs it."""
+        count, batch = self.virtual_replicas, self.global_batch_size
+        if count < 2 or count & (count - 1):
+            lower = 1 << max(count.bit_length() - 1, 1)
+            raise UserError(
+                f"virtual_replicas={count} is no power of 2, by which sums are added in pairs: take {lower}"
+            )
+        if count % replicas:
+            raise UserError(
+                f"virtual_replicas={count} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them"
+            )
+        if self.micro_batches > 1:
+            raise UserError(
+                f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each virtual "
+                f"replica is a pass already: drop --micro_batches, or use --virtual_replicas={2 * count}"
+            )
+        unit = 2 * count if self.mixup else count
+        if batch % unit:
+            pairs = ", each with pairs of rows for mixup" if self.mixup else ""
+            lower = batch // unit * unit
+            near = f"{lower} or {lower + unit}" if lower else f"{unit}"
+            raise UserError(
+                f"global_batch_size={batch} does not divide over virtual_replicas={count}{pairs}: take {near}"
+            )
 
 
 # Settings that a resumed run may change.

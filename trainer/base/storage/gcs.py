@@ -33,16 +33,15 @@ T = TypeVar("T")
 class Limits:
     """Holds the limits on retries and times of requests, in seconds unless stated otherwise."""
 
-    retry: float = 60  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
+    retry: float = 120  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
     pause: float = 4  # longest backoff between two attempts; the first is up to 1 second
     connect: float = 10
-    read: float = 20  # wait for the next byte, and the whole time of a request; a piece's begins anew with its share of
-    least: int = 100_000  # bytes a minute, which a piece must bring
-    sent: int = 3_000_000  # bytes of an upload that add a minute to its time
+    read: float = 20  # wait for the next byte, and the whole time of a request that moves no content
+    rate: int = 40_000  # bytes a second of content: what brings fewer is cut like a connection that says nothing
     tries: int = 3  # of an upload that conflicts with another one
     downloads: int = 3  # of an object that arrives with a wrong checksum
     workers: int = 16  # concurrent transfers
-    piece: int = 8 * 2**20  # bytes per read request, which are held in memory
+    piece: int = 2 * 2**20  # bytes per read request, which are held in memory; they take less than `retry`
 
 
 LIMITS = Limits()
@@ -192,18 +191,14 @@ class Gcs:
         )
 
     def _piece(self, remote: Remote, start: int, cancelled: threading.Event) -> bytes:
-        target = io.BytesIO()
+        end = min(start + self.limits.piece, remote.size) - 1
 
         def request() -> bytes:
-            nonlocal target
-            target = content = io.BytesIO()  # an abandoned request goes on writing to its own
-            end = min(start + self.limits.piece, remote.size) - 1
-            self._blob(remote.address, remote.generation).download_to_file(
-                content, start=start, end=end, raw_download=True, checksum=None, **self._once
-            )
-            return content.getvalue()
+            blob = self._blob(remote.address, remote.generation)
+            content = blob.download_as_bytes(start=start, end=end, raw_download=True, checksum=None, **self._once)
+            return bytes(content)
 
-        return self._request(request, remote.address, _READ, cancelled=cancelled, arrived=lambda: target.tell())
+        return self._request(request, remote.address, _READ, end - start, cancelled)
 
     def upload(self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False) -> int:
         """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
@@ -216,10 +211,10 @@ class Gcs:
         if isinstance(content, Path) and size <= _IN_MEMORY:
             content = content.read_bytes()
             size = len(content)
-        checksum, seconds = crc32c_of(content), 60 * size / self.limits.sent
+        checksum = crc32c_of(content)
         for _ in range(1 if strict else self.limits.tries):
             send = functools.partial(self._send, content, size, address, replaced)
-            present: Remote | None = self._request(send, address, _WRITE, seconds) or self.get(address)
+            present: Remote | None = self._request(send, address, _WRITE, size) or self.get(address)
             if present and (present.size, present.crc32c) == (size, checksum):
                 return present.generation
             replaced = present.generation if present else 0
@@ -263,15 +258,14 @@ class Gcs:
         work: Callable[[], T],
         address: Address,
         needed: str,
-        more_seconds: float = 0.0,
+        moved_bytes: int = 0,
         cancelled: threading.Event = NEVER,
-        arrived: Callable[[], int] = lambda: 0,
     ) -> T:
         """Sends a request, repeats it while that may help, and returns its answer. `needed`: see `explained`."""
+        seconds = self.limits.read + moved_bytes / self.limits.rate
 
         def attempt() -> T:
-            least = self.limits.least * self.limits.read / 60
-            return in_time(work, self.limits.read + more_seconds, cancelled, arrived, least)
+            return in_time(work, seconds, cancelled)
 
         with explained(str(address), needed):
             repeated: Callable[[], T] = self._refused(self._temporary(attempt))

@@ -26,17 +26,8 @@ class TooSlow(ConnectionError):
     """Ends a request whose time is over; the client's retries repeat it like a connection that was cut."""
 
 
-def in_time(
-    work: Callable[[], T],
-    seconds: float,
-    cancelled: threading.Event = NEVER,
-    arrived: Callable[[], int] = lambda: 0,
-    least: float = 1,
-) -> T:
-    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event.
-
-    The time begins anew whenever `least` more bytes have arrived.
-    """
+def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = NEVER) -> T:
+    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event."""
     if cancelled.is_set():
         raise Cancelled
     outcome: Future[T] = Future()
@@ -47,19 +38,14 @@ def in_time(
         except BaseException as error:
             outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name="request", daemon=True)
-    began, before = time.monotonic(), 0
-    thread.start()
-    while True:
-        thread.join(_TURN_SECONDS)
-        if not thread.is_alive():
-            return outcome.result()
+    threading.Thread(target=run, name="request", daemon=True).start()
+    deadline = time.monotonic() + seconds
+    while not wait([outcome], timeout=_TURN_SECONDS).done:
         if cancelled.is_set():
             raise Cancelled
-        if (now := arrived()) - before >= least:
-            began, before = time.monotonic(), now
-        if time.monotonic() - began > seconds:
-            raise TooSlow(f"no complete answer within {seconds:g} s")
+        if time.monotonic() > deadline:
+            raise TooSlow(f"no complete answer within {seconds:.3g} s")
+    return outcome.result()
 
 
 def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:

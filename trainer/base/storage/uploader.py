@@ -37,9 +37,9 @@ class Uploader:
         self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
         self._running: Path | None = None
         self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
-        self._intervals: dict[Path, float] = {}  # of `every`
-        self._due: dict[Path, float] = {}
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of files of `every`
+        self._followed: Path | None = None  # of `follow`, as the next two
+        self._interval, self._due = 0.0, 0.0
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of its files
         self._generations: dict[Address, int] = {}
         self._refused_since: float | None = None  # since when every upload was refused
         self.rejection: Exception | None = None  # why nothing more can be uploaded
@@ -65,11 +65,11 @@ class Uploader:
             self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
             self._wake()
 
-    def every(self, path: Path, seconds: float) -> None:
-        """Uploads changed files of a file or folder at this interval and at each `join`."""
-        if self.address_of(path):
+    def follow(self, folder: Path, seconds: float) -> None:
+        """Uploads the changed files of one folder at this interval, and at each `join`."""
+        if self.address_of(folder):
             with self._changed:
-                self._intervals[path], self._due[path] = seconds, time.monotonic() + seconds
+                self._followed, self._interval, self._due = folder, seconds, time.monotonic() + seconds
                 self._wake()
 
     def remove(self, folder: Path) -> None:
@@ -91,9 +91,8 @@ class Uploader:
     def join(self, seconds: float) -> list[str]:
         """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
         with self._changed:
-            for path in self._intervals:
-                if self._new_states(path):
-                    self._tasks.setdefault(path, partial(self._send_changed, path))
+            if self._followed and self._new_states():
+                self._tasks.setdefault(self._followed, self._send_changed)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.rejection or not (self.unsent or self._outdated), seconds)
             running = [self._running] if self._running else []
@@ -145,18 +144,18 @@ class Uploader:
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
-        """Returns the first task, or a repeated upload that is due when no other task is queued; None at the end."""
+        """Returns the first task, or the upload of what is followed if no other is queued; None at the end."""
         with self._changed:
             while not (self._closed or self.rejection):
                 now = time.monotonic()
                 if not self._tasks:
                     self._tasks, self._outdated = self._outdated, {}
-                    due = [path for path, moment in self._due.items() if moment <= now]
-                    self._tasks.update({path: partial(self._send_changed, path) for path in due})
+                    if self._followed and self._due <= now:
+                        self._tasks[self._followed] = self._send_changed
                 if self._tasks:
                     self._running = next(iter(self._tasks))
                     return self._tasks.pop(self._running)
-                self._changed.wait(min(self._due.values()) - now if self._due else None)
+                self._changed.wait(self._due - now if self._followed else None)
             return None
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
@@ -165,37 +164,33 @@ class Uploader:
             work()
         except FileNotFoundError as error:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
-        except RefusedToken as error:
-            self._outlast(error)
-            return False
-        except (PlatformFault, OSError) as error:
-            if isinstance(error, Conflict):
+        except Exception as error:
+            if isinstance(error, (RefusedToken, PlatformFault, OSError)) and not isinstance(error, Conflict):
+                self._outlast(error)
+            else:  # rejected, or a bug of this package: nothing more can be uploaded
                 self.reject(error)
-            else:
-                self._pause(str(error))
-            return False
-        except Exception as error:  # rejected, or a bug of this package: nothing more can be uploaded
-            self.reject(error)
             return False
         return True
 
-    def _outlast(self, error: RefusedToken) -> None:
-        """Logs in and waits before the next attempt; rejects with the error when the time is over."""
-        now, path = time.monotonic(), self._running
-        self._refused_since = now if self._refused_since is None else self._refused_since
-        left = self._refused_since + _REFUSED_SECONDS - now
-        if left <= 0:
-            limit = duration(_REFUSED_SECONDS)
-            self.reject(UserError(f"{error}: given up after {limit}; what was not sent is kept in {path}"))
-            return
-        self._pause(f"{error}; until then kept in {path}, given up in {duration(left)}")
-        with suppress(UserError, PlatformFault):
-            self._gcs.log_in()
-
-    def _pause(self, line: str) -> None:
-        log.warning(f"{line} (retrying in {_RETRY_SECONDS} s)")
+    def _outlast(self, error: Exception) -> None:
+        """Waits before the next attempt, for which it logs in anew; rejects what was refused for too long."""
+        refused, kept = isinstance(error, RefusedToken), ""
+        if refused:
+            now = time.monotonic()
+            self._refused_since = now if self._refused_since is None else self._refused_since
+            left = self._refused_since + _REFUSED_SECONDS - now
+            if left <= 0:
+                limit = duration(_REFUSED_SECONDS)
+                lost = f"{error}: given up after {limit}; what was not sent is kept in {self._running}"
+                return self.reject(UserError(lost))
+            kept = f"; until then kept in {self._running}, given up in {duration(left)}"
+        log.warning(f"{error}{kept} (retrying in {_RETRY_SECONDS} s)")
         with self._changed:  # a join or a new task ends the wait
             self._changed.wait(_RETRY_SECONDS)
+        if refused:
+            with suppress(UserError, PlatformFault):
+                self._gcs.log_in()
+        return None
 
     def _send(self, path: Path) -> None:
         if address := self.address_of(path):
@@ -214,15 +209,15 @@ class Uploader:
                 again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
                 self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
 
-    def _send_changed(self, path: Path) -> None:
-        self._due[path] = time.monotonic() + self._intervals[path]
-        for file, state in self._new_states(path).items():
+    def _send_changed(self) -> None:
+        self._due = time.monotonic() + self._interval
+        for file, state in self._new_states().items():
             self._send(file)
             self._uploaded[file] = state
 
-    def _new_states(self, path: Path) -> dict[Path, tuple[int, int]]:
-        """Returns the files of `every` that have changed since their last upload, with size and modification time."""
-        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    def _new_states(self) -> dict[Path, tuple[int, int]]:
+        """Returns the followed files that have changed since their last upload, with size and modification time."""
+        files = sorted(self._followed.rglob("*")) if self._followed else []
         states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
         return {file: state for file, state in states.items() if self._uploaded.get(file) != state}
 

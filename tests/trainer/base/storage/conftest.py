@@ -13,7 +13,7 @@ from trainer.base.storage import gcs, lease, uploader
 from trainer.base.storage.address import Address
 
 QUICK = gcs.Limits(
-    retry=4, pause=0.1, connect=1, read=0.5, sent=2**30, workers=4, piece=2**20
+    retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, piece=2**20
 )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from trainer.base.storage.checksum import crc32c_of
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.gcs_errors import RefusedToken
 from trainer.base.storage.staging import Staged, stage
-from trainer.base.storage.transfers import TooSlow, in_time
 
 CONTENT = bytes(range(256)) * 400
 
@@ -93,31 +91,9 @@ def test_an_endless_drip_is_a_fault_like_others_and_names_the_object(
             stage(filled.url("d"), "data", str(tmp_path))
 
 
-@pytest.mark.parametrize("bytes_a_turn", [0, 9, 60])
-def test_a_slow_transfer_goes_on_as_long_as_it_brings_its_share(bytes_a_turn: int) -> None:
-    arrived, ended = 0, threading.Event()
-
-    def work() -> str:
-        nonlocal arrived
-        for _ in range(30):
-            if ended.wait(0.05):
-                break
-            arrived += bytes_a_turn
-        return "whole"
-
-    try:
-        if bytes_a_turn == 60:
-            assert in_time(work, 0.7, arrived=lambda: arrived, least=200) == "whole"
-        else:
-            with pytest.raises(TooSlow, match=r"no complete answer within 0\.7 s"):
-                in_time(work, 0.7, arrived=lambda: arrived, least=200)
-    finally:
-        ended.set()
-
-
 @pytest.mark.parametrize("kind", ["drip", "stall", 503])
 def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
-    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for a minute."""
+    """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for two minutes."""
     proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "

@@ -124,7 +124,7 @@ def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -
     config = config_of(bucket, tmp_path, "--steps=2")
     job_dir = open_job_dir(config)
     assert job.run(config, ["test"], time.monotonic(), job_dir) == DONE
-    (sending := job_dir.mirror._uploader._thread).join(10)
+    (sending := job_dir.mirror._thread).join(10)
     assert not sending.is_alive()
 
 

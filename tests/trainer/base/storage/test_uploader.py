@@ -108,7 +108,7 @@ def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, roo
 def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
     logs = root / "logs"
     logs.mkdir()
-    sender.every(logs, 3600)
+    sender.follow(logs, 3600)
     (logs / "events").write_bytes(b"1")
     for _ in range(20):
         with open(logs / "events", "ab") as file:
@@ -118,12 +118,13 @@ def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root
     assert bucket.content("runs/7/logs/events") == b"1" + b"2" * 20
     assert sender.join(10) == []
     assert proxy.count("POST", "/upload/") == 1  # unchanged: not sent again
-    sender.every(write_one(root, "soon"), 0.05)
+    write_one(logs, "soon")
+    sender.follow(logs, 0.05)
     for _ in range(200):
-        if "runs/7/soon" in bucket.names():
+        if "runs/7/logs/soon" in bucket.names():
             break
         time.sleep(0.05)
-    assert bucket.content("runs/7/soon") == b"1"
+    assert bucket.content("runs/7/logs/soon") == b"1"
 
 
 def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(write_one(root, "z"))
     sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
-    sender.every(root / "logs", 1)
+    sender.follow(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
 
 

@@ -6,7 +6,8 @@ https://mlflow.org/docs/latest/api_reference/python_api/mlflow.client.html
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -41,10 +42,12 @@ class MlflowRuns:
         self._run, self._tags, self._parameters = "", dict[str, str](), dict[str, str]()
 
     def begin(self, run: TrackedRun) -> Opened:
-        return self._refusing(self._begin, run)
+        with self._refusals():
+            return self._begin(run)
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
-        self._refusing(self._send, run, points)
+        with self._refusals():
+            self._send(run, points)
 
     def _begin(self, run: TrackedRun) -> Opened:
         experiment = self._experiment()
@@ -100,15 +103,16 @@ class MlflowRuns:
         return str(known.experiment_id)
 
     def _find(self, experiment: str, identity: str) -> Any:
-        found = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)
-        return found[0] if found else None
+        runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)
+        return runs[0] if runs else None
 
-    def _refusing(self, call: Callable[..., Any], *given: Any) -> Any:
-        """Calls; raises UserError for what the server refuses, but not for what a later try may send."""
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Raises UserError for what the server refuses within the block, but not for what a later try may send."""
         from mlflow.exceptions import MlflowException
 
         try:
-            return call(*given)
+            yield
         except MlflowException as error:
             match = re.search(r"error code (\d+)", str(error))
             code = int(match[1]) if match else error.get_http_status_code()

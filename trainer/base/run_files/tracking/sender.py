@@ -10,36 +10,25 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.records import read_result
 from trainer.base.run_files.tracking.tracked_files import RunFiles
-from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses
+from trainer.base.tracker import Address, Opened, Tracker, read_addresses
 
 _POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
 _ENDING_S, _LEAVING_S = 60.0, 3.0  # and for the rest to be sent: at its end, and after a signal or a failure
 _BATCH = 200  # points
-_HERE = "trainer.base.run_files.tracking"
-_BUILT_IN = {"mlflow": f"{_HERE}.mlflow_runs:MlflowRuns", "wandb": f"{_HERE}.wandb_runs:WandbRuns",
-             "vertex": f"{_HERE}.vertex_runs:VertexRuns"}  # fmt: skip
-
-
-class Source(Protocol):
-    """Represents what is known of a run: its files, or a table."""
-
-    def run(self, *, ended: bool) -> TrackedRun:
-        """Returns what a tracker shows of the run beside its points."""
-
-    def points(self, *, ended: bool, again: bool = False) -> list[Point]:
-        """Returns the points since the last call; all of them `again`."""
+_SHARE = 0.01  # of a core's time, at most, to read the files again
+_BUILT_IN = {"mlflow": "mlflow_runs:MlflowRuns", "wandb": "wandb_runs:WandbRuns", "vertex": "vertex_runs:VertexRuns"}
 
 
 def open_tracker(address: Address) -> Tracker:
     """Returns the tracker at an address. Raises UserError if its package or a login is missing."""
-    name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
+    known = _BUILT_IN.get(address.kind)
+    name, _, function = f"{__package__}.{known}".partition(":") if known else address.kind.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -55,11 +44,10 @@ class Sender(threading.Thread):
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
     """
 
-    def __init__(self, address: Address, source: Source) -> None:
+    def __init__(self, address: Address, source: RunFiles) -> None:
         super().__init__(name="tracking", daemon=True)
         self.text, self._tracker, self._source = f"track={address.text}", open_tracker(address), source
         self._steps: dict[str, int] = {}  # of each metric, the last one that was read
-        self._unsent: list[Point] = []
         self.opened: Opened | None = None
         self.sent = 0  # points
         self.refusal: UserError | None = None
@@ -72,21 +60,19 @@ class Sender(threading.Thread):
         Raises UserError if the tracker refuses it, and any other exception for an outage: the next call begins anew.
         """
         try:
-            if again := self.opened is None:
-                self._unsent, self._steps = [], {}
+            if self.opened is None:
+                self._steps = {}
                 self.opened = self._tracker.begin(self._source.run(ended=False))
-            for point in self._source.points(ended=ended, again=again):
+            unsent = []
+            for point in self._source.points(ended=ended):
                 there = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
-                new = {name: value for name, value in point.values.items() if point.step > there[name]}
-                self._steps.update(dict.fromkeys(new, point.step))
-                self._unsent += [point._replace(values=new)] if new else []
-            while self._unsent or ended:
-                batch, last = self._unsent[:_BATCH], len(self._unsent) <= _BATCH
+                if new := {name: value for name, value in point.values.items() if point.step > there[name]}:
+                    unsent.append(point._replace(values=new))
+                    self._steps.update(dict.fromkeys(new, point.step))
+            for start in range(0, max(len(unsent), int(ended)), _BATCH):
+                batch, last = unsent[start : start + _BATCH], start + _BATCH >= len(unsent)
                 self._tracker.send(self._source.run(ended=ended and last), batch)
-                del self._unsent[: len(batch)]
                 self.sent += len(batch)
-                if last:
-                    return
         except Exception:
             self.opened = None
             raise
@@ -96,10 +82,10 @@ class Sender(threading.Thread):
         pause, over = _POLL_S, False
         while not over:
             self._wake.clear()
-            ended = self._ended
+            ended, began = self._ended, time.thread_time()
             try:
                 self.send(ended=ended)
-                pause, self.outage, over = _POLL_S, "", ended
+                pause, self.outage, over = max(_POLL_S, (time.thread_time() - began) / _SHARE), "", ended
             except UserError as error:
                 self.refusal, over = error, True
             except Exception as error:
@@ -152,6 +138,6 @@ class Tracking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        done = read_result(self._folder)[0].get("state") in ("done", "budget") and not error
         for sender in self._senders:
-            done = read_result(self._folder)[0].get("state") in ("done", "budget")
-            sender.end(_ENDING_S if done and not error else _LEAVING_S, self._where)
+            sender.end(_ENDING_S if done else _LEAVING_S, self._where)

@@ -1,0 +1,98 @@
+"""Tries --virtual_replicas on recipes and examples: `python -m benchmarks.proofs.equal_bits [--only=NAME]`.
+
+Each trains some steps of few rows as a whole job, in its own processes, on 1, 2 and 4 replicas and on 2 workers, and
+once killed and resumed from 1 replica on 4; the SHA-256 of all variables in the result.json of each must be the same.
+Then, in turns, it measures a step of 2 replicas' virtual replicas against one of as many micro-batches.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.runner import make_parser, program
+from tests.own_runs import EXAMPLES, arguments_of
+from trainer.base.run_files.records import read_result
+from trainer.base.settings.resolution import recipe_names
+
+PARSER = make_parser(__doc__)
+PARSER.add_argument("--only", default="", help="cases whose name contains this")
+PARSER.add_argument("--steps", type=int, default=4)
+PARSER.add_argument("--precision", default="float32")
+PARSER.add_argument("--turns", type=int, default=3, help="of each way to measure a step; 0: none")
+VIRTUAL = 4
+# Each of two workers has half of this machine's cores: with other numbers of threads, kernels add in another order.
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+SMALL = [
+    "--global_batch_size=16", "--tensorboard=false", "--checkpoint_every_steps=2", "--jit_compile=false",
+    "--learning_rate_schedule=constant",  # which a shorter run, resumed, has in common with a longer one
+]  # fmt: skip
+WAYS = {"1 replica": ["--replicas=1"], "2 replicas": ["--replicas=2"], "4 replicas": ["--replicas=4"]}
+
+
+def cases() -> Iterator[tuple[str, list[str]]]:
+    """Yields names and flags."""
+    for name in EXAMPLES:
+        yield f"example {name}", [word for word in arguments_of(name) if not word.startswith(("--steps", "--job_dir"))]
+    for name in recipe_names():
+        yield f"recipe {name}", [f"--recipe={name}", "--data=digits"]
+
+
+def trained(folder: Path, flags: list[str], *, workers: bool = False) -> dict[str, object]:
+    """Runs one job; returns its result, with `error` if it failed."""
+    local = [sys.executable, "-m", "deploy", "local", "job_configs/cpu-2workers.yaml"]
+    program_of = local if workers else [sys.executable, "-m", "trainer.task"]
+    done = subprocess.run(
+        [*program_of, *flags, f"--job_dir={folder}"], capture_output=True, text=True, timeout=1800, check=False,
+        env={**os.environ, **THREADS},
+    )  # fmt: skip
+    result = dict(read_result(folder)[0])
+    return result if done.returncode == 0 else {"error": (done.stdout + done.stderr)[-600:]}
+
+
+def digests(flags: list[str], folder: Path, steps: int) -> dict[str, object]:
+    """Returns the SHA-256 of all variables by the way in which they were trained, or what failed."""
+    shared = [*flags, *SMALL, f"--virtual_replicas={VIRTUAL}"]
+    results = {way: trained(folder / way, [*shared, f"--steps={steps}", *more]) for way, more in WAYS.items()}
+    results["2 workers"] = trained(folder / "workers", [*shared, f"--steps={steps}"], workers=True)
+    trained(folder / "resumed", [*shared, f"--steps={steps // 2}", "--replicas=1"])
+    results["resumed on 4"] = trained(folder / "resumed", [*shared, f"--steps={steps}", "--replicas=4"])
+    return {way: _digest(result) for way, result in results.items()}
+
+
+def _digest(result: dict[str, object]) -> object:
+    bits = result.get("equal_bits")
+    return bits["sha256"] if isinstance(bits, dict) else result.get("error", "no digest")
+
+
+def ratio(flags: list[str], folder: Path, turns: int) -> float:
+    """Returns the time of a step on 2 replicas with virtual replicas over that of the same micro-batches."""
+    ways: dict[str, list[float]] = {f"--virtual_replicas={VIRTUAL}": [], f"--micro_batches={VIRTUAL // 2}": []}
+    for turn in range(turns):
+        for number, (way, seconds) in enumerate(ways.items()):
+            words = [*flags, *SMALL, "--replicas=2", "--steps=30", "--report_every_steps=10", way]
+            result = trained(folder / f"{turn}-{number}", words)
+            seconds.append(float(str(result["step_seconds"])))
+    virtual, plain = map(statistics.median, ways.values())
+    return virtual / plain
+
+
+@program
+def main() -> None:
+    """Prints a line for each case; exits with 1 if the bits of any differ."""
+    options, unequal = PARSER.parse_args(), 0
+    for name, flags in cases():
+        if options.only not in name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            precise = [*flags, f"--precision={options.precision}"]
+            found = digests(precise, Path(folder), options.steps)
+            unequal += len({*found.values()}) > 1
+            for way, digest in found.items():
+                print(f"{name}, {way}: {digest}", flush=True)
+            if options.turns:
+                print(f"{name}: {ratio(precise, Path(folder), options.turns):.2f} x micro-batches", flush=True)
+    sys.exit(bool(unequal))
