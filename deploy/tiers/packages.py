@@ -22,6 +22,7 @@ import trainer
 from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")
@@ -151,14 +152,16 @@ def _distribution(module: str) -> str:
 
 
 def trainer_package() -> Package:
-    """Returns the trainer's sources: the same of a checkout and of an installed copy."""
-    files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
+    """Returns the trainer's sources, the same of a checkout and of an installed copy, and their commit."""
+    files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
     for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
         for path in sorted(folder.rglob("*")):
             inner = path.relative_to(folder.parent)
             hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
             if path.is_file() and not hidden and inner.parts[:2] != COPIES.parts[-2:]:
                 files[inner.as_posix()] = path
+    if commit := trainer_commit():
+        files[f"trainer/{COMMIT_FILE}"] = f"{commit}\n".encode()
     return Package(TRAINER, trainer.__version__, files)
 
 
