@@ -55,6 +55,10 @@ class StudyParameter:
             return f"{self.name}={','.join(map(as_text, self.values))}"
         return f"{self.name}={as_text(self.low)}..{as_text(self.high)}{':log' if self.log else ''}"
 
+    def contains(self, value: Any) -> bool:
+        """Returns whether `value`, of the parameter's kind, is one of the possible values."""
+        return value in self.values if self.values else bool(self.low <= value <= self.high)
+
     def samples(self) -> list[Any]:
         """Returns values to check: all, or both ends and some between; the first and last are the ends."""
         if self.values or self.kind is float:
@@ -136,13 +140,8 @@ def of_recipe(space: Sequence[StudyParameter], overrides: Overrides) -> TrialSet
     """Returns the settings that a run without a study would have; None if they are not all in the space."""
     fields = {field.name: field.default for field in dataclasses.fields(overrides.own.settings)}
     usual = {parameter.name: overrides.recipe.get(parameter.name, fields[parameter.name]) for parameter in space}
-    for limits in space:
-        value: Any = usual[limits.name]
-        if type(value) is not limits.kind:
-            return None
-        if value not in limits.values if limits.values else not limits.low <= value <= limits.high:
-            return None
-    return usual
+    inside = all(type(usual[limits.name]) is limits.kind and limits.contains(usual[limits.name]) for limits in space)
+    return usual if inside else None
 
 
 def shown(settings: Mapping[str, Any]) -> str:

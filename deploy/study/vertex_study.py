@@ -142,7 +142,7 @@ class VertexStudy:
         return read_vertex_trial(content, self._plan, why_stopped)
 
     def _job_name(self) -> str:
-        """Returns the name of the study's job: of the one that its folder records, without duplicates, or of a new one."""
+        """Returns the name of the job that the study's folder records, whose duplicates it cancels, or of a new one."""
         clock, sent = self._session.clock, SentJob.read(self._out)
         status = sent.find(self._open(sent.project, sent.region), clock) if sent else None
         if sent and status:
