@@ -13,7 +13,7 @@ from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import forecast
 from deploy.planning.kept import plan_of
-from deploy.planning.plan_table import PlanTable, Wish
+from deploy.planning.plan_table import PlanTable
 from deploy.report.collection import collect
 from deploy.tiers.checks import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str]) -> int:
                 known, own_image = by_name.get(tier.name), remembered() is not None
                 told = forecast(tier, plan, config, load_machines(file), known, own_image=own_image)
                 forecast_by_tier.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
-    wish = Wish(asked.within and asked.within / 3600, asked.budget)
-    table = PlanTable(plan, forecast_by_tier, _about(plan, config), assumed)
-    write_whole(out / "plan.md", table.to_markdown(wish))  # all files come first: a closed pipe ends the program
-    write_whole(out / "forecast.json", table.to_json(wish))
-    print("\n".join([table.about, "", table.to_terminal(), *table.sentences(wish), "", *table.notes()]))
+    within = asked.within and asked.within / 3600
+    table = PlanTable(plan, forecast_by_tier, _about(plan, config), assumed, within, asked.budget)
+    write_whole(out / "plan.md", table.to_markdown())  # all files come first: a closed pipe ends the program
+    write_whole(out / "forecast.json", table.to_json())
+    print("\n".join([table.about, "", table.to_terminal(), *table.sentences(), "", *table.notes()]))
     print(f"\n{out / 'plan.md'}")
     return DONE
 
