@@ -1,7 +1,5 @@
 """Runs this project's training loop, alone or as a worker of TF_CONFIG, and describes its work for its peers."""
 
-import dataclasses
-import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -61,9 +59,7 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
     )
     if option != "auto":
         return trial.runner(option == "compiled")
-    with tempfile.TemporaryDirectory() as cache:  # a choice of an earlier run would hide the measurement
-        config = dataclasses.replace(setup.config, cache_dir=cache)
-        return trial.runner(choose(config, trial, STEPS_OF_A_RUN).compiled)
+    return trial.runner(choose(setup.config, trial, STEPS_OF_A_RUN).compiled)
 
 
 def setup_of(*flags: str) -> TrainingSetup:

@@ -5,6 +5,7 @@ once killed and resumed from 1 replica on 4; the SHA-256 of all variables in the
 Then, in turns, it measures a step of 2 replicas' virtual replicas against one of as many micro-batches.
 """
 
+import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,8 @@ PARSER.add_argument("--steps", type=int, default=4)
 PARSER.add_argument("--precision", default="float32")
 PARSER.add_argument("--turns", type=int, default=3, help="of each way to measure a step; 0: none")
 VIRTUAL = 4
+# Each of two workers has half of this machine's cores: with other numbers of threads, kernels add in another order.
+THREADS = {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 SMALL = [
     "--global_batch_size=16", "--tensorboard=false", "--checkpoint_every_steps=2", "--jit_compile=false",
     "--learning_rate_schedule=constant",  # which a shorter run, resumed, has in common with a longer one
@@ -43,8 +46,9 @@ def trained(folder: Path, flags: list[str], *, workers: bool = False) -> dict[st
     local = [sys.executable, "-m", "deploy", "local", "job_configs/cpu-2workers.yaml"]
     program_of = local if workers else [sys.executable, "-m", "trainer.task"]
     done = subprocess.run(
-        [*program_of, *flags, f"--job_dir={folder}"], capture_output=True, text=True, timeout=1800, check=False
-    )
+        [*program_of, *flags, f"--job_dir={folder}"], capture_output=True, text=True, timeout=1800, check=False,
+        env={**os.environ, **THREADS},
+    )  # fmt: skip
     result = dict(read_result(folder)[0])
     return result if done.returncode == 0 else {"error": (done.stdout + done.stderr)[-600:]}
 

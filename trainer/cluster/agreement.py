@@ -4,10 +4,8 @@ Their processors may differ.
 """
 
 import os
-import platform
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -20,8 +18,6 @@ _NO_NUMBERS = re.compile(
     r"TF_CONFIG|TF_CPP_\w+|TF_NUM_\w+|TF_GPU_\w+|TF_FORCE_GPU_\w+|TF_GRPC_\w+|\w+_THREADS|KERAS_HOME|XLA_PYTHON_CLIENT_\w+|"
     r"\w*(DUMP|LOG|VERBOSE|CACHE|DIR|PATH)\w*"
 )
-# Instructions for which kernels of TensorFlow, oneDNN and Eigen add in another order or precision.
-_INSTRUCTIONS = re.compile(r"avx\w*|fma|amx_\w+|sve\w*|asimd\w*|bf16")
 
 
 def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -38,17 +34,6 @@ def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
         "keras.json backend": keras.config.backend(),
         **switches,
     }
-
-
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the machine's kind and the instructions of its first core that change numbers."""
-    try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    instructions = sorted(flag for flag in (flags[1].split() if flags else []) if _INSTRUCTIONS.fullmatch(flag))
-    return " ".join([platform.machine(), *instructions])
 
 
 def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:

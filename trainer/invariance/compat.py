@@ -1,7 +1,7 @@
 """Holds every private name of Keras and TensorFlow that this package uses; no other module uses one.
 
-Each is looked up when a run first needs it: a release without it stops only the runs that need it, with one line, or
-none where the function has a fallback. TRIED names the versions that all of them were tried with.
+Each is looked up when a run first needs it: a release without it, or with other parameters, stops only the runs that
+need it, with one line. TRIED names the versions that all of them were tried with.
 """
 
 import functools
@@ -15,8 +15,6 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-
-from trainer.base.log import warn_once
 
 TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
 
@@ -59,42 +57,31 @@ class Missing(RuntimeError):
 def reset_layer_names() -> None:
     """Restarts the numbers in layers' default names, so that a model's names do not depend on earlier models.
 
-    Layers draw by the names of their paths. Fallback: Keras's public `clear_session`, which also resets the dtype
-    policy and other global settings of Keras; so call this before they are set.
+    Layers draw by the names of their paths. Keras's public `clear_session` would reset its global settings too.
     """
-    try:
-        reset = _private("keras.src.utils.naming.reset_uids")
-    except Missing:
-        keras.utils.clear_session(free_memory=False)
-    else:
-        reset()
+    _private("keras.src.utils.naming.reset_uids")()
 
 
 def seed_initializers(seed: int) -> None:
     """Gives Keras a separate generator for the seeds of its initializers.
 
     Keras takes them from Python's global generator, from which other threads draw too (retries of Cloud Storage
-    requests do). The numbers are the same. Fallback: the global generator, seeded anew, with a warning.
+    requests do). The numbers are the same.
     """
-    generator = random.Random(seed)  # noqa: S311
+    name = "keras.src.random.seed_generator.python_random"
+    _private(name)
+    generator = pkgutil.resolve_name(name.rpartition(".")[0]).python_random = random.Random(seed)  # noqa: S311
     start = generator.getstate()
-    try:
-        _private("keras.src.random.seed_generator.python_random")
-        pkgutil.resolve_name("keras.src.random.seed_generator").python_random = generator
-        keras.initializers.GlorotUniform()  # draws a seed, unless Keras now takes it from elsewhere
-        if generator.getstate() == start:
-            raise Missing("keras.src.random.seed_generator.python_random")
-    except Missing as error:
-        warn_once(f"{error}; until then a storage request that is retried may change the initial weights of a seed")
-        keras.utils.set_random_seed(seed)
+    keras.initializers.GlorotUniform()  # draws a seed, unless Keras now takes it from elsewhere
+    if generator.getstate() == start:
+        raise Missing(name)
     generator.setstate(start)
 
 
 def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]], names: Iterable[str]) -> None:
     """Replaces Keras's random functions by `around(function)`, once a process; `names` are those of keras.random.
 
-    All layers and `keras.random` itself draw by them, with the parameters of keras.random. No fallback: layers would
-    silently draw other numbers on each replica.
+    All layers and `keras.random` itself draw by them, with the parameters of keras.random.
     """
     module = _private("keras.src.backend.tensorflow.random")
     for name in names:
@@ -117,13 +104,9 @@ def compare_signs_on_device() -> None:
     """Makes Keras's argmax, and so its accuracies, stay on a GPU, from the first call on in this process.
 
     Keras compares the sign bit as int32, which a GPU's kernels do on the host: with `metrics=["accuracy"]` the logits
-    are copied there in each step. As uint32 the same bits are compared on the device. Fallback: Keras's own.
+    are copied there in each step. As uint32 the same bits are compared on the device.
     """
-    try:
-        original = _private("keras.src.backend.tensorflow.numpy.signbit", 0.0)
-    except Missing as error:
-        warn_once(f"{error}; until then the host waits for the GPU in each step that measures an accuracy")
-        return
+    original = _private("keras.src.backend.tensorflow.numpy.signbit", 0.0)
 
     @functools.wraps(original)
     def signbit(x: Any) -> Any:
@@ -135,7 +118,7 @@ def compare_signs_on_device() -> None:
 
 
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
-    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path. No fallback.
+    """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path.
 
     `model.layers` has only the outermost. A layer that is reached in several ways has the first of its paths.
     """
@@ -166,8 +149,7 @@ def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
 def losses_kept(model: keras.Model) -> Iterator[None]:
     """Leaves the losses that layers added, `layer.losses`, as they were before the block.
 
-    Where replicas wait for each other, those of another one take the same lists meanwhile. No fallback: a step would
-    silently report losses of other rows.
+    Where replicas wait for each other, those of another one take the same lists meanwhile.
     """
     layers = all_layers(model)
     before = [list(_private("keras.layers.Layer._losses", owner=layer)) for layer in layers]
@@ -178,27 +160,21 @@ def losses_kept(model: keras.Model) -> Iterator[None]:
 
 
 def outside_conditions(graph: Any) -> Any:
-    """Returns the graph around the branches of conditions that `graph` lies in. Fallback: `graph` itself."""
-    try:
-        branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
-    except Missing:
-        return graph
+    """Returns the graph around the branches of conditions that `graph` lies in; `graph` itself outside of them."""
+    branch = _private("tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph", "")
     while isinstance(graph, branch):
         graph = graph.outer_graph
     return graph
 
 
 def compiled_by_xla() -> bool:
-    """Returns whether what is traced now lies in a function with jit_compile=True. Fallback: False."""
-    try:
-        inside = _private("tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext", None)
-    except Missing:
-        return False
+    """Returns whether what is traced now lies in a function with jit_compile=True."""
+    inside = _private("tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext", None)
     return not tf.executing_eagerly() and bool(inside(tf.compat.v1.get_default_graph()))
 
 
 def build_compiled(model: keras.Model, batch: Any) -> None:
-    """Creates the variables of a compiled model's optimizer, loss and metrics, as `fit` does. No fallback.
+    """Creates the variables of a compiled model's optimizer, loss and metrics, as `fit` does.
 
     Only the shapes and types of `batch` are used.
     """
@@ -206,40 +182,26 @@ def build_compiled(model: keras.Model, batch: Any) -> None:
 
 
 def disable_gradient_sum(optimizer: keras.optimizers.Optimizer) -> None:
-    """Stops Keras from summing gradients over replicas, which `trainer.invariance.gradients` does earlier.
-
-    No fallback: gradients would silently be summed twice.
-    """
+    """Stops Keras from summing gradients over replicas, which `trainer.invariance.gradients` does earlier."""
     _private("keras.optimizers.Optimizer._all_reduce_sum_gradients", [], owner=optimizer)
     optimizer._all_reduce_sum_gradients = list
 
 
-def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any, names: Iterable[str]) -> list[Any] | None:
-    """Returns the slots that an optimizer keeps for `variable` in its lists of these names.
-
-    Fallback: None, with a warning; the caller then uses Keras's own update.
-    """
-    try:
-        index = _private("keras.optimizers.Optimizer._get_variable_index", variable, owner=optimizer)(variable)
-        kind = "keras.optimizers." + type(optimizer).__name__.replace("AdamW", "Adam")
-        return [_private(f"{kind}.{name}", owner=optimizer)[index] for name in names]
-    except Missing as error:
-        warn_once(f"{error}; until then {type(optimizer).__name__} uses Keras's own update, which is slower")
-        return None
+def slots_of(optimizer: keras.optimizers.Optimizer, variable: Any, names: Iterable[str]) -> list[Any]:
+    """Returns the slots that an optimizer keeps for `variable` in its lists of these names."""
+    index = _private("keras.optimizers.Optimizer._get_variable_index", variable, owner=optimizer)(variable)
+    kind = "keras.optimizers." + type(optimizer).__name__.replace("AdamW", "Adam")
+    return [_private(f"{kind}.{name}", owner=optimizer)[index] for name in names]
 
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """Returns the variables that an optimizer was built for. Fallback: none, with a warning."""
-    try:
-        variables: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
-    except Missing as error:
-        warn_once(f"{error}; until then a plan counts no bytes of gradients that replicas sum")
-        return []
+    """Returns the variables that an optimizer was built for."""
+    variables: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
     return variables
 
 
 def graph_of_function(graph: Any, name: str) -> Any:
-    """Returns the graph of a function that `graph` calls. No fallback: nothing in it would be counted."""
+    """Returns the graph of a function that `graph` calls."""
     return _private("tensorflow.Graph._get_function", name, owner=graph)(name).graph
 
 
@@ -247,7 +209,7 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
     """Returns whether the elements of a tf.data.Dataset are batches of examples, not single examples.
 
     They are if all parts have an unknown first length, and are not if one has no first length. Where all have a fixed
-    one (as `batch(32, drop_remainder=True)` gives), the names of the transformations tell; fallback: no batches.
+    one (as `batch(32, drop_remainder=True)` gives), the names of the transformations tell.
     """
     lengths = [spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)]
     if len(set(lengths)) > 1 or lengths[0] == 0:
@@ -260,10 +222,7 @@ def makes_batches(dataset: tf.data.Dataset) -> bool:
         kind = type(transformation).__name__.lower()
         if "batch" in kind:
             return "unbatch" not in kind
-        try:
-            transformations += _private("tensorflow.data.Dataset._inputs", owner=transformation)()
-        except Missing as error:
-            warn_once(f"{error}; until then a tf.data.Dataset with batches of a fixed size is not recognised")
+        transformations += _private("tensorflow.data.Dataset._inputs", owner=transformation)()
     return False
 
 
@@ -273,16 +232,9 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
 
     Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
     `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
-    Fallback: nothing changes, with a warning: losses with the reduction mean_with_sample_weight, or with masks, then
-    depend on the number of replicas.
     """
     name = "keras.src.losses.loss.reduce_weighted_values"
-    try:
-        original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
-    except Missing as error:
-        warn_once(f"{error}; until then losses with masks may depend on the number of replicas")
-        yield
-        return
+    original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
     module = pkgutil.resolve_name("keras.src.losses.loss")
 
     def reduced(
@@ -308,7 +260,7 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
 def cpu_devices_per_worker(count: int) -> Iterator[None]:
     """Makes a MultiWorkerMirroredStrategy created in the block use `count` logical CPU devices of its worker.
 
-    TensorFlow itself uses one. A count below 2 changes nothing. No fallback.
+    TensorFlow itself uses one. A count below 2 changes nothing.
     """
     if count < 2:
         yield
@@ -328,7 +280,7 @@ def cpu_devices_per_worker(count: int) -> Iterator[None]:
 
 
 def parse_profile(content: bytes) -> Any:
-    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler. No fallback."""
+    """Returns the XSpace in the content of an xplane.pb file of TensorFlow's profiler."""
     space = _private("tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace")()
     space.ParseFromString(content)
     return space
@@ -338,8 +290,7 @@ def parse_profile(content: bytes) -> Any:
 def own_values_assigned() -> Iterator[None]:
     """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
 
-    The values must be equal. XLA cannot wait for the first replica. No fallback: a step of several replicas that XLA
-    compiles would fail.
+    The values must be equal. XLA cannot wait for the first replica.
     """
     name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
     original = _private(name, None, None, None)

@@ -53,13 +53,10 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
     if type(optimizer) not in _OPERATIONS or without:
         return lambda: None
     operation, names, numbers = _OPERATIONS[type(optimizer)]
-    of_keras, shared = optimizer.update_step, {}
+    shared: dict[Any, dict[str, Any]] = {}
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
         slots = slots_of(optimizer, variable, names.values())
-        if slots is None:
-            of_keras(gradient, variable, learning_rate)
-            return
         kind = variable.dtype
         place = (tf.compat.v1.get_default_graph(), variable.device, kind)
         if place not in shared:  # computed once for all variables of an update

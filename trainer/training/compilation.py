@@ -3,31 +3,22 @@
 docs/decisions/9-xla.md has the reasons and what was measured.
 """
 
-import hashlib
-import json
-import os
 import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import keras
 
-from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.run_files.records import number, read_json, write_json
+from trainer.base.run_files.records import number
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage.staging import cache_home
-from trainer.cluster.agreement import arithmetic, processor
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers
 from trainer.invariance.step import NotCompilable
-from trainer.reporting.run_info import gpu_names, versions
 from trainer.training.preemption import Interrupted
 from trainer.training.state import put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
@@ -113,7 +104,7 @@ class TimedSteps:
 def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Choice | None = None) -> Choice:
     """Returns how to run the steps, and logs a choice that was measured, or is not what was asked for.
 
-    earlier: the choice of this run before it was resumed, which it keeps. Choices of other runs are in `cache_dir`.
+    earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return Choice(False, "jit_compile=false")
@@ -126,7 +117,7 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Cho
     if why := _not_tried(config, trial, steps_left):
         return Choice(False, why)
     with trial:
-        return _measured(trial, steps_left, cache_home(config.cache_dir) / "xla")
+        return _measured(trial, steps_left)
 
 
 def _barrier(replicas: Replicas) -> str:
@@ -192,24 +183,16 @@ def _is_grouped(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
 
 
-def _measured(trial: TimedSteps, steps_left: int, cache: Path) -> Choice:
+def _measured(trial: TimedSteps, steps_left: int) -> Choice:
     """Returns the faster way by both step times, in turn; plain if the run is too short to earn the trial."""
     trial.seconds(False, 1)  # traces
-    work = trial.runner(False).work(trial.rows)
-    file = cache / f"{_key(work.digest, trial.replicas)}.json"
-    if known := Choice.read(read_json(file)[0]):
-        log.info(f"jit_compile=auto: {known.sentence()}, measured by an earlier run")
-        return _if_possible(known, trial)
     step = statistics.median(trial.seconds(False, 1) for _ in range(3))
-    expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * work.operations)
+    expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * trial.runner(False).size(trial.rows))
     if step * steps_left < EARNED * expected:
         return Choice(False, f"a run of some {step * steps_left:.0f} s is too short to compile for", step)
     log.info(f"jit_compile=auto: compiles the step, in some {expected:.0f} s, to compare both ways")
     choice = _faster(trial, max(1, round(TURN_SECONDS / max(step, 1e-9))))
     log.info(f"jit_compile=auto: {choice.sentence()}")
-    with suppress(OSError, UserError):  # a cache that cannot be written costs the next run a trial
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, asdict(choice))
     return choice
 
 
@@ -222,12 +205,3 @@ def _faster(trial: TimedSteps, count: int) -> Choice:
     plain, compiled = (statistics.median(times) for times in zip(*turns, strict=True))
     why = f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled ({compile_seconds:.0f} s to compile)"
     return Choice(compiled < plain, why, plain, compiled, compile_seconds)
-
-
-def _key(digest: str, replicas: Replicas) -> str:
-    """Returns the name of a choice: of the same operations and shapes, versions, processor, cores, threads and GPUs."""
-    threads = {name: value for name, value in os.environ.items() if name.endswith("_THREADS")}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = [arithmetic(), processor(), cores, threads, list(replicas.devices), gpu_names()]
-    content = [digest, versions(), *machine]
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,11 +1,9 @@
 """Runs many steps in one call to the device: a tf.function runs the model's train_step on every replica."""
 
-import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -26,14 +24,6 @@ from trainer.user_code.interface import ModelInterface, results_of, scalars_of
 _DRAWS = re.compile(
     "Random|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)|StatelessShuffle|DistortedBoundingBox"
 )
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """Describes a step as it is traced: equal digests are the same operations on the same shapes."""
-
-    digest: str
-    operations: int
 
 
 class StepRunner:
@@ -88,16 +78,11 @@ class StepRunner:
 
     def operations(self, iterator: Any) -> set[str]:
         """Returns the types of all operations of a step."""
-        return {node.op for node in self._nodes(iterator)}
+        return {node.op for node in nodes_of(self.traced(iterator).graph)}
 
-    def work(self, iterator: Any) -> TracedStep:
-        """Returns what a step consists of."""
-        nodes, shapes = self._nodes(iterator), [tuple(one.shape) for one in self.model.variables]
-        parts = sorted(map(_described, nodes))
-        return TracedStep(hashlib.sha256(repr((parts, shapes)).encode()).hexdigest(), len(nodes))
-
-    def _nodes(self, iterator: Any) -> list[Any]:
-        return nodes_of(self.traced(iterator).graph)
+    def size(self, iterator: Any) -> int:
+        """Returns the number of operations of a step."""
+        return len(nodes_of(self.traced(iterator).graph))
 
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
@@ -219,20 +204,8 @@ class StepRunner:
 
 def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
-    graph_def = graph.as_graph_def(add_shapes=True)
+    graph_def = graph.as_graph_def()
     return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-
-
-def _described(node: Any) -> str:
-    """Returns the type of an operation with its shapes and options: no names and no numbers, which seeds change."""
-    found = [node.op]
-    for name, value in sorted(node.attr.items()):
-        kind = value.WhichOneof("value")
-        counts = kind == "tensor" and value.tensor.dtype == tf.int32.as_datatype_enum
-        named = not name.startswith("_") or name == "_output_shapes"
-        if counts or (named and kind not in ("tensor", "func") and (kind != "s" or name in ("padding", "data_format"))):
-            found.append(f"{name}={value.SerializeToString(deterministic=True)!r}")
-    return " ".join(found)
 
 
 def refuse_draws(graph: Any) -> None:

@@ -16,8 +16,7 @@ import pytest
 import tensorflow as tf
 
 import trainer
-from tests.fixtures import Log, Patch
-from trainer.base.log import warn_once
+from tests.fixtures import Patch
 from trainer.invariance import compat
 from trainer.invariance.draws import draw_by_row_everywhere
 from trainer.invariance.gradients import sum_first
@@ -38,21 +37,29 @@ def foreign(dotted: str) -> bool:
     return root in ("keras", "tensorflow", "tf") and bool(hidden)
 
 
+def own_names(source: str) -> set[str]:
+    """Returns what `source` defines itself: functions, classes, variables, and what it assigns to self."""
+    nodes = list(ast.walk(ast.parse(source)))
+    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))}
+    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return own | {node.attr for node in stored if ast.unparse(node.value) in ("self", "cls")}
+
+
+OURS = {name for file in FILES for name in own_names(file.read_text(encoding="utf-8"))}
+
+
 def private_names(source: str) -> Iterator[str]:
     """Yields the private names in `source` that it does not define itself, and private modules of Keras and TensorFlow.
 
-    An attribute `x._name` is a module's own if the same module defines `_name`: as a function, as a variable or by
-    assigning `self._name`. Names that collide with those of a base class are found by `overridden`.
+    `self._name` may be that of a base class in another module. Names that collide with those of a base class in Keras
+    or TensorFlow are found by `overridden`.
     """
-    tree = ast.parse(source)
-    nodes = list(ast.walk(tree))
-    own = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    own |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-    own |= {x.attr for x in attributes if isinstance(x.ctx, ast.Store) and ast.unparse(x.value) in ("self", "cls")}
-    for x in attributes:
+    nodes, own = list(ast.walk(ast.parse(source))), own_names(source) | OTHERS
+    for x in (node for node in nodes if isinstance(node, ast.Attribute)):
         text = ast.unparse(x)
-        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in own | OTHERS):
+        known = own | OURS if text.startswith("self.") else own
+        if foreign(text) or (PRIVATE.fullmatch(x.attr) and x.attr not in known):
             yield text
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -152,6 +159,14 @@ def two_devices_per_worker(nothing: None) -> None:
         pass
 
 
+def in_graph(use: Any) -> Any:
+    def within(graph: tf.Graph) -> Any:
+        with graph.as_default():
+            return use(graph)
+
+    return within
+
+
 @pytest.mark.parametrize("changed", [False, True])
 @pytest.mark.parametrize(("last", "prepare", "use"), [
     ("_flatten_layers", small_model, compat.all_layers),
@@ -159,8 +174,11 @@ def two_devices_per_worker(nothing: None) -> None:
     ("_all_reduce_sum_gradients", keras.optimizers.SGD, sum_first),
     ("_initialize_local_devices", lambda: None, two_devices_per_worker),
     ("random", lambda: None, lambda nothing: draw_by_row_everywhere()),
+    ("reset_uids", lambda: None, lambda nothing: compat.reset_layer_names()),
+    ("GraphOrParentsInXlaContext", tf.Graph, in_graph(lambda graph: compat.compiled_by_xla())),
+    ("CondBranchFuncGraph", tf.Graph, in_graph(compat.outside_conditions)),
 ])  # fmt: skip
-def test_what_has_no_fallback_fails_in_one_line(
+def test_what_is_missing_fails_in_one_line(
     monkeypatch: Patch, last: str, prepare: Any, use: Any, changed: bool
 ) -> None:
     use(prepare())
@@ -174,21 +192,6 @@ def test_what_has_no_fallback_fails_in_one_line(
     with pytest.raises(RuntimeError, match=line) as caught:
         use(prepared)
     assert "\n" not in str(caught.value)
-
-
-def test_without_them_what_is_traced_counts_as_not_compiled_and_as_no_branch(monkeypatch: Patch) -> None:
-    def traced() -> list[Any]:
-        return [compat.compiled_by_xla(), compat.outside_conditions(tf.compat.v1.get_default_graph())]
-
-    found: list[Any] = []
-    for last in ("", "GraphOrParentsInXlaContext", "CondBranchFuncGraph"):
-        if last:
-            (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
-            remove(monkeypatch, name)
-        graph = tf.Graph()
-        with graph.as_default():
-            found.append(traced() == [False, graph])
-    assert found == [True] * 3
 
 
 def test_layers_have_paths_of_their_own() -> None:
@@ -211,14 +214,7 @@ def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> N
         pass
 
 
-@pytest.fixture
-def warnings(monkeypatch: Patch, caplog: Log) -> Log:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
-    return caplog
-
-
-def test_names_and_seeds_are_those_of_a_new_process(warnings: Log) -> None:
+def test_names_and_seeds_are_those_of_a_new_process() -> None:
     keras.layers.Flatten()
     compat.reset_layer_names()
     keras.utils.set_random_seed(7)
@@ -226,28 +222,17 @@ def test_names_and_seeds_are_those_of_a_new_process(warnings: Log) -> None:
     random.random()  # as another thread may draw
     assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
     assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
-    assert warnings.text == ""
 
 
-def test_without_them_public_names_of_keras_do_the_same(monkeypatch: Patch, warnings: Log) -> None:
+def test_a_seed_that_keras_takes_from_elsewhere_is_noticed(monkeypatch: Patch) -> None:
     seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
     monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
     monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
-    keras.layers.Dense(1)
-    remove(monkeypatch, "keras.src.utils.naming.reset_uids")
-    compat.reset_layer_names()
-    for removed in (False, True):  # first it only goes unused
-        if removed:
-            remove(monkeypatch, "keras.src.random.seed_generator.python_random")
-        warn_once.cache_clear()
+    with pytest.raises(compat.Missing, match="python_random is missing"):
         compat.seed_initializers(7)
-        assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
-    assert keras.layers.Dense(1).name == "dense"
-    names = [record.message.partition(" is missing")[0] for record in warnings.records]
-    assert names == ["keras.src.random.seed_generator.python_random"] * 2
 
 
-def test_sign_bits_are_those_of_keras(monkeypatch: Patch, warnings: Log) -> None:
+def test_sign_bits_are_those_of_keras(monkeypatch: Patch) -> None:
     module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
     ours = module.signbit
     compat.compare_signs_on_device.__wrapped__()
@@ -258,29 +243,3 @@ def test_sign_bits_are_those_of_keras(monkeypatch: Patch, warnings: Log) -> None
     for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
         x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
         np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
-    remove(monkeypatch, "keras.src.backend.tensorflow.numpy.signbit")
-    compat.compare_signs_on_device.__wrapped__()
-    assert "signbit is missing or has changed in TensorFlow" in warnings.text
-
-
-@pytest.mark.parametrize("last", ["_get_variable_index", "_momentums", "_velocities"])
-def test_without_its_moments_adam_uses_keras_own_update(monkeypatch: Patch, warnings: Log, last: str) -> None:
-    real = compat._private
-
-    def lacking(name: str, *arguments: Any, **named: Any) -> Any:
-        if name.endswith(last):
-            raise compat.Missing(name)
-        return real(name, *arguments, **named)
-
-    def updated() -> Any:
-        weight, optimizer = keras.Variable([1.0, 2.0]), keras.optimizers.Adam(0.1)
-        optimizer.build([weight])
-        sum_first(optimizer)
-        for _ in range(2):
-            optimizer.apply([np.array([0.5, -1.0], np.float32)], [weight])
-        return weight.numpy()
-
-    fused = updated()
-    monkeypatch.setattr(compat, "_private", lacking)
-    np.testing.assert_allclose(fused, updated(), rtol=2e-5)  # Keras rounds 1 - beta_2 otherwise
-    assert [f"{last} is missing" in record.message for record in warnings.records] == [True]

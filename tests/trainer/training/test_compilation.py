@@ -28,7 +28,6 @@ from trainer.invariance.step import NotCompilable
 from trainer.reporting.progress import StepLogs
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
-from trainer.training import compilation
 from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.steps import StepRunner
 
@@ -57,16 +56,6 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     (plain, logs), (compiled, others) = (trained(way, *FAMILIES[name], "--precision=float64") for way in (False, True))
     assert largest_difference(plain, compiled, 1e-6) < 1e-10
     assert np.abs(logs.values - others.values).max() < 1e-10
-
-
-def test_a_choice_is_for_steps_on_the_same_shapes_whatever_their_seed() -> None:
-    def digest(*flags: str) -> str:
-        setup = setup_of("--data=digits", "--model=mlp", "--image_size=16", *flags)
-        return setup.step_runner().work(setup.rows_from(0)).digest
-
-    first = digest("--global_batch_size=8")
-    assert digest("--global_batch_size=8", "--seed=5") == first
-    assert digest("--global_batch_size=9") != first
 
 
 def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
@@ -217,8 +206,8 @@ class PlantedRunner:
             raise NotCompilable(self.clock.fails)
         self.clock.now += self.clock.step_seconds[self.compiled] * count
 
-    def work(self, rows: Any) -> Any:
-        return dataclasses.make_dataclass("Work", ["digest", "operations"])("work", self.clock.operations)
+    def size(self, rows: Any) -> int:
+        return self.clock.operations
 
 
 def planted(clock: Clock, devices: tuple[str, ...] = ("CPU:0",), **of_replicas: Any) -> TimedSteps:
@@ -228,14 +217,12 @@ def planted(clock: Clock, devices: tuple[str, ...] = ("CPU:0",), **of_replicas: 
 
 
 @pytest.fixture
-def auto(tmp_path: Path) -> TrainConfig:
-    return TrainConfig(cache_dir=str(tmp_path))
+def auto() -> TrainConfig:
+    return TrainConfig()
 
 
 @pytest.mark.parametrize(("plain", "compiled", "faster"), [(0.2, 0.1, True), (0.1, 0.2, False), (0.1, 0.1, False)])
-def test_auto_keeps_the_faster_way_and_other_runs_find_it(
-    plain: float, compiled: float, faster: bool, auto: TrainConfig
-) -> None:
+def test_auto_keeps_the_faster_way(plain: float, compiled: float, faster: bool, auto: TrainConfig) -> None:
     clock = Clock(plain, compiled)
     choice = choose(auto, planted(clock), 1000)
     assert (choice.compiled, choice.plain_step_seconds, choice.compiled_step_seconds) == (
@@ -244,12 +231,6 @@ def test_auto_keeps_the_faster_way_and_other_runs_find_it(
     assert f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled" in choice.sentence()
     turns = [way for way, _ in clock.calls[-6:]]
     assert turns == [False, True] * 3
-    later = Clock(compiled, plain)  # would choose the other way
-    assert choose(auto, planted(later), 1000).compiled is faster
-    assert later.calls == [(False, 1)] + [(True, 1)] * faster
-    others = Clock(compiled, plain)
-    assert choose(auto, planted(others, ("CPU:1",)), 1000).compiled is (compiled > plain)
-    assert len(others.calls) > 6
 
 
 @pytest.mark.parametrize(("seconds", "steps", "operations", "tried"), [
@@ -280,15 +261,12 @@ def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
     assert forced.compiled is (devices == ("GPU:0", "GPU:1"))
 
 
-def test_auto_measures_on_one_gpu_and_knows_which(auto: TrainConfig, monkeypatch: Patch) -> None:
+def test_auto_measures_on_one_gpu(auto: TrainConfig) -> None:
     """Convolutions by depth, which are slow on CPUs, are measured too."""
-    monkeypatch.setattr(compilation, "gpu_names", lambda: ["NVIDIA L4"])
-    clock = Clock(0.1, 1.0)
-    trial = planted(clock, ("GPU:0",))
-    trial.model = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.SeparableConv2D(2, 3)])
-    assert choose(auto, trial, 1000).compiled is False
-    monkeypatch.setattr(compilation, "gpu_names", lambda: ["NVIDIA H100"])
-    assert choose(auto, planted(Clock(1.0, 0.1), ("GPU:0",)), 1000).compiled is True
+    for plain, compiled in ((0.1, 1.0), (1.0, 0.1)):
+        trial = planted(Clock(plain, compiled), ("GPU:0",))
+        trial.model = keras.Sequential([keras.Input((8, 8, 2)), keras.layers.SeparableConv2D(2, 3)])
+        assert choose(auto, trial, 1000).compiled is (compiled < plain)
 
 
 def test_convolutions_by_depth_and_deterministic_runs_are_not_tried(auto: TrainConfig) -> None:
@@ -301,11 +279,8 @@ def test_convolutions_by_depth_and_deterministic_runs_are_not_tried(auto: TrainC
     assert clock.calls == []
 
 
-def test_it_says_why_it_could_not_compile_and_keeps_that(auto: TrainConfig) -> None:
-    clock = Clock(1.0, 0.1, fails="dropout draws")
-    assert choose(auto, planted(clock), 1000) == Choice(False, "dropout draws")
-    assert choose(auto, planted(clock), 1000).why == "dropout draws"
-    assert sum(way for way, _ in clock.calls) == 1
+def test_it_says_why_it_could_not_compile(auto: TrainConfig) -> None:
+    assert choose(auto, planted(Clock(1.0, 0.1, fails="dropout draws")), 1000) == Choice(False, "dropout draws")
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise(auto: TrainConfig) -> None:
@@ -363,7 +338,7 @@ def test_killed_equals_never_killed_and_a_trial_leaves_no_trace(
 
     flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
     told = small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told")
-    auto = small_config(*flags, f"--job_dir={tmp_path}/auto", f"--cache_dir={tmp_path}/cache")
+    auto = small_config(*flags, f"--job_dir={tmp_path}/auto")
     monkeypatch.setattr(TrainingRun, "train", keep)
     run_job(told)
     compiled_is_faster.clear()
@@ -403,7 +378,6 @@ def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
         return trial(self, compiled, count)
 
     config = small_config("--model=mlp", "--image_size=16", "--steps=120")
-    config = dataclasses.replace(config, cache_dir=config.job_dir + "-cache")
     with monkeypatch.context() as patch:
         patch.setattr(TimedSteps, "seconds", signalled)
         fresh_collectives()
