@@ -23,8 +23,8 @@ from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.tiers.job_request import JobOptions, TrainingRequest
+from deploy.tiers.job_spec import Job, render
 from deploy.tiers.output import say
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
@@ -151,7 +151,7 @@ class VertexStudy:
             self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
             return status.name
         gcp = self._gcp
-        check_resources(self._trial_job, self._open(gcp.project, gcp.region), clock)
+        check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)
