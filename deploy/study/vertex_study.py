@@ -23,8 +23,8 @@ from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.tiers.job_request import JobOptions, TrainingRequest
+from deploy.tiers.job_spec import Job, render
 from deploy.tiers.output import say
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
@@ -125,7 +125,7 @@ class VertexStudy:
         write_study(self._out, self._plan.asked("vertex"))
         keep_others_out(self._out, "out", str(self._out))
         with api_errors(self._gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
-            name = self._find() or self._send()
+            name = self._job_name()
             backend = self._open(self._gcp.project, self._gcp.region)
             status = watch_job(backend, name, self._gcp, self._session.clock, created=True)
             if status is None:
@@ -142,20 +142,16 @@ class VertexStudy:
         why_stopped = stopped(f"{self._output}/{content['id']}") if self._limited else ""
         return read_vertex_trial(content, self._plan, why_stopped)
 
-    def _find(self) -> str:
-        """Returns the name of the job that this study's folder records, and cancels its duplicates; empty if none."""
-        sent = SentJob.read(self._out)
-        status = sent.find(self._open(sent.project, sent.region), self._session.clock) if sent else None
-        if sent is None or status is None:
-            return ""
-        say(f"goes on with {status.name}")
-        self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
-        return status.name
-
-    def _send(self) -> str:
-        clock, gcp = self._session.clock, self._gcp
-        backend = self._open(gcp.project, gcp.region)
-        check_resources(self._trial_job, backend, clock)
+    def _job_name(self) -> str:
+        """Returns the name of the job that the study's folder records, whose duplicates it cancels, or of a new one."""
+        clock, sent = self._session.clock, SentJob.read(self._out)
+        status = sent.find(self._open(sent.project, sent.region), clock) if sent else None
+        if sent and status:
+            say(f"goes on with {status.name}")
+            self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
+            return status.name
+        gcp = self._gcp
+        check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)
