@@ -16,7 +16,7 @@ CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 TUNE = ["optuna>=5", "matplotlib"]
 SERVE = ["starlette", "uvicorn"]
-TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", *DEPLOY, *TUNE, *SERVE]
+TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", *DEPLOY, *TUNE, *SERVE]
 
 
 class BuildWithCheckout(build_py):
@@ -51,8 +51,10 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*"]),
+    packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*", "vertex_trainer"]),
+    entry_points={"console_scripts": ["vertex-trainer = deploy.__main__:main"]},
     package_data={
+        "vertex_trainer": ["py.typed"],
         "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
         "deploy": [
             "py.typed",

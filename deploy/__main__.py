@@ -4,8 +4,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.settings.fields import nearest
 
 # verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
@@ -56,8 +57,8 @@ def _main(arguments: Sequence[str] | None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
     except PlatformFault as error:
-        print(f"error: {error}: run the same command again later", file=sys.stderr)
-        return FAULT
+        print(f"error: {error}{error.advice}", file=sys.stderr)
+        return error.exit_code
     except OSError as error:
         if error.filename is None:
             raise  # also BrokenPipeError
@@ -73,10 +74,13 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, VERBS)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(VERBS)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
-    from deploy.cli.arguments import check_arguments  # imported late, because it would slow down --help
+    from deploy.client.arguments import check_arguments, split_words  # imported late: it would slow down --help
+    from deploy.tiers.output import printed_on
 
     check_arguments(arguments)
-    code: int = module.main(arguments)
+    as_json = {"--json", "--json=true"} & {*split_words(arguments)[0]}
+    with printed_on(sys.stderr) if as_json else nullcontext():
+        code: int = module.main(arguments)
     return code
 
 

@@ -35,6 +35,7 @@ base
     "deploy": """
 __main__
 cli
+client
 study
 comparison
 planning

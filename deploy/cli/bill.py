@@ -6,7 +6,7 @@ rows there some hours to two days after it ran, by its label; one without any is
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parser
+from deploy.client.arguments import parser
 from deploy.vertex.billing import BIGQUERY_FIX, billed_by_job, billing_errors, checked_table
 from deploy.vertex.history import Attempt, attempt_label, find_attempt
 from deploy.vertex.session import SESSION, Session

@@ -1,89 +1,20 @@
-"""Trains one recipe on several tiers, the same work on each, and reports what came out.
-
-The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
-run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
-interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
-"""
+"""Compares tiers by the same work on each: `python -m deploy compare TIER … --recipe=… [any trainer flag]`."""
 
 import sys
-from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
 
-from deploy.cli.arguments import add_flags, command_line, parse_program, parser, read_prices
-from deploy.cli.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
-from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import ComparisonRequest, Runner, announce, compare, read_tiers
-from deploy.comparison.local_runner import LocalRunner
-from deploy.comparison.vertex_runner import VertexRunner
-from deploy.report.html_page import write_report
-from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.checks import sent_to_the_cloud
-from deploy.tiers.job_spec import Program
-from deploy.tiers.script import Script
+from deploy.client.comparison_run import compared
+from deploy.client.documents import write_document
 from deploy.vertex.session import SESSION, Session
-from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.settings.flags import Parser, whole
-from trainer.base.storage import local_path
-
-SCALINGS = ("strong", "weak")
+from trainer.base.errors import INTERRUPTED
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Runs `python -m deploy compare TIER … --recipe=… [flags of its own and of the trainer]`."""
-    flags, overrides = parse_program(_flags(), arguments)
-    trackers = trackers_in(overrides.values)
-    if not isinstance(overrides, Script):
-        overrides = overrides.without("track")  # this machine sends all runs at the end, with their parent
-    usd_by_tier = read_prices(flags.price_per_hour)
-    specs = read_tiers(flags.tiers, flags.prices, usd_by_tier, read_changes(flags))
-    if flags.baseline and flags.baseline not in (tier.name for tier in specs):
-        raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
-    asked = command_line("compare", arguments)
-    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
-    out = local_path(flags.out, "out")
-    runner = _runner(flags, overrides, session)
-    with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
-        runs = plan.resolve(runner)
-    if flags.dry_run:
-        announce(plan, runs, out, runner)
-        if not plan.missing(out):
-            print(f"nothing to submit: all runs in {out} are done")
-        return DONE
-    parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
+    """Runs the comparison to its end and returns its exit code."""
     try:
-        code = compare(plan, runs, out, runner, parallel)
-        if any_begun(out):
-            write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
-            track([flags.out], trackers)
+        asked, comparison = compared(arguments, session)
     except KeyboardInterrupt:
         print("stopped: run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
-    return code
-
-
-def _flags() -> Parser:
-    cli = parser("compare", __doc__ or "", "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
-    cli.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
-    cli.add_argument(
-        "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
-    )
-    cli.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
-                     "tier (default); weak: the same batch per replica")  # fmt: skip
-    cli.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
-    cli.add_argument(
-        "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
-    )
-    jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
-    add_place_flags(cli, jobs, dry_run, disable_retries=True)
-    add_plan_flags(cli)
-    add_flags(cli, "baseline", "price_per_hour", "script", "module")
-    return cli
-
-
-def _runner(flags: Namespace, overrides: Program, session: Session) -> Runner:
-    if flags.on == "vertex":
-        return VertexRunner(flags, read_options(flags, overrides), session)
-    refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
-    return LocalRunner()
+    write_document(asked, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
+    return comparison.exit_code

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import read_project
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import DIST, Package, packages_with, write_copy

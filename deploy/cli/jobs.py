@@ -1,22 +1,14 @@
-"""Lists the jobs in a region that this package created, from any machine.
+"""Lists the jobs in a region that this package created, from any machine: `python -m deploy jobs`."""
 
-`python -m deploy jobs` cancels duplicates: jobs of one submission, of which a lost response created the second.
-"""
-
-import argparse
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 
-from deploy.cli.arguments import add_flags, parser
-from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
+from deploy.client.arguments import add_flags, parser
+from deploy.client.documents import add_json_flag, write_document
+from deploy.client.job_list import listed_jobs
+from deploy.tiers.output import say
 from deploy.vertex.api import STATES, STOPPED, JobStatus
-from deploy.vertex.cancellation import by_submission, cancel_duplicates
-from deploy.vertex.errors import exit_on_api_error
-from deploy.vertex.history import find_attempt
-from deploy.vertex.job_end import settled
 from deploy.vertex.live import LiveLines
-from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run
 from trainer.base.errors import DONE
@@ -33,37 +25,22 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                      "state, as RUNNING")  # fmt: skip
     cli.add_argument("--limit", type=whole(1, 10_000), default=50, metavar="COUNT", help="the newest of each region "
                      "(default: %(default)s)")  # fmt: skip
-    args = cli.parse_args(arguments)
-    project = needed_project(read_project(args.project) or _of_last_submission("project"))
-    named = regions_in(args.region or read_region("") or _of_last_submission("region"))
-    for region in map(needed_region, named):
-        _list_region(GcpConfig(project, region, ""), args, session)
-    return DONE
-
-
-def _list_region(gcp: GcpConfig, args: argparse.Namespace, session: Session) -> None:
-    with exit_on_api_error(gcp):
-        backend = session.open(args.backend, gcp.project, gcp.region)
-        found = retried(backend.jobs, session.clock)
-        for jobs in by_submission(found):
-            cancel_duplicates(jobs, backend, session.clock)
-        newest = sorted(found, key=lambda status: status.created or 0.0, reverse=True)
-        shown = [status for status in newest if args.state in ("", status.state)][: args.limit]
-        print(HEADER if shown else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {gcp.region}")
+    add_json_flag(cli)
+    asked = cli.parse_args(arguments)
+    statuses: list[JobStatus] = []
+    for region, shown, count in listed_jobs(
+        asked.region, asked.project, asked.state, asked.limit, asked.backend, session
+    ):
+        statuses += shown
+        say(HEADER if shown else f"no {asked.state}{' ' * bool(asked.state)}jobs of this package in {region}")
         for status in shown:
-            status = settled(status, session.clock.now()) if status.limited else status
-            print(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
+            say(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
             for line in LiveLines(status, session.clock).lines(status):
-                print(f"  {line}")
-        if len(shown) == args.limit < len(found):
-            print(f"the newest {args.limit} of {len(found)}: --limit= shows more, --state= those in one state")
-
-
-def _of_last_submission(name: str) -> str:
-    """Returns the project or region of the last submission from this folder; empty without one."""
-    with suppress(LookupError):
-        return str(getattr(find_attempt("")[1], name))
-    return ""
+                say(f"  {line}")
+        if len(shown) == asked.limit < count:
+            say(f"the newest {asked.limit} of {count}: --limit= shows more, --state= those in one state")
+    write_document(asked, "jobs", jobs=statuses)
+    return DONE
 
 
 def _line(status: JobStatus, now: float) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deploy.cli.arguments import add_flags, command_line, parse_program, parser
+from deploy.client.arguments import add_flags, command_line, parse_program, parser
 from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
+from deploy.client.documents import add_json_flag, write_document
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
+from deploy.tiers.output import say
 from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.tier import load_tier, tier_names
 from trainer.base.errors import DONE, UserError
@@ -22,10 +24,16 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
     cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
     add_flags(cli, "prices")
+    add_json_flag(cli)
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)
     if not (args.all or args.accelerator or args.count is not None):
-        print("\n".join([*_tiers(args.prices), "", _source(table), "all machines, quota and regions: --all"]))
+        tiers = list(_tiers(args.prices))
+        rows = [(name, machine, *_prices(price)) for name, machine, price in tiers]
+        say(*_lines([("tier", "machines", "USD/h", "spot USD/h"), *rows]), "", _source(table),
+            "all machines, quota and regions: --all")  # fmt: skip
+        priced = [{"tier": name, "machine": machine, "price": price} for name, machine, price in tiers]
+        write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
         return DONE
     part = args.accelerator.upper().replace("-", "_")
     if part and not any(part in name for name in table.accelerators):
@@ -40,19 +48,18 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if not options:
         raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
-    print("\n".join(_machines(options, table)))
+    say(*_machines(options, table))
+    write_document(args, "machines", date=table.date, region=table.region, machines=options)
     return DONE
 
 
-def _tiers(prices: str) -> Iterator[str]:
-    """Yields the table of tiers, with USD an hour of all their machines."""
-    rows = []
+def _tiers(prices: str) -> Iterator[tuple[str, str, Price]]:
+    """Yields each tier's name and machines, with USD an hour of all of them."""
     for name in tier_names():
         tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
         bound = tier.price_lower_bound or spot.price_lower_bound
         price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred, lower_bound=bound)
-        rows.append((name, tier.machine, *_prices(price)))
-    return _lines([("tier", "machines", "USD/h", "spot USD/h"), *rows])
+        yield name, tier.machine, price
 
 
 def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:

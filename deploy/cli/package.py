@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import checked_address, needed_project, read_project
 from deploy.tiers.packages import built, packages_with
 from deploy.tiers.plain_image import starter

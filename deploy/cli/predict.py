@@ -2,30 +2,31 @@
 
 import argparse
 import json
-import math
 import signal
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.cli.arguments import add_flags, parser
-from deploy.cli.job_flags import CHANGES, new_submission, read_changes
+from deploy.client.arguments import add_flags, parser
+from deploy.client.documents import add_json_flag, write_document
+from deploy.client.job_flags import CHANGES, new_submission, read_changes
+from deploy.client.prepared_job import SubmittedJob, outcome_of, request_of
 from deploy.localrun.processes import on_signals
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, render
+from deploy.tiers.output import say
 from deploy.tiers.prediction import PredictionRequest, on_one_device
 from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import exit_code, exit_on_api_error
+from deploy.vertex.errors import api_errors, exit_code
 from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, attempt_label, record_status
-from deploy.vertex.logs import watch_job
+from deploy.vertex.history import Submission, attempt_label
 from deploy.vertex.registry import ModelVersion, find_version
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import check_resources, custom_job, submit_job
+from deploy.vertex.submission import check_resources, custom_job
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 
 
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_flags(cli, "project", "region", "prices", "max_cost", *CHANGES, "backend")
     cli.add_boolean("dry_run", "print the request and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
+    add_json_flag(cli)
     args = cli.parse_args(arguments)
     if args.kind == "batch_prediction" and args.max_cost:
         raise UserError(
@@ -53,7 +55,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
-    with exit_on_api_error(gcp), on_signals(signal.default_int_handler, signal.SIGTERM):
+    with api_errors(gcp), on_signals(signal.default_int_handler, signal.SIGTERM):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
         if args.kind == "batch_prediction":
@@ -67,24 +69,26 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def _custom_job(job: Job, record: Submission, args: argparse.Namespace, backend: Backend, session: Session) -> int:
+    label = attempt_label(record.submission)
     if args.dry_run:
-        request = custom_job(job, attempt_label(record.submission))
-        print(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(request)}\n")
-    for line in (f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}", job.request.about,
-                 f"writes to {job.output}", *job.about, price_and_limit(job.tier)):  # fmt: skip
-        print(f"# {line}", flush=True)
+        say(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))}\n")
+    about = [f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}", job.request.about,
+             f"writes to {job.output}", *job.about, price_and_limit(job.tier)]  # fmt: skip
+    say(*(f"# {line}" for line in about))
     if args.dry_run:
+        write_document(args, "predict", requests=[request_of(job, label)], about=about)
         return DONE
     check_resources(job, backend, session.clock)
-    name = submit_job(job, record, lambda *place: session.open(args.backend, *place), session.clock)
+    submitted = SubmittedJob(record, [job], args.backend, session)
+    submitted.create()
+    code = DONE
     if args.detach:
-        print(f"watch it: python -m deploy watch {name}")
-        return DONE
-    status = watch_job(backend, name, job.gcp, session.clock, created=True, max_wait_s=math.inf)
-    if status is None:
-        return INTERRUPTED
-    record_status(record, record.attempts[-1], status, session.clock.now())
-    return exit_code(status)
+        say(f"watch it: python -m deploy watch {submitted.name}")
+    else:
+        status = submitted.follow()
+        code = exit_code(status) if status else INTERRUPTED
+    write_document(args, "predict", **outcome_of(submitted, code))
+    return code
 
 
 def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dict[str, Any]:
@@ -99,10 +103,12 @@ def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dic
 
 
 def _batch_prediction(request: dict[str, Any], args: argparse.Namespace, backend: Backend) -> int:
-    print("# a BatchPredictionJob has no time limit: it costs until it ends, or until you cancel it in the console")
+    say("# a BatchPredictionJob has no time limit: it costs until it ends, or until you cancel it in the console")
+    name = ""
     if args.dry_run:
-        print(json.dumps(request, indent=1))
-        return DONE
-    created = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request)
-    print(f"submitted {created.get('name')}")
+        say(json.dumps(request, indent=1))
+    else:
+        name = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request).get("name", "")
+        say(f"submitted {name}")
+    write_document(args, "predict", batch_prediction=request, job=name)
     return DONE

@@ -8,7 +8,7 @@ price, with the names that were found: nothing is guessed.
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import Machines, Price, load_machines
 from deploy.vertex.billing import billing_errors

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
-from deploy.vertex.errors import exit_on_api_error
+from deploy.vertex.errors import api_errors
 from deploy.vertex.registration import read_registration, register_run
 from deploy.vertex.registry import checked_alias, checked_name
 from deploy.vertex.session import SESSION, Session
@@ -31,6 +31,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         print(f"POST projects/{gcp.project}/locations/{gcp.region}/models:upload")
         print(json.dumps({"model": registration.model}, indent=1))
         return DONE
-    with exit_on_api_error(gcp):
+    with api_errors(gcp):
         register_run(registration, alias, session.open("sdk", gcp.project, gcp.region), session.clock)
     return DONE

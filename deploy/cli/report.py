@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, parser, read_prices
+from deploy.client.arguments import add_flags, parser, read_prices
+from deploy.client.comparison_run import read_comparison
+from deploy.client.documents import add_json_flag, write_document
 from deploy.report.html_page import write_report
 from trainer.base.errors import DONE
-from trainer.base.storage import is_remote
+from trainer.base.storage import is_remote, local_path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,7 +19,11 @@ def main(arguments: Sequence[str]) -> int:
     flags.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
     add_flags(flags, "baseline", "price_per_hour")
+    add_json_flag(flags)
     args = flags.parse_args(arguments)
     beside = "runs/report" if is_remote(args.folders[0]) else args.folders[0]
-    write_report(args.folders, args.out or beside, args.baseline, read_prices(args.price_per_hour))
+    out = args.out or beside
+    write_report(args.folders, out, args.baseline, read_prices(args.price_per_hour))
+    report = read_comparison(local_path(out, "out"), DONE)
+    write_document(args, "report", **vars(report) | {"folder": str(report.folder)})
     return DONE

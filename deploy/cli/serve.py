@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parser
+from deploy.client.arguments import parser
 
 
 def main(arguments: Sequence[str]) -> int:

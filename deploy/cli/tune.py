@@ -8,12 +8,14 @@ HyperparameterTuningJob. The same command again goes on: no finished trial is re
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
-from deploy.cli.arguments import command_line, parse, parser
-from deploy.cli.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.client.arguments import command_line, parse, parser
+from deploy.client.documents import add_json_flag, write_document
+from deploy.client.job_flags import add_place_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.report.tracked_runs import track, trackers_in
 from deploy.study.local_study import LocalStudy
 from deploy.study.outcome import StudyOutcome
@@ -21,6 +23,7 @@ from deploy.study.space import check_space, configurations, read_space
 from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
 from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.output import say
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, UserError
@@ -43,14 +46,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _on_vertex(plan, out, args, overrides, session, trackers)
     refuse_flags_of_vertex(args)
     if args.dry_run:
-        return DONE
+        return _write(args, out, StudyOutcome((), plan).content())
     start = shlex.join(["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"])
     try:
         code, trials = LocalStudy(plan, out).run()
     except KeyboardInterrupt:
         print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
-    return _report(StudyOutcome(trials, plan, start), out, trackers) or code
+    return _report(StudyOutcome(trials, plan, start), out, trackers, args) or code
 
 
 def _flags() -> Parser:
@@ -73,6 +76,7 @@ def _flags() -> Parser:
     )
     dry_run = "check, print what would run and may cost, and stop"
     add_place_flags(flags, "a HyperparameterTuningJob of Vertex AI", dry_run, disable_retries=False)
+    add_json_flag(flags)
     return flags
 
 
@@ -102,15 +106,13 @@ def _check_metric(metric: str, overrides: Overrides) -> None:
 
 def _announce(plan: StudyRequest) -> None:
     """Prints what is tried."""
-    print(plan.request(plan.first).about)
+    say(plan.request(plan.first).about)
     for parameter in plan.space:
-        print(f"varies {parameter.text}")
+        say(f"varies {parameter.text}")
     most = configurations(plan.space)
     few = f" (there are no more than {most:,.0f} configurations)" if most < plan.trials else ""
     repeats = f", {plan.repeats} runs each" if plan.repeats > 1 else ""
-    print(
-        f"{plan.most_trials} trials{few}{repeats}, {plan.parallel} at a time, to {plan.goal} {plan.metric}", flush=True
-    )
+    say(f"{plan.most_trials} trials{few}{repeats}, {plan.parallel} at a time, to {plan.goal} {plan.metric}")
 
 
 def _on_vertex(
@@ -118,20 +120,26 @@ def _on_vertex(
 ) -> int:
     study = VertexStudy(plan, out, args, read_options(args, overrides), session)
     for line in study.describe():
-        print(line, flush=True)
+        say(line)
     if args.dry_run:
-        print(study.paste())
-        return DONE
+        say(study.paste())
+        return _write(args, out, StudyOutcome((), plan).content())
     code, trials = study.run()
     if not trials:
         return code
     flags = ("project", "region", "bucket", "package", "image", "service_account", "network", "labels", "kms_key")
     where = [f"--{name}={value}" for name in flags if (value := getattr(args, name))]
     start = ["python", "-m", "deploy", "submit", args.tier, *overrides.arguments(), *where]
-    return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out, trackers) or code
+    return _report(StudyOutcome(trials, plan, shlex.join(start), plan.tier.price_per_hour), out, trackers, args) or code
 
 
-def _report(outcome: StudyOutcome, out: Path, trackers: str) -> int:
+def _report(outcome: StudyOutcome, out: Path, trackers: str, args: Namespace) -> int:
     outcome.write(out)
     track([str(out)], trackers)
+    _write(args, out, outcome.content())
     return DONE if outcome.complete else FAULT
+
+
+def _write(args: Namespace, out: Path, content: Mapping[str, Any]) -> int:
+    write_document(args, "tune", folder=str(out), **content)
+    return DONE

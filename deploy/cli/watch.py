@@ -3,11 +3,12 @@
 import signal
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parser
-from deploy.cli.target import add_target, find_target
+from deploy.client.arguments import parser
+from deploy.client.documents import add_json_flag, write_document
+from deploy.client.job_handle import add_target, attach
 from deploy.localrun.processes import on_signals
-from deploy.vertex.errors import exit_code, exit_on_api_error
-from deploy.vertex.logs import watch_job
+from deploy.vertex.errors import exit_code
+from deploy.vertex.logs import WatchLine, show
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import INTERRUPTED
 
@@ -16,11 +17,15 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Watches one job and returns the exit code for its final state."""
     cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(cli)
-    args = cli.parse_args(arguments)
-    target = find_target(args, session)
-    with exit_on_api_error(target.gcp), on_signals(signal.default_int_handler, signal.SIGTERM):
-        status = watch_job(target.backend, target.job, target.gcp, session.clock)
-    if status is None:
-        return INTERRUPTED
-    target.record(status, session)
-    return exit_code(status)
+    add_json_flag(cli)
+    asked = cli.parse_args(arguments)
+
+    def write_line(line: WatchLine) -> None:
+        write_document(asked, "watch", line=line)
+
+    with on_signals(signal.default_int_handler, signal.SIGTERM):
+        job = attach(asked.job, asked.project, asked.region, asked.backend, session)
+        status = job.follow(write_line if asked.json else show)
+    code = exit_code(status) if status else INTERRUPTED
+    write_document(asked, "watch", status=status, exit_code=code)
+    return code

@@ -14,6 +14,7 @@ from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.machine_table import Price
+from deploy.tiers.output import say
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
 from deploy.tiers.tier import Tier, check_tiers, load_tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
@@ -132,9 +133,9 @@ def announce(plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path,
     check_folder(out, plan.asked(runner.name, 1))
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
-    print(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}", flush=True)
+    say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")
     for line in runner.costs([(runs[name], count) for name, count in plan.missing(out).items()]):
-        print(line, flush=True)
+        say(line)
 
 
 def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
@@ -143,16 +144,16 @@ def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[
     if refused:
         return USER_MUST_CHANGE
     if is_done(job_dir):
-        print(f"{name}: done before", flush=True)
+        say(f"{name}: done before")
         return DONE
-    print(f"{name}: runs; its output is in {job_dir}.log", flush=True)
+    say(f"{name}: runs; its output is in {job_dir}.log")
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     code, ended = _end(runner, run, job_dir)
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    print(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)", flush=True)
+    say(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)")
     return code
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,12 @@ from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job, render
+from deploy.tiers.output import say
 from deploy.vertex.api import ApiError, JobStatus
-from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code, exit_on_api_error
+from deploy.vertex.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
 from deploy.vertex.history import Submission, find_attempt, record_status
 from deploy.vertex.job_end import settled
-from deploy.vertex.logs import PrintLine, follow_job
+from deploy.vertex.logs import follow_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import BACKENDS, Session, tell_accounts
@@ -36,6 +37,7 @@ from trainer.base.run_files.run_layout import RESULT
 from trainer.base.storage import Address, write_whole
 from trainer.base.storage.gcs import connect
 
+Log = Callable[[object], object]  # writes a line
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
 
@@ -44,7 +46,7 @@ class Stopped(Exception):
 
 
 class VertexRunner:
-    """Runs jobs of Vertex AI. `args`: the flags of `read_gcp_config` and of `deploy.cli.target.add_backend`."""
+    """Runs jobs of Vertex AI. `args`: the flags of `read_gcp_config` and the backend."""
 
     name = "vertex"
 
@@ -102,7 +104,7 @@ class VertexRunner:
         if jobs:
             tell_accounts(self._args.backend)
             backend = self._open(self._gcp.project, self._gcp.region)
-            with exit_on_api_error(self._gcp):
+            with api_errors(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
                 for job in jobs.values():
                     check_resources(job, backend, self._clock)
@@ -122,7 +124,7 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _run(self, run: JobRequest, job_dir: Path, print_line: PrintLine) -> int:
+    def _run(self, run: JobRequest, job_dir: Path, print_line: Log) -> int:
         sent = SentJob.read(job_dir)
         status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
         status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
@@ -159,12 +161,12 @@ class VertexRunner:
             record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
 
-    def _follow(self, sent: SentJob, name: str, print_line: PrintLine) -> JobStatus:
+    def _follow(self, sent: SentJob, name: str, print_line: Log) -> JobStatus:
         backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
         try:
             status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
         except Stopped:
-            print(f"{name} is still running; cancel it: python -m deploy cancel {name}", flush=True)
+            say(f"{name} is still running; cancel it: python -m deploy cancel {name}")
             raise
         with suppress(LookupError, UserError):  # the comparison does not need this folder's records
             record_status(*find_attempt(sent.submission), status, self._clock.now())
@@ -186,7 +188,7 @@ class VertexRunner:
             self._check_stop()
 
 
-def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: PrintLine) -> None:
+def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: Log) -> None:
     """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
 
     result.json is written last, because it marks the copy as complete.

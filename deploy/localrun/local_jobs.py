@@ -1,5 +1,6 @@
 """Runs jobs of this machine from several threads: each writes its output to JOB_DIR.log, and all can be stopped."""
 
+import contextvars
 import signal
 import threading
 import time
@@ -63,7 +64,7 @@ def in_threads(calls: Sequence[Callable[[], Result]], parallel: int, stop: Calla
     """Makes the calls, `parallel` at a time; a signal, or an exception of one, makes `stop` end them, and is raised."""
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         try:
-            futures = [pool.submit(call) for call in calls]
+            futures = [pool.submit(contextvars.copy_context().run, call) for call in calls]
             while (waited := wait(futures, 1.0, FIRST_EXCEPTION)).not_done:  # a signal is handled between two waits
                 for future in waited.done:
                     future.result()

@@ -13,6 +13,7 @@ from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import Job
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.output import say, stdout_of_programs
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.limits import Limits
@@ -25,9 +26,10 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
     path = kept_plan(config)
     if not path.is_file():
-        print("measures steps on this machine's CPU, once for these settings …", flush=True)
+        say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
-        code = subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode
+        command = [sys.executable, "-m", "trainer.plan", *flags]
+        code = subprocess.run(command, stdout=stdout_of_programs(), check=False).returncode
         if code:
             raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
     return read_plan(path)

@@ -13,6 +13,7 @@ from deploy.report.measures import summarize
 from deploy.report.plots import draw
 from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
+from deploy.tiers.output import say
 from trainer.base.run_files.records import mapping
 from trainer.base.run_files.run_layout import step_of
 from trainer.base.storage import local_path, make_writable, write_whole
@@ -41,8 +42,8 @@ def write_report(
     try:
         write_whole(target / "report.html", to_html(collection, rows, sentences, remarks))
     finally:
-        print("\n".join([to_terminal(rows), *sentences, "", *remarks]))
-    print(f"\n{target / 'report.html'}")
+        say(to_terminal(rows), *sentences, "", *remarks)
+    say(f"\n{target / 'report.html'}")
 
 
 def to_html(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
+from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import items, number, read_json, read_result
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
@@ -55,7 +56,7 @@ def track(paths: Sequence[str], addresses: str) -> None:
             except Exception as error:
                 raise PlatformFault(f"{sender.text}: {run.name} is not sent: {reason(error)}") from error
             link = sender.opened.link if sender.opened else ""
-            print(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}", flush=True)
+            say(f"{run.name}: {run.state}, {sender.sent:,} steps sent: {link}")
 
 
 def _sources(path: str) -> Iterator[RunFiles]:

@@ -23,6 +23,7 @@ from deploy.study.optuna_study import frozen_trial, load, open_journal, propose
 from deploy.study.outcome import state_of
 from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import JOURNAL, StudyRequest, write_study
+from deploy.tiers.output import say
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.records import mapping, number, read_result, read_stats
 from trainer.base.storage import is_locked, keep_others_out, make_writable
@@ -101,7 +102,7 @@ class LocalStudy:
     def _begun(self, number: int, how: str = "") -> "Trial":
         """Announces a trial of the journal, and returns it as `ask` would: Optuna itself resumes none."""
         trial = self._trials()[number]
-        print(f"trial {number + 1}: {how}{shown(trial.params)}", flush=True)
+        say(f"trial {number + 1}: {how}{shown(trial.params)}")
         return load().Trial(self._study, trial._trial_id)
 
     def _run_trial(self, trial: "Trial", share: Share) -> tuple[str, str]:
@@ -158,7 +159,7 @@ class LocalStudy:
         frozen = self._trials()[trial.number]
         value = "" if frozen.value is None else f" {plan.metric} {frozen.value:.6g}"
         ended = f"{state_of(frozen)}{value}{reason and f': {reason}'}"
-        print(f"trial {trial.number + 1}: {ended} ({seconds:.0f} s)", flush=True)
+        say(f"trial {trial.number + 1}: {ended} ({seconds:.0f} s)")
 
     def _folders(self, trial: "Trial") -> list[Path]:
         repeats = range(1, self._plan.repeats + 1)
@@ -167,7 +168,7 @@ class LocalStudy:
     def _wait_for_orphan(self, trial: "Trial", job_dir: Path) -> None:
         """Waits for a process that outlived a killed `tune`: it ends at its next line of output, or with its run."""
         if is_locked(job_dir):
-            print(f"trial {trial.number + 1}: waits for its earlier process, which still runs", flush=True)
+            say(f"trial {trial.number + 1}: waits for its earlier process, which still runs")
         while is_locked(job_dir) and not self._jobs.stopped:
             time.sleep(ASK_S)
 

@@ -14,6 +14,7 @@ from deploy.report.table import csv_text, figures, markdown_table, terminal_tabl
 from deploy.study.optuna_study import in_memory
 from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import StudyRequest
+from deploy.tiers.output import say
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import make_writable, write_whole
@@ -124,6 +125,12 @@ class StudyOutcome:
         lines = [{**record, "value": _value(trial)} for record, trial in zip(self.records(), self.ranked, strict=True)]
         return list(titles.values()), [[_cell(key, line[key]) for key in titles] for line in lines]
 
+    def content(self) -> dict[str, Any]:
+        """Returns the content of table.json."""
+        best = self.complete[0].number + 1 if self.complete else None
+        numbers = {"metric": self.plan.metric, "goal": self.plan.goal, "trials": self.records(), "best": best}
+        return {**numbers, "best_command": self.best_command, "verdict": self.verdict(), "notes": self.notes()}
+
     def write(self, out: Path) -> None:
         """Writes table.md, table.csv, table.json and Optuna's figures into `out`, and prints the table and the verdict.
 
@@ -135,22 +142,13 @@ class StudyOutcome:
         write_whole(out / "table.md", markdown_table(*self.rows(), below))
         flat = [{key: value for key, value in record.items() if not isinstance(value, list)} for record in records]
         write_whole(out / "table.csv", csv_text(flat))
-        content = {
-            "metric": self.plan.metric,
-            "goal": self.plan.goal,
-            "trials": records,
-            "best": self.complete[0].number + 1 if self.complete else None,
-            "best_command": command,
-            "verdict": verdict,
-            "notes": notes,
-        }
-        write_whole(out / "table.json", json.dumps(content, indent=2, allow_nan=False) + "\n")
+        write_whole(out / "table.json", json.dumps(self.content(), indent=2, allow_nan=False) + "\n")
         try:
             pictures = self._draw(out) if self.complete else []
         finally:
             table = terminal_table(*self.rows(), left=len(self.rows()[0]))
-            print("\n".join([table, *verdict, "", *notes, *(["", command] if command else [])]))
-        print("\n".join(["", *map(str, pictures)]))
+            say(table, *verdict, "", *notes, *(["", command] if command else []))
+        say("", *map(str, pictures))
 
     def _draw(self, out: Path) -> list[Path]:
         """Writes Optuna's figures. Raises UserError if matplotlib is not installed."""

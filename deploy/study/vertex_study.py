@@ -25,8 +25,9 @@ from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.tiers.output import say
 from deploy.vertex.api import STUDY_LABEL, parse_time
-from deploy.vertex.errors import exit_code, exit_on_api_error
+from deploy.vertex.errors import api_errors, exit_code
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.job_end import stopped
@@ -123,12 +124,12 @@ class VertexStudy:
         load()
         write_study(self._out, self._plan.asked("vertex"))
         keep_others_out(self._out, "out", str(self._out))
-        with exit_on_api_error(self._gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
+        with api_errors(self._gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
             name = self._find() or self._send()
             backend = self._open(self._gcp.project, self._gcp.region)
             status = watch_job(backend, name, self._gcp, self._session.clock, created=True)
             if status is None:
-                print("run the same command again to go on watching", flush=True)
+                say("run the same command again to go on watching")
                 return INTERRUPTED, []
             with suppress(LookupError, UserError):  # the study does not need this folder's records
                 record_status(*find_attempt(status.name), status, self._session.clock.now())
@@ -147,7 +148,7 @@ class VertexStudy:
         status = sent.find(self._open(sent.project, sent.region), self._session.clock) if sent else None
         if sent is None or status is None:
             return ""
-        print(f"goes on with {status.name}", flush=True)
+        say(f"goes on with {status.name}")
         self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
         return status.name
 

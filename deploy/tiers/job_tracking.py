@@ -8,6 +8,7 @@ from typing import Any
 from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
+from deploy.tiers.output import say
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -82,5 +83,5 @@ def with_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> Mapping[str, An
     if not spec.get("tensorboard", "").endswith(f"/{CREATE}"):
         return spec
     name = VertexApi(gcp.project, gcp.region, f"tensorboard_instance={CREATE}").tensorboard()
-    print(f"TensorBoard instance {name}", flush=True)
+    say(f"TensorBoard instance {name}")
     return {**spec, "tensorboard": name}

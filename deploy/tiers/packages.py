@@ -146,7 +146,7 @@ def _distribution(module: str) -> str:
 def trainer_package() -> Package:
     """Returns the trainer's sources: the same of a checkout and of an installed copy."""
     files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
-    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy"):
+    for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
         files |= _sources(folder)
     copies = f"{COPIES.parent.name}/{COPIES.name}/"
     files = {name: file for name, file in files.items() if not name.startswith(copies)}

@@ -5,7 +5,6 @@ cost and credits. It appears hours to two days after the use.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -13,10 +12,11 @@ from typing import Any
 
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
+from deploy.vertex.errors import VertexFault
 from deploy.vertex.rest import address, call
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import spent, usd_per_hour
-from trainer.base.errors import FAULT, UserError
+from trainer.base.errors import UserError
 
 BIGQUERY_FIX = (
     "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
@@ -34,14 +34,13 @@ GROUP BY label, currency
 
 @contextmanager
 def billing_errors(what: str, fix: str) -> Iterator[None]:
-    """Ends a command on an ApiError: UserError with `fix` if the user can do something, else exit code 1."""
+    """Raises an ApiError as one line: UserError with `fix` if the user can do something, else VertexFault."""
     try:
         yield
     except ApiError as error:
         if not error.transient:
             raise UserError(f"{what}: {error}: {error.login if error.code == 401 else fix}") from None
-        print(f"error: {what}: {error}", file=sys.stderr)
-        sys.exit(FAULT)
+        raise VertexFault(f"{what}: {error}") from None
 
 
 def checked_table(table: str) -> str:

@@ -1,9 +1,9 @@
 """Cancels jobs, and the duplicates of a job: those that a lost response created unnoticed."""
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 
+from deploy.tiers.output import tell
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import JobStatus
 from deploy.vertex.rest import Backend
@@ -51,7 +51,7 @@ def cancel_duplicates(jobs: Sequence[JobStatus], backend: Backend, clock: Clock)
 def cancel_duplicate(job: JobStatus, original: str, backend: Backend, clock: Clock) -> None:
     """Cancels a job beside another one of the same submission."""
     retried(partial(backend.cancel, job.name), clock)
-    print(f"cancelled {job.name}: a duplicate of {original}", file=sys.stderr, flush=True)
+    tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
 def jobs_of(label: str, backend: Backend, clock: Clock) -> Sequence[JobStatus]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
+from deploy.tiers.output import tell
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, CustomJob
 from deploy.vertex.cancellation import newest_original
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.reservation import LISTED_S
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import TELL_S, Clock, backoff, tell, told
+from deploy.vertex.retry import TELL_S, Clock, backoff, told
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated

@@ -1,13 +1,12 @@
 """Translates failed calls and failed jobs into messages and exit codes."""
 
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
 
@@ -37,20 +36,27 @@ class StateUnknownError(ApiError):
         return False
 
 
+class VertexFault(PlatformFault):
+    """Reports that a service of Google's fails; its line says what to do."""
+
+    advice = ""
+
+
+class JobUnknown(VertexFault):
+    """Reports that a job runs or may run, unobserved."""
+
+    exit_code = STATE_UNKNOWN
+
+
 @contextmanager
-def exit_on_api_error(gcp: GcpConfig) -> Iterator[None]:
-    """Ends a command on an ApiError: UserError if the user can fix it, else exit code 1 or STATE_UNKNOWN."""
+def api_errors(gcp: GcpConfig) -> Iterator[None]:
+    """Raises an ApiError as one line: UserError if the user can fix it, else VertexFault or JobUnknown."""
     try:
         yield
     except StateUnknownError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(STATE_UNKNOWN)
+        raise JobUnknown(str(error)) from None
     except ApiError as error:
-        line = describe_error(error, gcp)
-        if not error.transient:
-            raise UserError(line) from None
-        print(f"error: {line}", file=sys.stderr)
-        sys.exit(FAULT)
+        raise (VertexFault if error.transient else UserError)(describe_error(error, gcp)) from None
 
 
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:

@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from datetime import datetime, timezone
-from functools import partial
 
 from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.output import say, tell
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
@@ -28,8 +27,28 @@ LAST_RETRY_S = 30.0  # for the last read of the logs
 LOOK_S = 60.0  # between looks for duplicates
 UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
 
-PrintLine = Callable[[str], None]
-_PRINT: PrintLine = partial(print, flush=True)
+
+@dataclasses.dataclass(frozen=True)
+class WatchLine:
+    """Holds a line of a watch: what was seen of the job at `time`, or, with a `worker`, a line of its log."""
+
+    time: float  # seconds since 1970
+    text: str
+    worker: str = ""
+    severity: str = ""  # of the log's lines
+
+    def __str__(self) -> str:
+        severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
+        time = datetime.fromtimestamp(self.time, timezone.utc).strftime("%H:%M:%S UTC")
+        return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
+
+
+PrintLine = Callable[[WatchLine], object]
+
+
+def show(line: WatchLine) -> None:
+    """Prints a line for people."""
+    say(str(line))
 
 
 class LogTail:
@@ -57,7 +76,7 @@ def _rfc3339(time: float) -> str:
 
 
 def follow_job(
-    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = _PRINT,
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus:  # fmt: skip
     """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
@@ -75,14 +94,14 @@ def follow_job(
             look_at = clock.now() + LOOK_S
             original = _original(status, backend, clock)
             if original != status.name:
-                print_line(f"{_time(clock.now())}  follows {original}")
+                print_line(WatchLine(clock.now(), f"follows {original}"))
                 tail, name, live = LogTail(backend, original), original, None
                 continue
         live = live or LiveLines(status, clock)
         news = [] if status.state == shown else [status.state]
         shown = status.state
         for line in (*news, *waiting.lines(status), *live.lines(status)):
-            print_line(f"{_time(clock.now())}  {line}")
+            print_line(WatchLine(clock.now(), line))
         if status.over:
             _print_last_logs(tail, gcp, clock, print_line)
             return settled(status, clock.now())
@@ -138,14 +157,13 @@ def _print_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, retry_s: float, pri
     """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
     try:
         for entry in retried(tail.read_new, clock, retry_s):
-            severity = f"{entry.severity}: " if entry.severity in ("WARNING", "ERROR", "CRITICAL") else ""
-            print_line(f"{_time(parse_time(entry.time) or 0.0)}  {entry.worker}  {severity}{entry.text}")
+            print_line(WatchLine(parse_time(entry.time) or 0.0, entry.text, entry.worker, entry.severity))
         tail.refusal = ""
     except ApiError as error:
         refusal = describe_error(error, gcp)
         if (retry_s or not error.transient) and refusal != tail.refusal:
             tail.refusal = refusal
-            print(f"no logs: {refusal}", file=sys.stderr, flush=True)
+            tell(f"no logs: {refusal}")
 
 
 def _print_last_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
@@ -154,34 +172,31 @@ def _print_last_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, print_line: Pr
         clock.sleep(LAST_LOGS_S)
         _print_logs(tail, gcp, clock, LAST_RETRY_S, print_line)
     except KeyboardInterrupt:
-        print("the last lines of the log are left out", file=sys.stderr)
-
-
-def _time(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).strftime("%H:%M:%S UTC")
+        tell("the last lines of the log are left out")
 
 
 def watch_job(
-    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, created: bool = False, max_wait_s: float = math.inf
-) -> JobStatus | None:
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
+    *, created: bool = False, max_wait_s: float = math.inf,
+) -> JobStatus | None:  # fmt: skip
     """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job.
 
     A closed pipe, as of `head`, ends the watch too; the hint is then on stderr.
     """
     try:
-        status = follow_job(backend, name, gcp, clock, created=created, max_wait_s=max_wait_s)
+        status = follow_job(backend, name, gcp, clock, print_line, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
-        print(f"no longer watched, and not cancelled; {watch_hint(name)}")
+        say(f"no longer watched, and not cancelled; {watch_hint(name)}")
         return None
     except BrokenPipeError:
-        print(f"no longer watched, and not cancelled; {watch_hint(name)}", file=sys.stderr)
+        tell(f"no longer watched, and not cancelled; {watch_hint(name)}")
         raise
     ran, cost = describe_run(status, clock.now())
     before = LiveReader(status).try_read()[1]
     total = f", with earlier jobs of its directory {before + spent(status, clock.now()):.2f} USD" if before else ""
-    print(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
+    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
     if status.error:
-        print(f"error: {describe_failure(status)}", file=sys.stderr)
+        tell(f"error: {describe_failure(status)}")
     if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):
-        print(f"to go on from its last checkpoint, if it saved one: the same command with --job_dir={status.output}")
+        say(f"to go on from its last checkpoint, if it saved one: the same command with --job_dir={status.output}")
     return status

@@ -8,6 +8,7 @@ from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
+from deploy.tiers.output import say
 from deploy.vertex import buckets
 from deploy.vertex.registry import ModelVersion, register, schemata, set_alias, upload_request
 from deploy.vertex.rest import Backend
@@ -85,5 +86,5 @@ def register_run(registration: Registration, alias: str, backend: Backend, clock
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
         version = retried(lambda: set_alias(version, alias, backend), clock)
-    print(f"registered {version}", flush=True)
+    say(f"registered {version}")
     return version

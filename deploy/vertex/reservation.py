@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.output import tell
 from deploy.vertex import buckets
 from deploy.vertex.cancellation import jobs_of
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock, tell
+from deploy.vertex.retry import Clock
 from deploy.vertex.spending import format_duration, spent
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs_errors import Conflict, NoPermission

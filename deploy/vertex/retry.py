@@ -1,13 +1,14 @@
 """Retries calls while a service fails, with a clock that tests can replace, and tells what is waited for."""
 
+import contextvars
 import dataclasses
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from deploy.tiers.output import tell
 from deploy.vertex.api import ApiError
 
 T = TypeVar("T")
@@ -37,11 +38,6 @@ class Clock:
 SYSTEM_CLOCK = Clock()
 
 
-def tell(line: str) -> None:
-    """Prints a line for the user, beside the output proper."""
-    print(line, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def told(what: str) -> Iterator[None]:
     """Prints every TELL_S, while the block runs, what is waited for; by the system's clock."""
@@ -51,7 +47,7 @@ def told(what: str) -> Iterator[None]:
         while not ended.wait(TELL_S):
             tell(f"{what}: {time.monotonic() - began:.0f} s")
 
-    threading.Thread(target=tell_on, daemon=True).start()
+    threading.Thread(target=contextvars.copy_context().run, args=(tell_on,), daemon=True).start()
     try:
         yield
     finally:

@@ -2,9 +2,9 @@
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable
 
+from deploy.tiers.output import tell
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
 from trainer.base.storage.login import two_accounts
@@ -37,10 +37,9 @@ def tell_accounts(kind: str) -> None:
 
     with contextlib.suppress(GoogleAuthError):  # the first request says it
         if kind != "sdk" and (found := two_accounts()):
-            print(
+            tell(
                 f"two logins: jobs are created as {found[0]} (gcloud), and watched, with their buckets, as {found[1]} "
-                "(application default credentials)",
-                file=sys.stderr,
+                "(application default credentials)"
             )
 
 

@@ -1,7 +1,6 @@
 """Submits a job to Vertex AI: checks what it needs, uploads packages, records each step, and survives Ctrl-C."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,6 +8,7 @@ from deploy.tiers.checks import check_continent, multi_regional
 from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
 from deploy.tiers.job_tracking import with_tensorboard
+from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
@@ -19,9 +19,9 @@ from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import watch_hint
 from deploy.vertex.reservation import LISTED_S, OpenBackend, Reservation
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock, retried, tell
+from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import price_label
-from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError
 
 
 def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
@@ -35,7 +35,7 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
         check_continent(bucket, job.gcp.region, location)
         if "tensorboard" in job.spec and job.output.startswith(f"{bucket}/"):
             for warning in multi_regional(bucket, location):
-                print(f"# {warning}", flush=True)
+                say(f"# {warning}")
     for name, address in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
@@ -47,14 +47,14 @@ def upload_packages(packages: Sequence[Package], bucket: str) -> None:
     """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
     for package in packages:
         buckets.upload(package.build(), package.uri(bucket))
-        print(f"package {package.uri(bucket)}", flush=True)
+        say(f"package {package.uri(bucket)}")
 
 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
     """Reserves the job directory, creates the job, returns its name; records the attempt before and after.
 
-    After Ctrl-C it exits with INTERRUPTED if the job runs or was never requested; raises StateUnknownError if it may
-    appear later.
+    After Ctrl-C it raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may appear
+    later.
     """
     project, region = job.gcp.project, job.gcp.region
     job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
@@ -79,8 +79,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
         _interrupted(creation, record)
         if not attempt.job:
             reservation.release()
-            raise
-        sys.exit(INTERRUPTED)
+        raise
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
@@ -125,7 +124,7 @@ def _print_submitted(attempt: Attempt) -> None:
     number = attempt.job.rsplit("/", 1)[-1]
     page = f"https://console.cloud.google.com/vertex-ai/locations/{attempt.region}/training/{number}"
     try:
-        print(f"submitted {attempt.job}\n{page}?project={attempt.project}", flush=True)
+        say(f"submitted {attempt.job}\n{page}?project={attempt.project}")
     except BrokenPipeError:  # as of `head`
         tell(f"submitted {attempt.job}: watch it: python -m deploy watch {attempt.job}")
         raise

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -14,14 +15,16 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
+import vertex_trainer
 from deploy.__main__ import main
-from deploy.cli import compare
+from deploy.cli import cancel, compare, submit, watch
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import load_tier
+from deploy.vertex.errors import exit_code
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
@@ -206,3 +209,36 @@ def command(cloud: Emulator, session: Session, target: list[str], tmp_path: Path
 
 def rows(tmp_path: Path) -> list[TierSummary]:
     return summarize(collect([str(tmp_path / "out")]))
+
+
+def submit_by_function(arguments: list[str], session: Session) -> int:
+    """Does what the verb does, by the function of vertex_trainer."""
+    flags: dict[str, Any] = {}
+    for word in arguments:
+        name, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("--") and name != "detach":
+            flags.setdefault(name, []).append(value if equals else "true")
+    tiers = [word for word in arguments if not word.startswith("--")]
+    job = vertex_trainer.submit(*tiers, session=session, stream=sys.stdout, **flags)
+    if "--detach" in arguments:
+        return 0
+    status = job.wait(sys.stdout)
+    return exit_code(status) if status.over else 75
+
+
+@pytest.fixture
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces verbs by the functions that do the same, if the parameter is "function"."""
+    if request.param == "function":
+
+        def attached(words: list[str], session: Session) -> vertex_trainer.VertexJob:
+            return vertex_trainer.attach("" if words[0].startswith("--") else words[0], backend="sdk", session=session)
+
+        monkeypatch.setattr(submit, "main", submit_by_function)
+        monkeypatch.setattr(watch, "main", lambda *given: exit_code(attached(*given).wait(sys.stdout)))
+        monkeypatch.setattr(cancel, "main", lambda *given: not attached(*given).cancel(sys.stdout).over)
+
+
+def both_ways(test: Any) -> Any:
+    """Runs a test of verbs a second time with the functions of vertex_trainer in their place."""
+    return pytest.mark.parametrize("way", ["verb", "function"], indirect=True)(pytest.mark.usefixtures("way")(test))

@@ -38,8 +38,8 @@ class Command:
 
 
 def documented() -> list[Command]:
-    """Returns every command of README, CONTRIBUTING, docs/ and examples/ once, with the first page that has it."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Returns every command of the pages and examples once, with the first page that has it."""
+    pages = [ROOT / "README.md", ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     pages += [ROOT / "examples" / "README.md"]
     pages += [page for folder in ("docs", "examples") for page in sorted((ROOT / folder).rglob("*.py"))]
     pages += sorted((ROOT / "docs").glob("*.ipynb"))

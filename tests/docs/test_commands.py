@@ -190,7 +190,7 @@ Rule = Callable[[Command, Session], None]
 CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
-    "deploy plan": "deploy.cli.plan.plan_of",
+    "deploy plan": "deploy.client.plan_request.plan_of",
     "deploy prices": "deploy.cli.prices.read_skus",
     "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy report": "deploy.cli.report.write_report",

@@ -91,6 +91,14 @@ def test_deploy_uses_of_trainer_what_needs_no_tensorflow() -> None:
     assert re.findall(r"^\s*(?:from|import) (?:tensorflow|keras)\b.*", base, re.MULTILINE) == []
 
 
+def test_vertex_trainer_is_on_top_and_names_what_others_do() -> None:
+    below = [source for package in ("trainer", "deploy") for _, source in modules(package)]
+    assert [source for source in below if re.search(r"^\s*(from|import) vertex_trainer\b", source, re.MULTILINE)] == []
+    tree = ast.parse((ROOT / "vertex_trainer" / "__init__.py").read_text(encoding="utf-8"))
+    assert [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))] == ["__getattr__"]
+    assert [path.name for path in (ROOT / "vertex_trainer").glob("*.py")] == ["__init__.py"]
+
+
 @pytest.mark.parametrize("package", ["trainer", "deploy"])
 def test_each_room_says_what_it_is_for(package: str) -> None:
     for path in (ROOT / package).glob("*/__init__.py"):

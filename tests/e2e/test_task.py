@@ -105,14 +105,6 @@ def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line
     assert "Traceback" not in done.stdout
 
 
-def test_another_recipes_job_dir_is_refused(on_two: Run, tmp_path: Path) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text("model: cnn\ndata: digits\nimage_size: 24\nsteps: 6\n")
-    done = run(f"--recipe={other}", f"--job_dir={on_two[0]}")
-    assert done.returncode == 2
-    assert "contains another run (model: 'wgan_gp' before" in done.stderr
-
-
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.

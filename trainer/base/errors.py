@@ -72,6 +72,7 @@ class PlatformFault(_OneLine):
     """Reports in one line a fault of the platform that a retry of the same command may not meet."""
 
     exit_code = FAULT
+    advice = ": run the same command again later"  # which a command adds to the line
 
 
 class NotFinite(UserError):

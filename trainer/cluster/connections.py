@@ -1,14 +1,14 @@
 """Exchanges JSON objects, one a line, over sockets; opens this worker's own port, and warns of ports open to others."""
 
-import contextlib
 import errno
 import ipaddress
 import json
 import socket
+import threading
 import time
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -18,54 +18,45 @@ from trainer.cluster.cluster_spec import Cluster
 _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
 
 
-@dataclass(eq=False)
 class Link:
-    """Holds one connection, what arrived by it, and the last known state of the worker at its other end."""
+    """Holds one connection, whose messages a thread adds to `events`, and the last known state of its other end."""
 
-    connection: socket.socket
-    index: int = 0  # of that worker
-    inbox: deque[Any] = field(default_factory=deque)  # of messages; None for a line that is no JSON
-    rest: bytes = b""  # of a line that has not ended
-    last_message: float = 0.0
-    calls: int = 0  # to the devices, according to its newest heartbeat
-    in_step: float = 0.0  # when its count last rose, or was as high as ours
-    idle_s: float = 0.0  # of its GPUs
-    done: bool = False  # it has no more work; of the chief: it has finished last
-    closed: bool = False
+    def __init__(self, connection: socket.socket, events: "SimpleQueue[Event]") -> None:
+        self.connection = connection
+        connection.setblocking(True)
+        self.index = 0  # of the worker at the other end
+        self.last_message = self.in_step = time.monotonic()  # in_step: when its count last rose, or was as high as ours
+        self.calls = 0  # to the devices, according to its newest heartbeat
+        self.idle_s = 0.0  # of its GPUs
+        self.done = False  # it has no more work; of the chief: it has finished last
+        self.closed = False
+        threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
-    def __post_init__(self) -> None:
-        self.connection.setblocking(True)  # for `send`
-
-    def receive(self) -> None:
-        """Moves what has arrived to the inbox, without waiting; closes a connection that has ended or says too much."""
-        try:
-            data = self.connection.recv(65536, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        self.inbox += map(_parse, lines)
-        self.last_message = time.monotonic()
-        if not data or len(self.rest) > _LONGEST_LINE:
-            self.close()
+    def _receive(self, events: "SimpleQueue[Event]") -> None:
+        """Adds what arrives, "" for what is no JSON; None once the connection has ended or a line is too long."""
+        with suppress(OSError), self.connection.makefile("rb") as lines:
+            while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
+                self.last_message = time.monotonic()
+                try:
+                    events.put((self, json.loads(line)))
+                except (ValueError, RecursionError):
+                    events.put((self, ""))
+        events.put((self, None))
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Sends a message; whoever receives from a lost connection notices it."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Closes the connection."""
         self.closed = True
+        with suppress(OSError):  # the other end may have closed it
+            self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
 
 
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+Event = tuple[Link, Any]  # a connection, and a message that came by it
 
 
 def endpoint(address: str) -> tuple[str, int]:
@@ -77,7 +68,7 @@ def endpoint(address: str) -> tuple[str, int]:
 def warn_of_open_ports(cluster: Cluster) -> None:
     """Logs a warning where others may reach the ports: on a public address, and where only loopback was named."""
     host, _ = endpoint(cluster.addresses[cluster.index])
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
         if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
             log.warning(

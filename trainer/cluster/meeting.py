@@ -23,13 +23,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError, printable
 from trainer.base.log import log
 from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.connections import Link, endpoint, own_port, warn_of_open_ports
+from trainer.cluster.connections import Event, Link, endpoint, own_port, warn_of_open_ports
 
 BEAT_SECONDS = 5.0  # between two heartbeats
 SUSPECT_SECONDS = 20.0  # without a heartbeat, after which a peer is the likely cause of an error of TensorFlow
@@ -37,7 +38,7 @@ GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 _ANSWER_SECONDS = 10.0  # that a worker grants the chief beyond its own limit: they start at different times
 _LOG_SECONDS = 10.0
-_TURN_SECONDS = 0.02  # between two looks at what has arrived
+_TURN_SECONDS, _RETRY_SECONDS = 0.02, 0.2  # between two looks at what has happened, and two tries to connect
 _MOST_NAMES = 8  # of workers on a line
 
 
@@ -55,21 +56,27 @@ def meet(
     """
     runs = json.loads(json.dumps({**runs, "TF_CONFIG": cluster.addresses}))
     warn_of_open_ports(cluster)
+    events: SimpleQueue[Event] = SimpleQueue()
     with own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
-            links = _gather(cluster, server, runs, timeout_seconds)
+            links = _gather(cluster, server, runs, timeout_seconds, events)
         else:
-            links = [_join(cluster, runs, timeout_seconds)]
-    return Peers(cluster, links, timeout_seconds, on_loss)
+            links = [_join(cluster, runs, timeout_seconds, events)]
+    return Peers(cluster, links, events, timeout_seconds, on_loss)
 
 
-def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], timeout_seconds: float) -> list[Link]:
+def _gather(
+    cluster: Cluster,
+    server: socket.socket,
+    runs: Mapping[str, Any],
+    timeout_seconds: float,
+    events: "SimpleQueue[Event]",
+) -> list[Link]:
     """Returns the chief's connections to all workers. Raises UserError on all of them if one runs something else."""
     began = logged = time.monotonic()
-    server.setblocking(False)
+    server.settimeout(_TURN_SECONDS)
     links: list[Link] = []
-    workers: dict[int, Link] = {}
-    kept: list[Link] = []
+    workers: dict[int, tuple[Link, Any]] = {}  # with what each runs
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
             names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
@@ -79,63 +86,51 @@ def _gather(cluster: Cluster, server: socket.socket, runs: Mapping[str, Any], ti
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
-            with contextlib.suppress(OSError):  # nobody else calls now
-                while True:
-                    links.append(Link(server.accept()[0]))
-            for link in links:
-                if not (link.index or link.closed) and _greets(link, cluster.workers):
-                    workers[link.index] = link  # of a worker that was restarted the newest counts
-            time.sleep(_TURN_SECONDS)
+            with contextlib.suppress(OSError):  # nobody calls now
+                links.append(Link(server.accept()[0], events))
+            while not events.empty():
+                link, message = events.get()
+                match message:
+                    case {"hello": int(index), "runs": dict(runs_there)} if 0 < index < cluster.workers:
+                        link.index = index
+                        workers[index] = link, runs_there  # of a worker that was restarted the newest counts
+                    case _:
+                        link.close()
         _compare(cluster, runs, [*workers.values()])
-        kept = [*workers.values()]
-        return kept
+        return [links.pop(links.index(link)) for link, _ in workers.values()]
     finally:
         for link in links:
-            if link not in kept:
-                link.close()
-
-
-def _greets(link: Link, workers: int) -> bool:
-    """Returns whether a worker has said hello; closes a connection that says anything else."""
-    link.receive()
-    match [*link.inbox]:
-        case [{"hello": int(index), "runs": dict()}] if 0 < index < workers:
-            link.index = index
-        case [_, *_]:
             link.close()
-    return link.index > 0
 
 
-def _compare(cluster: Cluster, runs: Mapping[str, Any], links: Sequence[Link]) -> None:
+def _compare(cluster: Cluster, runs: Mapping[str, Any], workers: Sequence[tuple[Link, Any]]) -> None:
     """Tells the workers to start; tells all of them, and raises UserError, if one runs something else."""
-    refusal = None
-    for link in links:
-        if names := differing(runs, link.inbox.popleft()["runs"]):
-            refusal = unlike(cluster.name(link.index), "run the same job", names)
-    for link in links:
-        link.send({"refused": str(refusal)} if refusal else {"start": True})
-    if refusal:
-        raise refusal
+    differences = [(link, names) for link, runs_there in workers if (names := differing(runs, runs_there))]
+    refusals = [unlike(cluster.name(link.index), "run the same job", names) for link, names in differences]
+    for link, _ in workers:
+        link.send({"refused": str(refusals[0])} if refusals else {"start": True})
+    if refusals:
+        raise refusals[0]
 
 
-def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float) -> Link:
+def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
     """Returns a worker's connection to the chief. Raises UserError if the chief refuses it."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            link = Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5))
+            link = Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5), events)
             link.send({"hello": cluster.index, "runs": runs})
-            while not (link.inbox or link.closed) and time.monotonic() < deadline + _ANSWER_SECONDS:
-                link.receive()
-                time.sleep(_TURN_SECONDS)
-            match link.inbox.popleft() if link.inbox else None:
-                case {"start": True}:
-                    return link
-                case {"refused": str(line)}:
-                    link.close()
-                    raise UserError(line)
+            with contextlib.suppress(Empty):
+                match events.get(timeout=max(0.0, deadline + _ANSWER_SECONDS - time.monotonic())):
+                    case (_, {"start": True}):
+                        return link
+                    case (_, {"refused": str(line)}):
+                        link.close()
+                        raise UserError(line)
             link.close()
-        time.sleep(10 * _TURN_SECONDS)  # the chief is not there yet, or this is an older run that is about to end
+            while not events.empty():  # of this connection
+                events.get()
+        time.sleep(_RETRY_SECONDS)  # the chief is not there yet, or this is an older run that is about to end
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")
 
 
@@ -143,15 +138,20 @@ class Peers:
     """Holds the chief's connections to all workers, or a worker's to its chief, and watches them in a thread."""
 
     def __init__(
-        self, cluster: Cluster, links: Sequence[Link], timeout_seconds: float, on_loss: Callable[[str, int], None]
+        self,
+        cluster: Cluster,
+        links: Sequence[Link],
+        events: "SimpleQueue[Event]",
+        timeout_seconds: float,
+        on_loss: Callable[[str, int], None],
     ) -> None:
-        self._cluster, self._peers, self._on_loss = cluster, links, on_loss
+        self._cluster, self._peers, self._events, self._on_loss = cluster, links, events, on_loss
         self._timeout_seconds = self._silence_seconds = timeout_seconds
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
         self.stop_reason = ""  # of the chief's guard
-        for peer in links:
+        for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
@@ -236,19 +236,19 @@ class Peers:
             if time.monotonic() >= next_beat:
                 self._send({"beat": self._calls})
                 next_beat = time.monotonic() + self._beat_seconds
-            for peer in self._peers:
-                if not peer.closed:
-                    peer.receive()
-                while peer.inbox:  # also what came with the chief's start
-                    self._handle(peer, peer.inbox.popleft())
+            with contextlib.suppress(Empty):
+                peer, message = self._events.get(timeout=_TURN_SECONDS)
+                if peer in self._peers:  # not a stranger who came before the start
+                    self._handle(peer, message)
             self._check(time.monotonic())
-            time.sleep(_TURN_SECONDS)
         for peer in self._peers:
             peer.close()
 
     def _handle(self, peer: Link, message: Any) -> None:
         """Handles a message; ignores what none of our workers would send."""
         match message:
+            case None:
+                peer.close()
             case {"beat": int(calls)} if calls != peer.calls:
                 peer.calls, peer.in_step = calls, time.monotonic()
             case {"done": True}:

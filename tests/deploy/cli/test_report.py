@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from deploy.__main__ import main
-from deploy.cli.arguments import read_prices
+from deploy.client.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.forms import to_terminal
 from deploy.report.measures import summarize

@@ -16,7 +16,7 @@ from deploy.cli import submit, watch
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import packages_with
 from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import STATE_UNKNOWN
+from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
 from tests.deploy.emulator import METRIC, POSTS, QUOTA, RATE, Emulator, Fault, ends
@@ -41,14 +41,14 @@ def start(task: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def unknown(session: Session, capsys: Capture) -> Command:
-    """Returns a function that submits and expects the exit code of a job of unknown state; it returns the error."""
+def unknown(session: Session) -> Command:
+    """Returns a function that submits and expects a job of unknown state; it returns the error."""
 
     def run(*arguments: str) -> str:
-        with pytest.raises(SystemExit) as caught:
+        with pytest.raises(JobUnknown) as caught:
             submit.main([*arguments], session)
-        assert caught.value.code == STATE_UNKNOWN
-        return capsys.readouterr().err
+        assert caught.value.exit_code == STATE_UNKNOWN
+        return str(caught.value)
 
     return run
 

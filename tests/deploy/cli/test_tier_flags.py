@@ -141,7 +141,7 @@ def test_what_costs_much_is_asked_about(
     tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(submit, "estimated_usd", lambda job: plan)
+    monkeypatch.setattr("deploy.client.prepared_job.estimated_usd", lambda job: plan)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     if asks:
         with pytest.raises(

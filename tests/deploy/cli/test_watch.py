@@ -1,7 +1,6 @@
 """Tests watching, listing and cancelling of existing jobs."""
 
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,9 @@ from typing import Any
 import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.cli.target import find_target
+from deploy.client.job_handle import attach
 from deploy.vertex.api import JobStatus, parse_time
-from deploy.vertex.errors import STATE_UNKNOWN, stocked_out
+from deploy.vertex.errors import JobUnknown, VertexFault, stocked_out
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
@@ -142,7 +141,7 @@ def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job)
 
 @pytest.mark.parametrize(("code", "fix"), [(401, "gcloud auth login"), (503, "the service fails: try again later")])
 def test_a_job_of_unknown_state_has_not_failed(
-    code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
+    code: int, fix: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock
 ) -> None:
     """Covers an expired token, and a service that is down for more than half an hour."""
 
@@ -151,10 +150,9 @@ def test_a_job_of_unknown_state_has_not_failed(
         cloud.faults = [Fault("customJobs", code, times=1000)]
 
     step_by_step(flying, lose)
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(JobUnknown) as caught:
         watch.main([job["name"], *SDK], session)
-    assert caught.value.code == STATE_UNKNOWN
-    error = capsys.readouterr().err
+    error = str(caught.value)
     assert fix in error
     assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in error
 
@@ -172,7 +170,7 @@ def test_the_logs_are_those_of_the_jobs_project(cloud: Emulator, session: Sessio
     (made,) = cloud.jobs.values()
 
     def project(job: str, given: str = "") -> str:
-        return find_target(Namespace(job=job, project=given, region="", backend="sdk"), session).gcp.project
+        return attach(job, given, "", "sdk", session).gcp.project
 
     assert [project(""), project(made["name"]), project("", "third-proj")] == ["other-proj", "other-proj", "third-proj"]
     elsewhere = "locations/us-central1/customJobs/7"
@@ -183,8 +181,9 @@ def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest
     """ai/region takes precedence over compute/region, as for `submit`."""
     for name, region in {"COMPUTE": "us-east1", "AI": "us-west1"}.items():
         monkeypatch.setenv(f"CLOUDSDK_{name}_REGION", region)
-        args = Namespace(job="1000", project="my-proj", region="", backend="sdk")
-        assert find_target(args, session).job == f"projects/my-proj/locations/{region}/customJobs/1000"
+        assert (
+            attach("1000", "my-proj", "", "sdk", session).name == f"projects/my-proj/locations/{region}/customJobs/1000"
+        )
 
 
 def test_logs_without_permission_do_not_end_the_watch(cloud: Emulator, watched: Watched, job: Job) -> None:
@@ -266,11 +265,11 @@ def test_jobs_are_those_of_the_last_submission_here_if_nothing_names_a_region(
     assert capsys.readouterr().out == "no jobs of this package in us-central1\n"
 
 
-def test_a_service_that_is_down_is_no_user_error(cloud: Emulator, session: Session, capsys: Capture) -> None:
+def test_a_service_that_is_down_is_no_user_error(cloud: Emulator, session: Session) -> None:
     cloud.faults = [Fault("customJobs", 503, times=1000)]
-    with pytest.raises(SystemExit) as caught:
+    with pytest.raises(VertexFault, match="the service fails: try again later") as caught:
         jobs.main([*SDK, "--region=us-central1"], session)
-    assert (caught.value.code, "the service fails: try again later" in capsys.readouterr().err) == (1, True)
+    assert (caught.value.exit_code, caught.value.advice) == (1, "")
 
 
 def test_cancel_asks_cancels_and_waits(

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, submit
-from deploy.cli.arguments import parse
+from deploy.client.arguments import parse
 from deploy.tiers import packages
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.cli import compare
-from deploy.cli.arguments import parse as parse_command
-from deploy.cli.job_flags import read_options
+from deploy.client import comparison_run
+from deploy.client.arguments import parse as parse_command
+from deploy.client.job_flags import read_options
 from deploy.comparison import execution as comparison
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.vertex.session import Session
@@ -32,7 +32,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 ) -> None:
     """Neither the first run nor those that wait for it submit a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-    found, overrides = parse_command(compare._flags(), [*names, *target, *image, *JOB])
+    found, overrides = parse_command(comparison_run.comparison_flags(), [*names, *target, *image, *JOB])
     tiers = comparison.read_tiers(names, "", {})
     runner = VertexRunner(found, read_options(found, overrides), session)
     uploads: list[Any] = []

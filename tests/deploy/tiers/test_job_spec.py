@@ -13,7 +13,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
-from deploy.cli.submit import describe
+from deploy.client.prepared_job import describe
 from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered, tag_name

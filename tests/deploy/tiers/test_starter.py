@@ -58,7 +58,7 @@ def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[st
 @pytest.fixture
 def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that runs the start command with a plan, and returns it with its log."""
-    monkeypatch.setattr("deploy.cli.job_flags.packages_with", lambda *_: [])
+    monkeypatch.setattr("deploy.client.job_flags.packages_with", lambda *_: [])
     (_, *code), arguments, _ = command(capsys)
     cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
     code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")

@@ -1,7 +1,6 @@
 """Tests that prepared shards are written atomically from any source, and read with constant memory."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -149,17 +148,6 @@ def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path
         prepare(given, tmp_path / "shards", 64, quiet)
 
 
-@pytest.mark.usefixtures("small_shards")
-@pytest.mark.parametrize("memory", [4096, 0])
-def test_no_shard_stays_open(photos: Path, tmp_path: Path, memory: int) -> None:
-    destination = tmp_path / "shards"
-    prepare(config(photos), destination, 64, quiet)
-    dataset = load_dataset(config(destination, data_memory_mib=memory))
-    assert len(levels_of(dataset.train)) == 50
-    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-    assert not [file for file in opened if file.startswith(str(destination))]
-
-
 def test_a_fraction_of_prepared_shards_is_refused(photos: Path, tmp_path: Path) -> None:
     shutil.rmtree(photos / "val")
     prepare(config(photos), tmp_path / "shards", 64, quiet)
@@ -248,11 +236,6 @@ def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: py
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_setting_without_its_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["digits", str(tmp_path / "shards"), "--image_size", "16"]) == 2
-    assert capsys.readouterr().err == "error: '16' is not a flag: write --name=value\n"
-
-
 Damage = Callable[[Path], object]
 
 
@@ -299,18 +282,6 @@ def test_a_shard_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Pat
     with pytest.raises(PlatformFault) as caught:
         train.gather(np.array([3], np.int32))
     assert str(caught.value) == f"data: {tmp_path}/shards/{line}"
-
-
-@pytest.mark.usefixtures("small_shards")
-def test_shards_that_go_while_they_are_prepared_anew_are_named(photos: Path, tmp_path: Path) -> None:
-    prepare(config(photos), tmp_path / "shards", 64, quiet)
-
-    def vanish(done: int, total: int) -> None:
-        for file in (tmp_path / "shards").glob("*.bin"):
-            file.unlink()
-
-    with pytest.raises(PlatformFault, match=r"train-0000\d\.bin cannot be read any more"):
-        prepare(config(tmp_path / "shards", data_memory_mib=0), tmp_path / "again", 64, vanish)
 
 
 def test_other_settings_than_the_shards_are_refused(photos: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
     """
     module_name, _, name = path.partition(":")
     try:
-        module, node = _Sources(first, origin).module(module_name).find(name)
+        module, node = _Module.load(module_name, first, origin).find(name)
     except RecursionError:
         raise Unreadable(f"{module_name} is nested too deeply") from None
     if isinstance(node, ast.ClassDef):
@@ -110,73 +110,64 @@ def refuse_missing_module(name: str, origin: str) -> None:
         right = name.removesuffix(".py").replace("/", ".")
         raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
     with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
-        if top not in sys.modules and _Sources("", origin).spec(top) is None:
+        if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
             raise UserError(f"{missing}{nearest(top, beside)}")
 
 
-class _Sources:
-    """Finds and parses modules as Python would import them, without running any."""
-
-    def __init__(self, first: str, origin: str) -> None:
-        self._first, self._origin = first, origin
-
-    def module(self, name: str) -> "_Module":
-        """Returns a parsed module. Raises UserError if it cannot be imported, Unreadable if it is not found."""
-        try:
-            spec = self.spec(name)
-            source = _source(spec) if spec else None
-        except SyntaxError as error:  # of an encoding that the file declares
-            raise self.refused(f"cannot import {name} ({reason(error)})") from None
-        except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
-            raise Unreadable(f"{name} is not found: {reason(error)}") from None
-        if spec is None or source is None:
-            raise Unreadable(f"{name} {'is not found here' if spec is None else 'has no source'}")
-        file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
-        try:
-            tree = ast.parse(source)
-        except SyntaxError as error:
-            raise self.refused(f"cannot import {name} ({file}:{error.lineno}: {error.msg})") from None
-        except (ValueError, MemoryError) as error:
-            raise self.refused(f"cannot import {name} ({file}: {reason(error)})") from None
-        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
-        return _Module(self, name, package, file, source, tree)
-
-    def refused(self, text: str) -> UserError:
-        """Returns the error with this text, which names the setting."""
-        return UserError(f"{self._origin}: {text}")
-
-    def spec(self, name: str) -> ModuleSpec | None:
-        """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
-        top, *rest = name.split(".")
-        folders = [folder for folder in (self._first, os.getcwd()) if folder]
-        spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
-        if spec is None or spec.origin is None:  # a folder without __init__.py comes after all others
-            spec = importlib.util.find_spec(top) or spec
-        for part in rest:
-            if spec is None or spec.submodule_search_locations is None:
-                return None
-            top = f"{top}.{part}"
-            spec = PathFinder.find_spec(top, [*spec.submodule_search_locations])
-        return spec
-
-
-def _source(spec: ModuleSpec) -> str | None:
-    """Returns the source of a module; None if it has none."""
-    get = getattr(spec.loader, "get_source", None)
-    return get(spec.name) if get else None
+def _spec(name: str, first: str) -> ModuleSpec | None:
+    """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
+    top, *rest = name.split(".")
+    folders = [folder for folder in (first, os.getcwd()) if folder]
+    spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
+    if spec is None or spec.origin is None:  # a folder without __init__.py comes after all others
+        spec = importlib.util.find_spec(top) or spec
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        top = f"{top}.{part}"
+        spec = PathFinder.find_spec(top, [*spec.submodule_search_locations])
+    return spec
 
 
 @dataclasses.dataclass(frozen=True)
 class _Module:
-    """Holds the syntax tree of a module."""
+    """Holds the syntax tree of a module; `first` and `origin`: see `read_signature`."""
 
-    sources: _Sources
     name: str
+    first: str
+    origin: str
     package: str
     file: str
     source: str
     tree: ast.Module
+
+    @classmethod
+    def load(cls, name: str, first: str, origin: str) -> "_Module":
+        """Finds and parses a module as Python would import it, without running any.
+
+        Raises UserError if it cannot be imported, Unreadable if it is not found.
+        """
+        file = name
+        try:
+            spec = _spec(name, first)
+            if spec is None:
+                raise Unreadable(f"{name} is not found here")
+            source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+            if source is None:
+                raise Unreadable(f"{name} has no source")
+            file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
+        except SyntaxError as error:  # of an encoding that the file declares
+            raise UserError(f"{origin}: cannot import {name} ({reason(error)})") from None
+        except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
+            raise Unreadable(f"{name} is not found: {reason(error)}") from None
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, MemoryError) as error:
+            place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
+            raise UserError(f"{origin}: cannot import {name} ({place})") from None
+        package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+        return cls(name, first, origin, package, file, source, tree)
 
     def place(self, node: ast.AST) -> str:
         """Returns file and line of a node."""
@@ -207,7 +198,7 @@ class _Module:
         node, there = self.bindings.get(name, (None, ""))
         elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
         if node is None and not re.search(elsewhere, self.source):
-            raise self.sources.refused(f"{self.name} has no function {name}{nearest(name, [*self.bindings])}")
+            raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, [*self.bindings])}")
         if node is None or steps > _MOST_STEPS:
             raise Unreadable(f"{self.name} does not define {name} by `def`")
         if isinstance(node, ast.ImportFrom):
@@ -215,7 +206,7 @@ class _Module:
                 module = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
             except ImportError as error:
                 raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return self.sources.module(module).find(there, steps + 1)
+            return _Module.load(module, self.first, self.origin).find(there, steps + 1)
         return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main as deploy
-from deploy.cli.arguments import parse, parser
+from deploy.client.arguments import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.base.errors import UserError

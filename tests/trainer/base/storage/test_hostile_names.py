@@ -67,15 +67,6 @@ def test_names_in_a_bucket(bucket: Bucket, tmp_path_factory: pytest.TempPathFact
     assert [file for file in files if not allowed.match(file)] == []
 
 
-@pytest.mark.parametrize("names", [COLLIDING[:2], COLLIDING[5:7], COLLIDING[5:9], COLLIDING[9:13], COLLIDING[14:16]])
-def test_names_that_collide(bucket: Bucket, tmp_path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        bucket.put(f"d/{name}", b"{}")
-    for read in readers(bucket.url("d"), str(tmp_path / "cache")):
-        one_line(read)
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-
-
 @pytest.mark.parametrize("name", ["../../x", "/etc/x", "..", "index.json", "a/b", "a\nb", ""])
 def test_names_in_the_index_of_remote_shards(bucket: Bucket, tmp_path: Path, name: str) -> None:
     entry = {"file": name, "examples": 1, "sha256": ""}

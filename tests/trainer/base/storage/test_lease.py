@@ -84,34 +84,6 @@ def test_a_dead_run_yields_at_once_or_when_its_lease_is_stale(
     assert (bucket.names(), lost) == ([], [])
 
 
-@pytest.mark.parametrize("when", ["while it waits", "when it writes"])
-def test_a_late_renewal_of_a_dead_process_of_this_machine_is_replaced(
-    bucket: Bucket, monkeypatch: Patch, when: str
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    dead = {"boot": gcs.writer()["trainer-boot"], "process": str(ended.pid)}
-    lost: list[Any] = []
-    taken = lease_of(bucket, lost)
-    clock: Clock = Clock(lambda: held_by(bucket, **dead) if clock.now == lease._POLL_SECONDS else None)
-    monkeypatch.setattr(lease, "time", clock)
-    if when == "while it waits":
-        held_by(bucket)  # of another machine
-    else:
-        wait = Lease._wait_for_end
-
-        def freed(*given: Any) -> Any:
-            held = wait(*given)
-            held_by(bucket, **dead) if not held else None
-            return held
-
-        monkeypatch.setattr(Lease, "_wait_for_end", freed)
-    taken.acquire()
-    assert json.loads(bucket.content("runs/7/lease.json"))["trainer-process"] == str(os.getpid())
-    taken.release()
-    assert lost == []
-
-
 def test_a_run_that_renews_its_lease_refuses_another(bucket: Bucket, monkeypatch: Patch) -> None:
     held_by(bucket)
     clock: Clock = Clock(lambda: held_by(bucket, process=str(clock.now)))

@@ -45,22 +45,6 @@ def test_each_failure_is_a_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_typos_and_what_is_not_there(bucket: Bucket) -> None:
-    for path, line in (
-        ("gs:/x", "did you mean gs://x?"),
-        (bucket.url("none"), "no objects found"),
-        ("gs://no-such-bucket-at-all/x", "bucket not found"),
-    ):
-        with pytest.raises(UserError, match=line):
-            preflight.preflight({"data": path}, {})
-    with pytest.raises(UserError, match="bucket not found"):
-        preflight.preflight({}, {"job_dir": "gs://no-such-bucket-at-all/x"})
-
-
-def test_the_longest_wait_is_stated() -> None:
-    assert preflight._LIMITS.retry + preflight._LIMITS.pause < preflight.SECONDS <= 15
-
-
 def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

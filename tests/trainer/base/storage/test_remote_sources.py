@@ -1,6 +1,5 @@
 """Tests that every kind of data from a bucket yields the examples and weights of local files."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support import refused, run_steps, small, weights
+from tests.support import refused, small
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
 from tests.trainer.data.test_sources import levels, png, write_idx, write_tfrecord
@@ -104,30 +103,6 @@ def test_shards_of_no_index_are_not_fetched(bucket: Bucket, proxy: Proxy, tmp_pa
     bucket.put("d/train-99999.bin", b"left over")
     load_dataset(config(remote, tmp_path / "cache"))
     assert proxy.count("GET", "train-99999.bin") == 0
-
-
-def test_the_same_weights_bit_for_bit(bucket: Bucket, tmp_path: Path) -> None:
-    local, remote = filled(bucket, tmp_path / "d", "npz")
-    (model, logs), (other, other_logs) = (
-        run_steps(dataclasses.replace(small("--steps=3"), data=data, cache_dir=str(tmp_path / "cache")), 3)
-        for data in (str(local), remote)
-    )
-    for name, value in weights(model).items():
-        np.testing.assert_array_equal(value, weights(other)[name])
-    np.testing.assert_array_equal(logs.values, other_logs.values)
-
-
-@pytest.mark.parametrize(("data", "line"), [
-    ("gs:/bucket/x", "did you mean gs://bucket/x?"),
-    ("npz:gs:///bucket/x.npz", "did you mean gs://bucket/x.npz?"),
-    ("gs://no-such-bucket-at-all/x", "bucket not found"),
-])  # fmt: skip
-@pytest.mark.usefixtures("proxy")
-def test_what_cannot_be_had_is_one_line(data: str, line: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        load_dataset(config(data, tmp_path))
-    assert line in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("setting", ["fid_features", "fid_weights"])

@@ -3,8 +3,9 @@
 import argparse
 from collections.abc import Sequence
 
-from deploy.cli.arguments import usd
+from deploy.client.arguments import usd
 from deploy.tiers.job_spec import Job
+from deploy.tiers.output import say
 from deploy.tiers.spec_changes import read_labels
 from deploy.vertex.billing import BIGQUERY_FIX, billing_errors, check_budget, checked_table
 from deploy.vertex.retry import retried
@@ -45,4 +46,4 @@ def hold_to_budget(jobs: Sequence[Job], asked: argparse.Namespace, session: Sess
         known = [status for place in places.values() for status in retried(place.jobs, session.clock)]
         limit = None if None in limits else max(limit or 0.0 for limit in limits)
         line = check_budget(asked.month_budget, (key, value), asked.billing_table, known, limit, session.clock)
-    print(f"# {line}", flush=True)
+    say(f"# {line}")

@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.cli.arguments import add_flags, command_line
+from deploy.client.arguments import add_flags, command_line
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, Program

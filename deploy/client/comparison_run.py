@@ -1,0 +1,137 @@
+"""Compares tiers: runs the same work on each, and reads what came out."""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser, read_prices
+from deploy.client.call_arguments import FlagValue, as_arguments
+from deploy.client.documents import add_json_flag
+from deploy.client.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.comparison.directory import any_begun
+from deploy.comparison.execution import (
+    ComparisonRequest,
+    Runner,
+    announce,
+    read_tiers,
+)
+from deploy.comparison.execution import (
+    compare as compare_tiers,
+)
+from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.vertex_runner import VertexRunner
+from deploy.report.html_page import write_report
+from deploy.report.tracked_runs import track, trackers_in
+from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.job_spec import Program
+from deploy.tiers.output import printed_on, say
+from deploy.tiers.script import Script
+from deploy.vertex.session import SESSION, Session
+from trainer.base.errors import DONE, UserError
+from trainer.base.settings.flags import whole
+from trainer.base.storage import local_path
+
+DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
+
+The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
+run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
+interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
+"""
+SCALINGS = ("strong", "weak")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Holds what a comparison found: its folder, its exit code, and the content of table.json.
+
+    `tiers`: the numbers of each tier, by the keys of table.csv; `verdict` and `notes`: sentences.
+    """
+
+    folder: Path
+    exit_code: int
+    tiers: Sequence[Mapping[str, Any]]
+    verdict: Sequence[str]
+    notes: Sequence[str]
+
+
+def read_comparison(folder: Path, code: int) -> Comparison:
+    """Returns what the report in a folder says; nothing if no run has begun."""
+    file = folder / "table.json"
+    content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return Comparison(folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes")))
+
+
+def comparison_flags() -> VerbParser:
+    """Returns the parser of `compare`."""
+    cli = parser("compare", DESCRIPTION, "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    cli.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
+    cli.add_argument(
+        "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
+    )
+    cli.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
+                     "tier (default); weak: the same batch per replica")  # fmt: skip
+    cli.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
+    cli.add_argument(
+        "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
+    )
+    jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
+    add_place_flags(cli, jobs, dry_run, disable_retries=True)
+    add_plan_flags(cli)
+    add_flags(cli, "baseline", "price_per_hour", "script", "module")
+    add_json_flag(cli)
+    return cli
+
+
+def compare(
+    *tiers: str, recipe: str = "", settings: Mapping[str, FlagValue] | None = None, stream: TextIO | None = None,
+    session: Session = SESSION, **flags: FlagValue,
+) -> Comparison:  # fmt: skip
+    """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns what came out.
+
+    `settings`: of the trainer; `flags`: those of `python -m deploy compare`, as out, repeats or bucket. The same call
+    again repeats no finished run. Raises UserError as the command does; a run that failed is told by `exit_code`.
+    """
+    asked = {"recipe": recipe, **(settings or {}), **flags}
+    with printed_on(stream):
+        return compared(as_arguments(tiers, asked), session)[1]
+
+
+def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Namespace, Comparison]:
+    """Runs what `compare` was asked for, or announces it with --dry_run; returns the flags and what came out."""
+    flags, overrides = parse_program(comparison_flags(), arguments)
+    trackers = trackers_in(overrides.values)
+    if not isinstance(overrides, Script):
+        overrides = overrides.without("track")  # this machine sends all runs at the end, with their parent
+    usd_by_tier = read_prices(flags.price_per_hour)
+    specs = read_tiers(flags.tiers, flags.prices, usd_by_tier, read_changes(flags))
+    if flags.baseline and flags.baseline not in (tier.name for tier in specs):
+        raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
+    scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
+    asked = command_line("compare", arguments)
+    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
+    out = local_path(flags.out, "out")
+    runner = _runner(flags, overrides, session)
+    with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
+        runs = plan.resolve(runner)
+    if flags.dry_run:
+        announce(plan, runs, out, runner)
+        if not plan.missing(out):
+            say(f"nothing to submit: all runs in {out} are done")
+        return flags, Comparison(out, DONE, [], [], [])
+    parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
+    code = compare_tiers(plan, runs, out, runner, parallel)
+    if any_begun(out):
+        write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
+        track([flags.out], trackers)
+    return flags, read_comparison(out, code)
+
+
+def _runner(flags: argparse.Namespace, overrides: Program, session: Session) -> Runner:
+    if flags.on == "vertex":
+        return VertexRunner(flags, read_options(flags, overrides), session)
+    refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
+    return LocalRunner()

@@ -1,0 +1,214 @@
+"""Represents a job of Vertex AI for verbs and programs: its status, its end, its cancellation, its result and model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TextIO
+
+from deploy.client.arguments import add_flags
+from deploy.tiers.gcp_config import GcpConfig, checked_region, read_project, read_region
+from deploy.tiers.output import printed_on
+from deploy.tiers.spec_changes import LABEL
+from deploy.vertex import buckets
+from deploy.vertex.api import CUSTOM, TUNING, JobStatus
+from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
+from deploy.vertex.creation import look_for
+from deploy.vertex.errors import api_errors, exit_code
+from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
+from deploy.vertex.job_end import settled
+from deploy.vertex.logs import PrintLine, show, watch_job
+from deploy.vertex.rest import Backend
+from deploy.vertex.retry import retried
+from deploy.vertex.session import BACKENDS, SESSION, Session
+from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.run_files.records import mapping, number
+from trainer.base.run_files.run_layout import MODEL, RESULT
+from trainer.base.settings.flags import Parser
+from trainer.base.storage import parse
+
+KERAS_FILE = "model.keras"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its numbers at the end.
+
+    `content`: the whole file.
+    """
+
+    state: str
+    steps: int
+    wall_seconds: float | None
+    metrics: Mapping[str, float]
+    content: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, text: str, place: str) -> RunResult:
+        """Returns the result in the text of a file at `place`. Raises UserError if there is none."""
+        try:
+            content = dict(json.loads(text))
+        except (ValueError, TypeError):
+            raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
+        metrics = {name: value for name, value in mapping(content, "final").items() if number(value) is not None}
+        seconds = number(content.get("wall_seconds"))
+        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content)
+
+
+class VertexJob:
+    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
+
+    def __init__(
+        self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
+    ) -> None:
+        self.name, self.gcp, self.session, self.attempt = name, gcp, session, attempt
+        self.kind = backend or BACKENDS[0]
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}>"
+
+    @property
+    def backend(self) -> Backend:
+        """Returns the client for the job's project and region."""
+        return self.session.open(self.kind, self.gcp.project, self.gcp.region)
+
+    @property
+    def status(self) -> JobStatus:
+        """Returns the job's state, times, error and labels as they are now."""
+        with api_errors(self.gcp):
+            status = retried(partial(self.backend.state, self.name), self.session.clock)
+        return settled(status, self.session.clock.now()) if status.over and status.limited else status
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code by which `watch` tells how the job ended; 75 while it goes on."""
+        status = self.status
+        return exit_code(status) if status.over else INTERRUPTED
+
+    def wait(self, stream: TextIO | None = None) -> JobStatus:
+        """Returns the status at the job's end; its states and logs are printed on `stream`.
+
+        Ctrl-C ends the wait, not the job, and returns the status of the job that goes on.
+        """
+        with printed_on(stream):
+            return self.follow() or self.status
+
+    def follow(self, print_line: PrintLine = show) -> JobStatus | None:
+        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        with api_errors(self.gcp):
+            status = watch_job(self.backend, self.name, self.gcp, self.session.clock, print_line)
+        if status:
+            self._record(status)
+        return status
+
+    def cancel(self, stream: TextIO | None = None) -> JobStatus:
+        """Cancels the job and the duplicates that a lost response made, and waits until it is over."""
+        with printed_on(stream):
+            return self.stop()
+
+    def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
+        """Cancels as `cancel` does, and prints as a command. `confirm` raises UserError if the job is to go on."""
+        backend, clock = self.backend, self.session.clock
+        with api_errors(self.gcp):
+            status = retried(partial(backend.state, self.name), clock)
+            if not status.over:
+                confirm(status)
+                status = cancel_and_wait(backend, self.name, clock)
+            label = status.labels.get(LABEL)
+            jobs = jobs_of(label, backend, clock) if label else []
+            by_name = originals(jobs)
+            for job in jobs:  # older ones too
+                if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
+                    cancel_duplicate(job, status.name, backend, clock)
+        self._record(status)
+        return status
+
+    @property
+    def output(self) -> str:
+        """Returns the job directory, gs://…"""
+        return self.attempt[1].output if self.attempt else self.status.output
+
+    @property
+    def result(self) -> RunResult:
+        """Returns what the run left in result.json. Raises UserError if there is none yet."""
+        return RunResult.read(buckets.read(f"{self.output}/{RESULT}")[0], self.output)
+
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""
+        import keras  # the one use of TensorFlow here, and only by a user's program
+
+        from trainer.base.storage.staging import Staged
+
+        address = parse(f"{self.output}/{MODEL}", "model")
+        assert address
+        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
+        if not (folder / KERAS_FILE).is_file():
+            raise UserError(f"{address}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
+        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+
+    def _record(self, status: JobStatus) -> None:
+        """Stores the final status in this folder's record of the job, if there is one."""
+        if self.attempt:
+            record_status(*self.attempt, status, self.session.clock.now())
+
+
+def add_target(cli: Parser) -> None:
+    """Declares the arguments of `attach`."""
+    cli.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
+    )
+    add_flags(cli, "project", "backend")
+    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+
+
+def attach(
+    job: str = "", project: str = "", region: str = "", backend: str = "", session: Session = SESSION
+) -> VertexJob:
+    """Returns a job by its name, its number or its submission; the last one that this folder submitted without any.
+
+    Raises UserError if it is neither given by its full name nor recorded in this folder.
+    """
+    try:
+        attempt = find_attempt(job)
+    except LookupError:
+        attempt = None
+    name = _name_of(*attempt, backend, session) if attempt else job
+    full_name = re.fullmatch(rf"projects/([^/]+)/locations/([^/]+)/({CUSTOM.collection}|{TUNING.collection})/\d+", name)
+    project = project or (attempt[1].project if attempt else "") or _project(full_name[1] if full_name else "")
+    region = full_name[2] if full_name else read_region(region)
+    forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
+    if not name:
+        raise UserError(
+            f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "
+            "all jobs"
+        )
+    if not project or not region or not (full_name or name.isdecimal()):
+        raise UserError(f"job {job!r} is not recorded in this folder: give its name, as {forms}")
+    if not full_name:
+        name = f"projects/{project}/locations/{checked_region(region)}/{CUSTOM.collection}/{name}"
+    return VertexJob(name, GcpConfig(project, region, ""), backend, session, attempt)
+
+
+def _name_of(record: Submission, attempt: Attempt, backend: str, session: Session) -> str:
+    """Returns the job's name; that of a submission that was interrupted is looked for by its label."""
+    if attempt.job or attempt.state == "NOT SUBMITTED" or not attempt.sent_at:
+        name = attempt.job
+    else:
+        with api_errors(GcpConfig(attempt.project, attempt.region, "")):
+            opened = session.open(backend or BACKENDS[0], attempt.project, attempt.region)
+            name = attempt.job = look_for(record.label, opened, session.clock, attempt.sent_at)
+        record.write()
+    if not name:
+        raise UserError(
+            f"submission {record.submission} has no job in {attempt.region} "
+            f"({attempt.error or 'it was not requested'}): submit it again, or see `python -m deploy jobs`"
+        )
+    return name
+
+
+def _project(name: str) -> str:
+    """Returns the project ID in a job's name; if it is a number, which some services reject, gcloud's project."""
+    return name if name and not name.isdecimal() else read_project("") or name

@@ -1,0 +1,182 @@
+"""Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs, with intervals."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TextIO, TypedDict
+
+from deploy.client.arguments import VerbParser, add_flags, parse, parser, read_prices, seconds, usd
+from deploy.client.call_arguments import FlagValue, as_arguments
+from deploy.client.documents import add_json_flag
+from deploy.comparison.execution import read_tiers
+from deploy.planning.extrapolation import Extrapolation, estimate
+from deploy.planning.forecast import Forecast, forecast
+from deploy.planning.interval import Interval
+from deploy.planning.kept import plan_of
+from deploy.planning.plan_table import PlanTable, Wish
+from deploy.report.collection import collect
+from deploy.tiers.checks import NoMachines, check_region
+from deploy.tiers.gcp_config import GcpConfig, checked_region
+from deploy.tiers.images import remembered
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.output import printed_on
+from deploy.tiers.tier import Tier, tier_names
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import StepPlan, read_plan
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import expanded, make_writable
+
+DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
+
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started.
+"""
+
+
+class SubmitFlags(TypedDict):
+    """Holds flags of `submit` that ask for machines of one kind in one region."""
+
+    spot: bool
+    flex_start: bool
+    region: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job. `region`: "" for any."""
+
+    tier: str
+    region: str
+    strategy: str
+    hours: Interval
+    usd: Interval
+
+    @property
+    def flags(self) -> SubmitFlags:
+        """Returns the flags of `submit` that ask for this strategy and region."""
+        return {"spot": self.strategy == "SPOT", "flex_start": self.strategy == "FLEX_START", "region": self.region}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy."""
+
+    table: PlanTable
+    wish: Wish
+
+    def __str__(self) -> str:
+        """Returns the table, and what is to be said about it."""
+        table = self.table
+        return "\n".join([table.about, "", table.to_terminal(), *self.sentences, "", *table.notes()])
+
+    @property
+    def forecasts(self) -> Sequence[Forecast]:
+        """Returns the forecast of each tier, "TIER@REGION" where regions were planned."""
+        return self.table.forecasts
+
+    @property
+    def sentences(self) -> list[str]:
+        """Returns what a reader wants to know first."""
+        return [*self.table.sentences(self.wish)]
+
+    def best(self, within: str = "", budget: float | None = None) -> Choice:
+        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
+
+        Of the offers that do so surely, by the upper ends of their intervals, else of those that perhaps do. Raises
+        UserError if there is none.
+        """
+        hours = seconds(within) / 3600 if within else float("inf")
+        most = float("inf") if budget is None else budget
+        for end in ("high", "middle"):
+            for told, offer in self.table.offers:  # the cheapest first
+                if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
+                    tier, _, region = told.tier.partition("@")
+                    return Choice(tier, region, offer.strategy, offer.hours, offer.usd)
+        raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences)}")
+
+
+def plan_flags() -> VerbParser:
+    """Returns the parser of `plan`."""
+    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
+                     "(default: all of job_configs/)")  # fmt: skip
+    cli.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
+                     "comparison, local or gs://: times come from it")  # fmt: skip
+    cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
+    cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
+    cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
+    cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
+                     "files of `prices`")  # fmt: skip
+    add_flags(cli, "prices", "price_per_hour")
+    add_json_flag(cli)
+    return cli
+
+
+def plan(
+    *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, FlagValue] | None = None,
+    stream: TextIO | None = None, **flags: FlagValue,
+) -> Plan:  # fmt: skip
+    """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
+
+    `settings`: of the trainer; `flags`: those of `python -m deploy plan`. The first plan of new settings measures steps
+    on this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
+    """
+    asked = {"recipe": recipe, "regions": list(regions), **(settings or {}), **flags}
+    with printed_on(stream):
+        return planned(*parse(plan_flags(), as_arguments(tiers, asked)))
+
+
+def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
+    """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured."""
+    places, usd_by_tier = _places(asked.regions, asked.prices), read_prices(asked.price_per_hour)
+    names, sources = asked.tiers or tier_names(), list(getattr(asked, "from"))
+    specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
+    if out:
+        make_writable(out, "out")
+    step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
+    estimates: list[Extrapolation] = []
+    assumed: list[str] = []
+    if sources:
+        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
+    by_name = {each.tier: each for each in estimates}
+    found: list[Forecast] = []
+    for region, file in places:
+        for tier in read_tiers(names, file, usd_by_tier):
+            if not region or _has(region, tier):
+                known, own_image = by_name.get(tier.name), remembered() is not None
+                told = forecast(tier, step_plan, config, load_machines(file), known, own_image=own_image)
+                found.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
+    table = PlanTable(step_plan, found, _about(step_plan, config), assumed)
+    return Plan(table, Wish(asked.within and asked.within / 3600, asked.budget))
+
+
+def _places(regions: str, prices: str) -> list[tuple[str, str]]:
+    """Returns each region with its price file, or "" with the only one. Raises UserError if a region has no file."""
+    if not regions:
+        return [("", prices)]
+    if "REGION" not in prices:
+        raise UserError(
+            f"regions={regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in which REGION "
+            "stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` makes one"
+        )
+    return [(checked_region(region), prices.replace("REGION", region)) for region in regions.split(",")]
+
+
+def _has(region: str, tier: Tier) -> bool:
+    """Returns whether the region has the tier's accelerator, by one of Google's pages at least."""
+    try:
+        list(check_region(tier, GcpConfig("", region, "")))
+    except NoMachines:
+        return False
+    return True
+
+
+def _about(step_plan: StepPlan, config: TrainConfig) -> str:
+    what = config.recipe or config.model
+    return (f"{what} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, global batch "
+            f"{config.global_batch_size}, {config.precision}")  # fmt: skip

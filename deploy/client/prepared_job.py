@@ -1,0 +1,330 @@
+"""Submits jobs: checks the command, says what it means, creates the job, and goes on where there are no machines."""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TextIO
+
+from deploy.client.arguments import VerbParser, command_line, parse_program, parser
+from deploy.client.call_arguments import FlagValue, as_arguments
+from deploy.client.documents import add_json_flag
+from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
+from deploy.client.job_handle import VertexJob
+from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
+from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_limits
+from deploy.tiers.checks import NoMachines, sent_to_the_cloud
+from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
+from deploy.tiers.images import installs
+from deploy.tiers.job_request import JobOptions, JobRequest
+from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
+from deploy.tiers.output import printed_on, say
+from deploy.tiers.script import Script
+from deploy.tiers.tier import one_machine, read_tiers_or_machine
+from deploy.vertex.api import ApiError, CustomJob, JobStatus
+from deploy.vertex.creation import look_for
+from deploy.vertex.errors import api_errors, exit_code, stocked_out
+from deploy.vertex.gcloud import Gcloud
+from deploy.vertex.history import Submission, attempt_label, find_interrupted, record_status
+from deploy.vertex.logs import PrintLine, show, watch_job
+from deploy.vertex.registration import read_registration, register_run, serving_image
+from deploy.vertex.registry import checked_name
+from deploy.vertex.session import SESSION, Session, tell_accounts
+from deploy.vertex.spending import price_and_limit
+from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
+from trainer.base.errors import DONE, UserError
+from trainer.base.run_files.run_layout import GPU_CHECK
+
+FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
+# Without --max_cost a job is asked about if the upper end of its plan exceeds the first, or, without a plan, if what it
+# costs until its timeout exceeds the second; in USD.
+PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
+WHAT, WHERE, COST, ALONG = "What runs", "Where", "What it costs", "What goes along"
+
+Confirm = Callable[[str], bool]  # whether to submit what may cost as much as the text says
+
+
+class SubmittedJob(VertexJob):
+    """Represents the newest job of a submission; where there are no machines for it, `wait` goes on with the next."""
+
+    def __init__(
+        self, record: Submission, jobs: Sequence[Job], backend: str, session: Session,
+        max_wait_s: float | None = None, register: tuple[str, str] = ("", ""),
+    ) -> None:  # fmt: skip
+        self.record, self.rendered, self._next, self._max_wait_s = record, jobs[0], list(jobs[1:]), max_wait_s
+        self._register = register  # the name of a model, and the image that serves it
+        super().__init__("", jobs[0].gcp, backend, session, None)
+
+    def create(self) -> None:
+        """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
+        while True:
+            try:
+                name = submit_job(self.rendered, self.record, partial(self.session.open, self.kind), self.session.clock)
+                self.resume(name)
+                return
+            except ApiError as error:
+                if not (error.unavailable and self._next):
+                    raise
+            self._turn()
+
+    def resume(self, name: str) -> None:
+        """Takes the job with this name for that of the record's last attempt."""
+        attempt = self.record.attempts[-1]
+        self.name, self.attempt = name, (self.record, attempt)
+        self.gcp = dataclasses.replace(self.rendered.gcp, project=attempt.project, region=attempt.region)
+
+    def follow(self, print_line: PrintLine = show) -> JobStatus | None:
+        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        with api_errors(self.gcp):
+            while status := self._follow_newest(print_line):
+                if not (self._next and stocked_out(status)):
+                    break
+                self._turn()
+                self.create()
+            name, image = self._register
+            if status and name and exit_code(status) == DONE:
+                registration = read_registration(self.output, name, image, self.gcp, self.name)
+                register_run(registration, "", self.backend, self.session.clock)
+        return status
+
+    def _follow_newest(self, print_line: PrintLine) -> JobStatus | None:
+        attempt, max_wait_s = self.record.attempts[-1], self._max_wait_s or math.inf
+        if self.rendered.tier.strategy == "FLEX_START":  # the service ends the wait itself
+            max_wait_s += FLEX_START_SLACK_S
+        status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
+                           max_wait_s=max_wait_s)  # fmt: skip
+        if status is None:
+            attempt.state = "INTERRUPTED"
+            self.record.write()
+            return None
+        self.name = attempt.job = status.name
+        record_status(self.record, attempt, status, self.session.clock.now())
+        return status
+
+    def _turn(self) -> None:
+        say(f"{self.rendered.name}: {self.record.attempts[-1].error}", "tries the next")
+        self.rendered = self._next.pop(0)
+
+
+def submit_flags() -> VerbParser:
+    """Returns the parser of `submit`."""
+    cli = parser(
+        "submit",
+        "Submits a job to Vertex AI and follows it to its end.",
+        "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
+    )
+    add_job_flags(cli)
+    add_plan_flags(cli)
+    cli.add_boolean("dry_run", "print what would run and what it may cost, and the request, and stop")
+    cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
+    cli.add_boolean("detach", "do not follow the job once it is submitted")
+    cli.add_argument("--register", default="", metavar="NAME", help="make the model a version of NAME in the Model "
+                     "Registry when the job has ended well (docs/serving.md)")  # fmt: skip
+    add_budget_flags(cli)
+    add_json_flag(cli)
+    return cli
+
+
+class PreparedSubmission:
+    """Holds what `submit` was asked for, checked: a job for each tier in each region, and lines about them.
+
+    Raises UserError for what could be known to fail. `about`: pairs of a heading and a line.
+    """
+
+    def __init__(self, arguments: Sequence[str], session: Session) -> None:
+        self.asked, program = parse_program(submit_flags(), arguments)
+        self.session, asked = session, self.asked
+        check_budget_flags(asked)
+        if asked.register:
+            _check_registration(asked, program)
+        if asked.check and not program.values.keys() & {"recipe", "model"}:
+            program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
+        options = read_options(asked, program)
+        if asked.check:
+            options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
+        self.jobs = _candidates(asked, program, options)
+        sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in self.jobs for package in job.packages))
+        self.record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
+        runs = [] if asked.check else [job.request for job in self.jobs]
+        self.about = [*describe(self.jobs), *((COST, line) for line in cost_lines(self.jobs)),
+                      *((WHAT, line) for line in memory_lines(runs, plan=asked.plan, force=asked.force))]  # fmt: skip
+
+    @property
+    def page(self) -> str:
+        """Returns the lines about the jobs, by heading."""
+        lines = {heading: dict.fromkeys(f"# {line}" for place, line in self.about if place == heading)
+                 for heading in (WHAT, WHERE, COST, ALONG)}  # fmt: skip
+        return "\n".join("\n".join([f"## {heading}", *found]) for heading, found in lines.items() if found)
+
+    @property
+    def paste(self) -> str:
+        """Returns shell commands that do what `submit` would with the first job."""
+        return paste(self.jobs[0], self.asked, attempt_label(self.record.submission))
+
+    def send(self, confirm: Confirm) -> SubmittedJob:
+        """Creates the job, or finds the one that an interrupted call with the same arguments created.
+
+        confirm: is asked before what costs much without --max_cost. Raises UserError if it says no.
+        """
+        asked, jobs, session = self.asked, self.jobs, self.session
+        with api_errors(jobs[0].gcp):
+            tell_accounts(asked.backend)
+            if earlier := self._interrupted():
+                return earlier
+            hold_to_budget(jobs, asked, session)
+            _ask_for_cost(jobs, asked, confirm)
+            backend = session.open(asked.backend, jobs[0].gcp.project, jobs[0].gcp.region)
+            for job in jobs:
+                check_resources(job, backend, session.clock)
+            packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
+            upload_packages(list(packages.values()), jobs[0].gcp.bucket)
+            submitted = self._submitted(self.record, jobs)
+            submitted.create()
+            return submitted
+
+    def _submitted(self, record: Submission, jobs: Sequence[Job]) -> SubmittedJob:
+        image = "" if installs(self.asked.image) else self.asked.image
+        register = (self.asked.register, self.asked.register and serving_image(image))
+        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, register)
+
+    def _interrupted(self) -> SubmittedJob | None:
+        """Returns the job of the same command that was interrupted before; None if there is none."""
+        earlier = find_interrupted(self.record.command, self.record.sources)
+        if earlier is None:
+            return None
+        attempt, session = earlier.attempts[-1], self.session
+        backend = session.open(self.asked.backend, attempt.project, attempt.region)
+        attempt.job = attempt.job or look_for(earlier.label, backend, session.clock, attempt.sent_at)
+        if not attempt.job:
+            return None
+        say(f"goes on with {attempt.job}, which the same command submitted before")
+        place = (attempt.tier, attempt.region)
+        job = next((job for job in self.jobs if (job.tier.name, job.gcp.region) == place), self.jobs[0])
+        submitted = self._submitted(earlier, [job])
+        submitted.resume(attempt.job)
+        if self.asked.detach:
+            attempt.state = "SUBMITTED"
+            earlier.write()
+        return submitted
+
+
+def submit(
+    *tiers: str, recipe: str = "", bucket: str = "", max_cost: float | None = None,
+    settings: Mapping[str, FlagValue] | None = None, stream: TextIO | None = None, session: Session = SESSION,
+    **flags: FlagValue,
+) -> SubmittedJob:  # fmt: skip
+    """Submits one job, on the first tier and region with machines for it, and returns it as soon as it is created.
+
+    `settings`: of the trainer, as learning_rate; `flags`: those of `python -m deploy submit`, as region or spot=True;
+    `max_cost`: USD. Lines about the job go to `stream`. Raises UserError for what the command would refuse, or ask
+    about: what may cost more than 50 USD by its plan, or 500 without one, needs a max_cost. Raises PlatformFault if the
+    service fails; its exit code 69 says that the job may exist.
+    """
+    asked = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **(settings or {}), **flags}
+    with printed_on(stream):
+        prepared = PreparedSubmission(as_arguments(tiers, asked), session)
+        if prepared.asked.dry_run:
+            raise UserError("dry_run is of the command, which prints: python -m deploy submit … --dry_run --json")
+        return prepared.send(lambda text: False)
+
+
+def _check_registration(asked: argparse.Namespace, program: Program) -> None:
+    """Raises UserError if the model of this job could not be registered at its end."""
+    if asked.detach or asked.check or isinstance(program, Script):
+        raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
+    checked_name(asked.register)
+    serving_image("" if installs(asked.image) else asked.image)
+
+
+def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
+    """Returns a checked job for every tier in every region, in the order in which they are tried."""
+    tiers = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, read_changes(asked))
+    regions = regions_in(asked.region)
+    if asked.detach and len(tiers) * len(regions) > 1:
+        raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
+    jobs, refused = list[Job](), list[tuple[str, NoMachines]]()
+    for tier in tiers:
+        with sent_to_the_cloud():  # mistakes in the command come before those of the account
+            request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, program)
+        _check_named(request)
+        for region in regions:
+            gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region}))
+            try:
+                jobs.append(render(request, gcp, with_limits(request, options)))
+            except NoMachines as error:
+                refused.append((f"{tier.name} in {gcp.region}", error))
+    for what, why in refused if jobs else refused[:-1]:
+        say(f"# left out: {what}: {why}")
+    if not jobs:
+        raise refused[-1][1]
+    needed_project(jobs[0].gcp.project)
+    if asked.detach and asked.max_wait and jobs[0].tier.strategy != "FLEX_START":
+        raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
+    return jobs
+
+
+def _check_named(request: JobRequest) -> None:
+    """Raises UserError if nobody named what is trained: the default, a GAN on digits, is for trying things out."""
+    training = request.training
+    task = request.tier.spec["workerPoolSpecs"][0]
+    arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
+    in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+    if training and not {"recipe", "model"} & {*training.overrides.values, *in_file}:
+        raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
+
+
+def describe(jobs: Iterable[Job]) -> Iterator[tuple[str, str]]:
+    """Yields (heading, line): what is submitted, where, what goes along, what it costs, what happens when it fails."""
+    for job in jobs:
+        tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
+        yield WHAT, f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
+        yield WHAT, job.request.about
+        if job.checks:
+            yield WHAT, f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+        yield WHERE, f"writes to {job.output}"
+        if tier.strategy == "FLEX_START":
+            yield WHERE, f"waits for machines for {scheduling['maxWaitDuration']} at most (--max_wait)"
+        yield from ((ALONG, package.about) for package in job.packages if package.about)
+        if job.packages:
+            yield ALONG, f"{', '.join(package.name for package in job.packages)}, in {job.gcp.bucket}/packages"
+        yield from ((WHERE, line) for line in job.about)
+        yield COST, price_and_limit(tier)
+        if scheduling.get("disableRetries"):
+            yield WHERE, "a worker that exits non-zero is not restarted (disableRetries)"
+        else:
+            what = "with all other workers" if scheduling.get("restartJobOnWorkerRestart") else "in place"
+            yield WHERE, f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
+        yield from ((WHAT, f"warning: {line}") for line in job.warnings)
+
+
+def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
+    """Returns shell commands that do what `submit` would."""
+    gcloud = Gcloud(job.gcp.project, job.gcp.region)
+    return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
+
+
+def request_of(job: Job, label: str) -> dict[str, Any]:
+    """Returns the request of a job as a JSON document shows it."""
+    request: CustomJob = custom_job(job, label)
+    place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
+    return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
+            "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip
+
+
+def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
+    """Returns what became of a submission as a JSON document shows it: all attempts, the last of them that counts."""
+    return {"submission": job.record.submission, "job": job.name, "attempts": job.record.attempts, "exit_code": code}
+
+
+def _ask_for_cost(jobs: Sequence[Job], asked: argparse.Namespace, confirm: Confirm) -> None:
+    """Prints what the jobs may cost. Without --max_cost it asks about much; UserError if the answer is not yes."""
+    plans = [estimate for job in jobs if (estimate := estimated_usd(job))]
+    limit = max((job.tier.most_usd or 0.0 for job in jobs), default=0.0)
+    high = max((plan.high for plan in plans), default=0.0)
+    said = f"by its plan {high:.2f} USD at most" if plans else "there is no plan of it"
+    text = f"this job may cost {limit:.2f} USD until its timeout; {said}"
+    if asked.max_cost or asked.check or (high <= PLAN_UNASKED if plans else limit <= LIMIT_UNASKED):
+        say(f"# {text}")
+    elif not confirm(text):
+        raise UserError(f"{text}: not submitted: say what it may cost, as --max_cost=20")

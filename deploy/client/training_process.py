@@ -1,0 +1,69 @@
+"""Trains on this machine, from a program or a notebook, by the process that `python -m trainer.task` is.
+
+Not in the caller's own process: a distribution strategy has to be made before TensorFlow first uses its devices, which
+a notebook has often done already.
+"""
+
+import importlib
+import re
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from deploy.client.call_arguments import FlagValue, as_arguments
+from deploy.client.job_handle import RunResult
+from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.run_files.run_layout import RESULT
+from trainer.base.storage import local_path
+
+_STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
+_KEPT_LINES = 50  # of the output, among which the error is
+
+
+def train(
+    model: str = "", data: str = "", settings: Mapping[str, FlagValue] | None = None, *, job_dir: str, recipe: str = "",
+    stream: TextIO | None = None, progress: bool = False,
+) -> RunResult:  # fmt: skip
+    """Trains a model, "FILE.py:function" as `data`, and returns its result; the same call again resumes.
+
+    `settings`: of the trainer, as epochs; `job_dir`: a folder of this machine. The log goes to `stream`; `progress`
+    shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for
+    a run that failed.
+    """
+    asked = {"recipe": recipe, "model": model, "data": data, **(settings or {}), "job_dir": job_dir}
+    folder, command = local_path(job_dir, "job_dir"), [sys.executable, "-m", "trainer.task", *as_arguments((), asked)]
+    show, lines = _bar() if progress else None, deque[str](maxlen=_KEPT_LINES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                lines.append(line.strip())
+                if stream:
+                    print(line, end="", file=stream, flush=True)
+                if show and (step := _STEP.match(line)):
+                    show(*(int(count.replace(",", "")) for count in step.groups()))
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)  # it saves its state
+            process.wait()
+            raise
+    if process.returncode != DONE:
+        error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+        kind = UserError if process.returncode == USER_MUST_CHANGE else PlatformFault
+        raise kind(error.removeprefix("error: ") or f"python -m trainer.task ended with exit code {process.returncode}")
+    return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
+
+
+def _bar() -> Callable[[int, int], None] | None:
+    """Returns what shows a step of all in a notebook; None elsewhere."""
+    if "ipykernel" not in sys.modules:
+        return None
+    shown: Any = importlib.import_module("IPython.display")
+
+    def page(step: int, total: int) -> Any:
+        return shown.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
+
+    place = shown.display(page(0, 1), display_id=True)
+    return lambda step, total: place.update(page(step, total))

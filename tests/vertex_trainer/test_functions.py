@@ -1,0 +1,211 @@
+"""Tests the functions of vertex_trainer: what they send is what the verbs send, and they neither print nor exit."""
+
+import io
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+import vertex_trainer
+from deploy.cli import submit as verb
+from deploy.vertex.errors import STATE_UNKNOWN
+from deploy.vertex.session import Session
+from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
+from tests.deploy.planted import planted_plan
+from vertex_trainer import PlatformFault, UserError, attach, compare, jobs, plan, submit, train
+
+TINY: dict[str, Any] = {
+    "model": "mlp", "data": "digits", "image_size": 8, "steps": 4, "report_every_steps": 2, "global_batch_size": 8,
+}  # fmt: skip
+WHERE: dict[str, Any] = {
+    "region": "us-central1", "bucket": "gs://my-bucket", "image": "us-docker.pkg.dev/p/r/x:1", "backend": "sdk",
+}  # fmt: skip
+USERS_FILE = """
+from vertex_trainer import (
+    Comparison, Plan, PlatformFault, RunResult, UserError, VertexJob, attach, compare, jobs, plan, submit, train,
+)
+
+def cheapest(hours: str) -> VertexJob:
+    made: Plan = plan("l4x1", recipe="mine.yaml", regions=["us-central1"], settings={"learning_rate": 1e-3})
+    best = made.best(within=hours, budget=20.0)
+    return submit(best.tier, recipe="mine.yaml", bucket="gs://b", max_cost=20, settings={"steps": 5}, **best.flags)
+
+def metrics(job: VertexJob) -> dict[str, float]:
+    try:
+        state: str = job.wait().state
+        result: RunResult = job.result
+        return {state: 0.0, **result.metrics}
+    except (UserError, PlatformFault) as error:
+        raise SystemExit(error.exit_code) from None
+
+def rest() -> tuple[Comparison, RunResult, list[str]]:
+    attach("projects/1/locations/us-central1/customJobs/2").cancel()
+    here = train("mine.py:build", "mine.py:data", {"epochs": 1}, job_dir="runs/x")
+    return compare("l4x1", "l4x2", recipe="mine.yaml"), here, [status.name for status in jobs("us-central1")]
+"""
+
+
+def test_a_users_file_with_all_names_is_typed(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(USERS_FILE)
+    assert all(f" {name}" in USERS_FILE for name in vertex_trainer.__all__)
+    assert len(vertex_trainer.__all__) <= 12
+    done = run([sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(file)], cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+def test_importing_it_loads_neither_tensorflow_nor_an_sdk() -> None:
+    code = """import sys, vertex_trainer
+early = set(sys.modules)
+from vertex_trainer import *
+heavy = {"tensorflow", "keras", "numpy", "google.api_core", "google.auth", "requests", "matplotlib"}
+print(heavy & set(sys.modules), {"deploy", "trainer", "yaml"} & early)"""
+    assert run([sys.executable, "-c", code], cwd=ROOT).stdout == "set() set()\n"
+
+
+def test_submit_waits_reads_the_result_and_loads_the_model(
+    cloud: Emulator, session: Session, capsys: Capture, tmp_path: Path
+) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.save(tmp_path / "model.keras")
+
+    def trains(google: Emulator, job: dict[str, Any]) -> None:
+        folder = output_of(job)
+        content = {"state": "done", "steps": 4, "wall_seconds": 2.0, "final": {"val_accuracy": 0.9}}
+        google.objects[f"{folder.bucket}/{folder.name}/result.json"] = json.dumps(content).encode()
+        google.objects[f"{folder.bucket}/{folder.name}/model/model.keras"] = (tmp_path / "model.keras").read_bytes()
+        ends("SUCCEEDED")(google, job)
+
+    cloud.run = trains
+    job = submit("cpu", settings=TINY, session=session, **WHERE)
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+    with pytest.raises(UserError, match="not found: check --project=my-proj and --region=us-central1"):
+        _ = attach("projects/my-proj/locations/us-central1/customJobs/7", backend="sdk", session=session).result
+    stream = io.StringIO()
+    assert job.wait(stream).state == "SUCCEEDED"
+    assert "SUCCEEDED after" in stream.getvalue()
+    assert (job.exit_code, job.result.metrics, job.result.steps) == (0, {"val_accuracy": 0.9}, 4)
+    assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
+    assert [status.name for status in jobs("us-central1", session=session)] == [job.name]
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: Emulator, session: Session) -> None:
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
+    where = {**WHERE, "region": ["us-central1", "us-east4"]}
+    job = submit("l4x1", settings=TINY, max_cost=20, session=session, **where)
+    assert job.wait().state == "SUCCEEDED"
+    assert "/us-east4/" in job.name
+    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
+        with pytest.raises(UserError, match=line):
+            submit("l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
+    with pytest.raises(UserError, match="not submitted: say what it may cost, as --max_cost=20"):
+        submit("h100x8", settings=TINY, session=session, **WHERE)
+    cloud.faults = [Fault("customJobs", 503, times=1000)]
+    with pytest.raises(PlatformFault) as caught:
+        attach(job.name, session=session, backend="sdk").wait()
+    assert caught.value.exit_code == STATE_UNKNOWN
+    cloud.faults = []
+
+
+def test_two_threads_submit_at_once(cloud: Emulator, session: Session, capsys: Capture) -> None:
+    cloud.run = ends("SUCCEEDED")
+    streams, found = {tier: io.StringIO() for tier in ("cpu", "l4x1")}, dict[str, str]()
+
+    def send(tier: str) -> None:
+        job = submit(tier, settings=TINY, stream=streams[tier], session=session, **WHERE)
+        found[tier] = job.wait(streams[tier]).state
+
+    threads = [threading.Thread(target=send, args=(tier,)) for tier in streams]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"cpu": "SUCCEEDED", "l4x1": "SUCCEEDED"}
+    assert len(cloud.jobs) == 2
+    for tier, other in (("cpu", "l4x1"), ("l4x1", "cpu")):
+        (name,) = [job["name"] for job in cloud.jobs.values() if f"-{tier}-" in job["displayName"]]
+        assert f"submitted {name}" in streams[tier].getvalue()
+        assert f"-{other}-" not in streams[tier].getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_ctrl_c_ends_the_wait_and_the_same_call_goes_on(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
+    job = submit("cpu", settings=TINY, session=session, **WHERE)
+    flying.asleep = flying.interrupt
+    status = job.wait()
+    assert (status.over, job.exit_code) == (False, 75)
+    flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
+    again = submit("cpu", settings=TINY, session=session, **WHERE)
+    assert (again.name, again.wait().state, len(cloud.jobs)) == (job.name, "SUCCEEDED", 1)
+
+
+def test_a_lost_answer_makes_one_job_and_cancel_ends_it(cloud: Emulator, session: Session) -> None:
+    cloud.faults = [Fault(POSTS, 503, after=True)]
+    job = submit("cpu", settings=TINY, session=session, **WHERE)
+    assert attach(session=session, backend="sdk").name == job.name
+    assert attach(job.name, session=session, backend="sdk").cancel().state == "CANCELLED"
+    assert len(cloud.jobs) == 1
+
+
+def test_the_body_is_that_of_the_verb(cloud: Emulator, session: Session) -> None:
+    cloud.run = ends("SUCCEEDED")
+    flags = {**WHERE, "labels": {"team": "vision"}, "spot": True, "env": {"A": "1", "B": "2"}, "name": "same"}
+    submit("l4x1", settings=TINY, session=session, max_cost=5, **flags).wait()
+    typed = [f"--{name}={value}" for name, value in {**TINY, **WHERE, "max_cost": 5, "name": "same"}.items()]
+    assert verb.main(["l4x1", *typed, "--labels=team=vision", "--spot", "--env=A=1", "--env=B=2"], session) == 0
+    bodies = [{**body, "labels": {**body["labels"], "submission": ""}} for body in cloud.bodies]
+    assert bodies[0] == bodies[1]
+    assert bodies[0]["labels"]["team"] == "vision"
+
+
+def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
+    flags: dict[str, Any] = {"plan": str(planted_plan(tmp_path)), "settings": {"global_batch_size": 64, "epochs": 500}}
+    made = plan("l4x1", "l4x4", recipe="mlp_mnist", **flags)
+    assert [forecast.tier for forecast in made.forecasts] == ["l4x1", "l4x4"]
+    best = made.best(within="8h", budget=20)
+    assert (best.strategy, best.flags["spot"]) == ("SPOT", True)
+    assert best.usd.middle == min(offer.usd.middle for forecast in made.forecasts for offer in forecast.offers)
+    with pytest.raises(UserError, match=r"no tier ends within=1m"):
+        made.best(within="1m")
+    assert "The cheapest: " in str(made)
+    for region in ("us-central1", "europe-west4"):
+        Path(f"prices-{region}.yaml").write_text("g2-standard-12: {list: 1, spot: 0.5}\n")
+    regions = plan("l4x1", recipe="mlp_mnist", regions=["us-central1", "europe-west4"],
+                   prices="prices-REGION.yaml", **flags)  # fmt: skip
+    assert regions.best().region in ("us-central1", "europe-west4")
+    assert (capsys.readouterr().out, Path("runs/plan").exists()) == ("", False)
+
+
+def test_compare_returns_the_table(cloud: Emulator, session: Session, command: Any, target: list[str]) -> None:
+    command("l4x1", "l4x2")
+    again = compare("l4x1", "l4x2", settings=TINY, session=session, **flags_of(target))
+    assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
+    assert again.verdict
+    assert len(cloud.jobs) == 2
+
+
+def flags_of(words: list[str]) -> dict[str, Any]:
+    """Returns ["--on=vertex"] as {"on": "vertex"}, with the image and the client of `command`."""
+    flags = dict(word.removeprefix("--").split("=", 1) for word in words)
+    return {**flags, "image": WHERE["image"], "backend": "sdk"}
+
+
+@pytest.mark.slow
+def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capture) -> None:
+    stream = io.StringIO()
+    settings = {name: value for name, value in TINY.items() if name not in ("model", "data")}
+    result = train("mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True)
+    assert (result.state, result.steps) == ("done", 4)
+    assert "done: 4 steps" in stream.getvalue()
+    with pytest.raises(UserError, match="unknown flag --stepz"):
+        train("mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,117 @@
+"""Tests that --json prints documents of the schema on stdout alone, and that no field of the schema goes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+
+from deploy.__main__ import main
+from deploy.client.documents import SCHEMA_VERSION
+from deploy.vertex import session as sessions
+from deploy.vertex.session import Session
+from tests.deploy.conftest import JOB, ROOT, WHERE, Capture
+from tests.deploy.emulator import Emulator, ends
+from tests.deploy.planted import plant, planted_plan
+
+SCHEMA = json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
+IMAGE = ["--image=us-docker.pkg.dev/p/r/x:1"]
+SDK = [*WHERE, *JOB, *IMAGE, "--backend=sdk"]
+# The fields of version 1. One that goes, or gets another name, needs a new version.
+FIELDS = 106
+
+
+@pytest.fixture
+def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Any:
+    """Returns a function that runs a verb with --json, and returns its documents, each checked by the schema."""
+
+    def found(*words: str, code: int = 0) -> list[dict[str, Any]]:
+        verb = __import__(f"deploy.cli.{words[0]}", fromlist=["main"])
+        if "session" in verb.main.__annotations__:
+            real = verb.main
+            monkeypatch.setattr(verb, "main", lambda arguments, given=session: real(arguments, given))
+        assert main([*words, "--json"]) == code
+        shown = capsys.readouterr().out
+        lines = [json.loads(line) for line in shown.splitlines()]
+        for line in lines:
+            jsonschema.validate(line, SCHEMA)
+            assert (line["schema_version"], line["verb"]) == (SCHEMA_VERSION, words[0])
+        return lines
+
+    return found
+
+
+def test_each_verb_prints_documents_of_the_schema(
+    documents: Any, cloud: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (machines,) = documents("machines")
+    assert {tier["tier"] for tier in machines["tiers"]} >= {"cpu", "l4x4"}
+    assert documents("machines", "--accelerator=L4")[0]["machines"][0]["price"]["list"] > 0
+    flags = [f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", f"--out={tmp_path / 'plan'}"]
+    (plan,) = documents("plan", "l4x1", "--recipe=mlp_mnist", *flags)
+    assert plan["tiers"][0]["offers"][0]["usd"]["low"] > 0
+    (dry,) = documents("submit", "l4x1", *SDK, "--dry_run")
+    assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
+    assert cloud.requests == []
+    cloud.run = ends("SUCCEEDED")
+    (sent,) = documents("submit", "l4x1", *SDK)
+    assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
+    (listed,) = documents("jobs", "--region=us-central1", "--backend=sdk")
+    assert [job["name"] for job in listed["jobs"]] == [sent["job"]]
+    *lines, end = documents("watch", "--backend=sdk")
+    assert lines[0]["line"]["text"] == "SUCCEEDED"
+    assert (end["status"]["state"], end["exit_code"]) == ("SUCCEEDED", 0)
+    assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
+    (report,) = documents("report", str(plant(tmp_path / "run", [0.1] * 4)))
+    assert report["tiers"][0]["tier"] == "run"
+    folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
+    (compared,) = documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)
+    assert compared["tiers"] == []
+    tuned = ["--tune=learning_rate=0.1,0.2", "--metric=loss", f"--out={tmp_path / 'study'}", "--dry_run"]
+    (study,) = documents("tune", "cpu", *JOB, *tuned)
+    assert (study["best"], study["goal"]) == (None, "minimize")
+
+
+def fields(part: Any) -> list[str]:
+    """Returns the names of all fields that a part of the schema requires."""
+    if isinstance(part, list):
+        return [name for each in part for name in fields(each)]
+    if not isinstance(part, dict):
+        return []
+    return [*part.get("required", []), *(name for each in part.values() for name in fields(each))]
+
+
+def test_no_field_of_the_schema_goes() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert len(fields(SCHEMA)) == FIELDS
+    assert SCHEMA["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+    for name, part in SCHEMA["$defs"].items():
+        if "properties" in part:
+            assert part["required"] == list(part["properties"]), name
+
+
+def test_a_document_that_lacks_a_field_is_refused() -> None:
+    with pytest.raises(jsonschema.ValidationError, match="'exit_code' is a required property"):
+        jsonschema.validate({"schema_version": 1, "verb": "cancel", "status": None}, SCHEMA)
+
+
+def test_a_reader_that_ends_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "deploy", "machines", "--all", "--json"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    os.close(writer)
+    assert done.returncode == 75
+    assert "Traceback" not in done.stderr
+
+
+def test_an_error_is_one_line_and_no_document(capsys: Capture) -> None:
+    assert main(["submit", "l4x9", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert sessions.BACKENDS == ("gcloud", "sdk")
