@@ -22,6 +22,7 @@ import trainer
 from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")
@@ -144,12 +145,14 @@ def _distribution(module: str) -> str:
 
 
 def trainer_package() -> Package:
-    """Returns the trainer's sources: the same of a checkout and of an installed copy."""
-    files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
+    """Returns the trainer's sources, the same of a checkout and of an installed copy, and their commit."""
+    files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
     for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
         files |= _sources(folder)
     copies = f"{COPIES.parent.name}/{COPIES.name}/"
     files = {name: file for name, file in files.items() if not name.startswith(copies)}
+    if commit := trainer_commit():
+        files[f"trainer/{COMMIT_FILE}"] = f"{commit}\n".encode()
     return Package(TRAINER, trainer.__version__, files)
 
 

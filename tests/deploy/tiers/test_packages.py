@@ -21,6 +21,7 @@ from deploy.tiers.packages import Package, build_wheel, built, packages_with, tr
 from deploy.tiers.plain_image import requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import trainer_commit
 
 
 def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:
@@ -53,6 +54,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     assert wheel == dist / built.folder / built.wheel
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        assert archive.read("trainer/commit.txt").decode().strip() == trainer_commit()
     assert {"trainer/task.py", "trainer/recipes/wgan_gp_digits.yaml", "trainer/data/digits.npz"} <= names
     assert {
         "deploy/tiers/machines.yaml",
