@@ -120,7 +120,8 @@ class _Context(keras.layers.Layer):
 
     def __init__(self) -> None:
         super().__init__(autocast=False, name="recomputed")
-        self.built, self.training = True, None
+        self.built = True
+        self.training: bool | None = None
 
     def call(self, inputs: Any, function: Callable[[], Any] | None = None, training: bool | None = None) -> Any:
         self.training = training
