@@ -61,6 +61,7 @@ setup(
             "cloudbuild.yaml",
             "Dockerfile",
             "tiers/machines.yaml",
+            "tiers/credentials.yaml",
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",

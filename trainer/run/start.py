@@ -129,7 +129,6 @@ def _data_files(config: TrainConfig) -> dict[str, Any]:
     A failure is part of what is returned: workers compare it, and loading the data reports it.
     """
     try:
-        files = files_of(config)
+        return files_of(config)
     except (UserError, PlatformFault, OSError) as error:
         return {"files of data": f"cannot be listed: {error}"}
-    return files.named() if files else {}

@@ -9,6 +9,7 @@ import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.client.job_handle import attach
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import JobStatus, parse_time
 from deploy.vertex.errors import JobUnknown, VertexFault, stocked_out
 from deploy.vertex.history import Attempt, Submission
@@ -79,10 +80,18 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
 
 
 def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job) -> None:
-    tail = LogTail(session.open("sdk", "my-proj", "us-central1"), job["name"])
+    backend, lines = session.open("sdk", "my-proj", "us-central1"), list[str]()
+    tail = LogTail(
+        backend,
+        job["name"],
+        GcpConfig("my-proj", "us-central1", ""),
+        session.clock,
+        lambda line: lines.append(line.text),
+    )
     for minute in range(60):
         cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
-        assert [entry.text for entry in tail.read_new()] == [f"minute {minute}"]
+        tail.print_new()
+        assert (len(lines), lines[-1]) == (minute + 1, f"minute {minute}")
     assert len(tail._seen) < 5
 
 
