@@ -162,7 +162,6 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             with in_step(replace(step, uses=Counter(uses), averaged=[])):
                 return run(tensors, weights)
 
-        @tf.custom_gradient
         def block(*values: Any) -> tuple[Any, Callable[..., Any]]:
             tensors, weights = values[: len(places)], values[len(places) :]
             forward[:] = run(tensors, weights)
@@ -177,7 +176,7 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             return keras.tree.flatten(forward[0]), gradient
 
         weights = [tf.convert_to_tensor(raw[id(variable)]) for variable in variables]
-        flat = block(*(given[place] for place in places), *weights)
+        flat = tf.custom_gradient(block)(*(given[place] for place in places), *weights)
         outputs, scope = forward
         for variable in layer.non_trainable_variables:
             if (value := scope.get_current_value(variable)) is not None:
