@@ -12,7 +12,7 @@ from deploy.__main__ import main
 from deploy.planning.forecast import forecast
 from deploy.planning.interval import Interval
 from deploy.planning.offers import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
-from deploy.planning.plan_table import PlanTable, Wish
+from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
@@ -187,7 +187,7 @@ def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() ->
     four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
     table = PlanTable(PLAN, [], "", [])
     table.__dict__["offers"] = [one, four, eight]
-    cheapest, fastest, *_ = table.sentences(Wish())
+    cheapest, fastest, *_ = table.sentences()
     assert cheapest == "The cheapest: l4x1 as standard, 5.00 (4.00 - 6.00) hours, $1.25 ($1.00 - $1.50)."
     assert fastest.startswith("The fastest: l4x4 as standard, 1.20 ")
     assert fastest.endswith("; within its interval, and so equal: l4x8 as standard.")
