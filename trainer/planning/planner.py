@@ -1,5 +1,6 @@
 """Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
 
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, peak_of, plan_key, versions
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
@@ -35,11 +36,13 @@ def make_plan(config: TrainConfig) -> StepPlan:
     state, batches = first.step.state_bytes, first.step.batches_per_step
     _check_memory(peak_bytes(first.trace, state, temporaries=True))
     small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
+    recomputed, more_flops = _recomputed(config, dataset, large)
     examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
         batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, small.trace, large.trace, state),
-        work=_work(first, large), all_reduces=updates, reduced_bytes=reduced,
+        work=_work(first, large), all_reduces=updates, reduced_bytes=reduced, recomputed=recomputed,
+        recomputed_flops=more_flops,
     )  # fmt: skip
 
 
@@ -62,6 +65,19 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
 
     trace = traced(rows, build)
     return _Measured(built[0], trace, _operations(built[0].graph, rows))
+
+
+def _recomputed(config: TrainConfig, dataset: Dataset, plain: _Measured) -> tuple[Memory | None, float]:
+    """Returns the memory of steps with --remat=blocks, and their FLOPs over those of `plain`; None without blocks."""
+    if config.remat:
+        return None, 1.0
+    try:
+        again = dataclasses.replace(config, remat=BLOCKS)
+        small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
+    except UserError:  # as a plain step has none, the model has no blocks
+        return None, 1.0
+    flops = [sum(op.flops * op.times for op in measured.operations) for measured in (large, plain)]
+    return _memory(small.trace, small.trace, large.trace, large.step.state_bytes), flops[0] / max(flops[1], 1)
 
 
 def _check_memory(needed: int) -> None:

@@ -21,7 +21,7 @@ from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -78,6 +78,19 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
         assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
     alone = step_seconds(plan, CONFIG, L4, 1)
     assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
+
+
+def test_recomputation_is_proposed_with_what_it_costs(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, row_gib=1.0)
+    halves = [dataclasses.replace(plan, recomputed=plan_with(tmp_path, row_gib=gib).memory, recomputed_flops=1.28)
+              for gib in (0.9, 0.05)]  # fmt: skip
+    still, fits = (fit_on(half, CONFIG, load_tier("l4x1"), TABLE) for half in halves)
+    assert still
+    assert fits
+    assert (still.remat, fits.remat) == (None, 1.28)
+    assert fits.words.endswith(", this one with --micro_batches=8 or --remat=blocks (+28% FLOPs)")
+    write_plan(tmp_path / "plan.json", halves[1])
+    assert read_plan(tmp_path / "plan.json") == halves[1]
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:
