@@ -176,9 +176,7 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     if not (path.parent / first).is_file() or not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
         inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
         advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
-        raise UserError(
-            f"package={address}: must be a folder that Python can import, named by letters, digits and _: {advice}"
-        )
+        raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
