@@ -108,12 +108,12 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Cho
     """
     if config.jit_compile == "false":
         return Choice(False, "jit_compile=false")
-    given = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
+    wanted = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     if barrier := _barrier(config, trial.replicas):
-        return _plain(trial, barrier) if given and given.compiled else Choice(False, barrier)
-    if given:
+        return _plain(trial, barrier) if wanted and wanted.compiled else Choice(False, barrier)
+    if wanted:
         with trial:
-            return _if_possible(given, trial)
+            return _if_possible(wanted, trial)
     if why := _not_tried(config, trial, steps_left):
         return Choice(False, why)
     with trial:
