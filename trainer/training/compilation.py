@@ -127,7 +127,7 @@ def _barrier(config: TrainConfig, replicas: Replicas) -> str:
     if replicas.cluster.several:
         return "XLA cannot sum over several machines"
     if replicas.virtual:
-        return f"XLA would add those of virtual_replicas={replicas.virtual} in another order"
+        return f"XLA would add the gradients of virtual_replicas={replicas.virtual} in another order"
     if passes := replicas.micro_batches - 1:
         return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
     on_cpus = not replicas.devices[0].startswith("GPU")
