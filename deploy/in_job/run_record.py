@@ -10,22 +10,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
+
+from .job_files import BucketFiles, LocalFiles
 
 RUN_INFO, STATS, RESULT = "run.json", "stats.jsonl", "result.json"
 LARGEST = 1e15  # a larger number is left out, as a reader would
 MOST_NAMES = 100  # losses and metrics of one report
 LINES = 5_000  # so many reports have a line each; then lines are a second apart, and twice as far after as many again
-
-
-class RunFiles(Protocol):
-    """Represents a job directory."""
-
-    def read(self, name: str) -> str:
-        """Returns a file's content, empty if there is none."""
-
-    def write(self, name: str, content: str) -> None:
-        """Writes a file whole. Raises OSError if that fails."""
 
 
 class Record:
@@ -34,7 +26,9 @@ class Record:
     `about`: the content of run.json that is known before the first report.
     """
 
-    def __init__(self, files: RunFiles, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, files: LocalFiles | BucketFiles, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._files, self._clock, self._lock = files, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._info = {**about, "data": {"unit": "examples"}, "started": started}

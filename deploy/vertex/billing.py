@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
 from deploy.vertex.errors import VertexFault
 from deploy.vertex.rest import address, call
@@ -99,11 +98,6 @@ def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str
             result = f"{url}/{job['jobId']}"
         page = retried(lambda result=result, again=again: call("GET", result, params=again), clock)  # type: ignore[misc]
     raise ApiError(0, "BigQuery's answer has no end: run it again later")
-
-
-def billed_by_job(table: str, labels: Sequence[str], since: str, clock: Clock) -> dict[str, float]:
-    """Returns what was billed in USD for each job's label that has a row."""
-    return billed(table, LABEL, labels, since, clock)
 
 
 def check_budget(

@@ -3,11 +3,12 @@
 The client of `trainer.base.storage` repeats what may be repeated. Raises UserError or PlatformFault, one line each.
 """
 
+import dataclasses
 from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import connect
+from trainer.base.storage.gcs import LIMITS, Limits, connect
 from trainer.base.storage.gcs_errors import NoPermission
 
 
@@ -17,10 +18,14 @@ def upload(file: Path, uri: str) -> None:
         connect().upload(file, _address(uri))
 
 
-def read(uri: str) -> tuple[str, int]:
+QUICKLY = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what a watch reads again a minute later
+
+
+def read(uri: str | Address, limits: Limits = LIMITS) -> tuple[str, int]:
     """Returns text and generation of a small object; ("", 0) if there is none."""
-    found = connect().get(_address(uri))
-    return (connect().read(found).decode(errors="replace"), found.generation) if found else ("", 0)
+    client = connect(limits)
+    found = client.get(_address(str(uri)))
+    return (client.read(found).decode(errors="replace"), found.generation) if found else ("", 0)
 
 
 def write(uri: str, text: str, generation: int) -> int:

@@ -23,17 +23,10 @@ _REPLICA_EXITS = {
 
 
 class StateUnknownError(ApiError):
-    """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
+    """Reports that a job runs or may run and its state cannot be read now: no other tier is tried beside it."""
 
-    @property
-    def unavailable(self) -> bool:
-        """Returns False: no other tier is tried while this job may run."""
-        return False
-
-    @property
-    def quota(self) -> bool:
-        """Returns False: what is known is only that the job may run."""
-        return False
+    def __init__(self, message: str) -> None:
+        super().__init__(0, message)
 
 
 class VertexFault(PlatformFault):

@@ -3,16 +3,16 @@
 import dataclasses
 import json
 from contextlib import suppress
-from typing import Any
 
+from deploy.vertex import buckets
 from deploy.vertex.api import STOPPED, JobStatus
+from deploy.vertex.buckets import QUICKLY
 from deploy.vertex.spending import time_and_cost, usd_per_hour
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.run_layout import BILLED, RESULT
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import LIMITS, connect
+from trainer.base.storage.gcs import connect
 
-_LIMITS = dataclasses.replace(LIMITS, retry=10, pause=2)
 _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
@@ -33,7 +33,7 @@ def stopped(output: str) -> str:
     """Returns why the job that wrote to a job directory ended itself; "" if it did not, or nobody can read that."""
     with suppress(*_UNREADABLE):
         folder = parse(output, "output")
-        result = _content(folder / RESULT)[0] if folder else {}
+        result = json.loads(buckets.read(folder / RESULT, QUICKLY)[0] or "{}") if folder else {}
         if result.get("state") == "stopped":
             return str(result.get("error") or "a limit")
     return ""
@@ -41,14 +41,9 @@ def stopped(output: str) -> str:
 
 def _add_bill(file: Address, status: JobStatus, now: float) -> None:
     """Adds what a job was billed for: its start to its end, with all restarts, and USD if it has a price label."""
-    content, generation = _content(file)
+    text, generation = buckets.read(file, QUICKLY)
+    content = json.loads(text or "{}")
     seconds, usd = time_and_cost(status, usd_per_hour(status), now)
     jobs = {**content.get("jobs", {}), status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
     if jobs != content.get("jobs"):
-        connect(_LIMITS).upload((json.dumps({"jobs": jobs}, indent=2) + "\n").encode(), file, generation)
-
-
-def _content(file: Address) -> tuple[dict[str, Any], int]:
-    """Returns the object in a JSON file and the file's generation, 0 if there is none."""
-    found = connect(_LIMITS).get(file)
-    return (json.loads(connect(_LIMITS).read(found)), found.generation) if found else ({}, 0)
+        connect(QUICKLY).upload((json.dumps({"jobs": jobs}, indent=2) + "\n").encode(), file, generation)

@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from deploy.tiers.spec_changes import LABEL
+from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
+from deploy.vertex.buckets import QUICKLY
 from deploy.vertex.reservation import SUBMISSION_RECORD
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import describe_spending, format_duration
@@ -14,9 +16,8 @@ from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import StatsEntry, items, mapping, number, parse_stats, positive, whole
 from trainer.base.run_files.run_layout import RUN_INFO, STATS
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import LIMITS, connect
+from trainer.base.storage.gcs import connect
 
-_LIMITS = dataclasses.replace(LIMITS, retry=10, pause=2)  # what is not read now is read a minute later
 LIVE_S = 60.0  # between looks of a watch
 RECENT = 10  # reports from which the speed is computed
 IDLE_S, IDLE_PERCENT = 600.0, 10.0  # an accelerator below that for so long is said
@@ -63,17 +64,18 @@ class LiveReader:
 
     def read(self) -> Live | None:
         """Returns how far the run is; None until it has reported. Raises UserError or PlatformFault."""
-        found = connect(_LIMITS).get(self._folder / STATS) if self._folder else None
+        found = connect(QUICKLY).get(self._folder / STATS) if self._folder else None
         if self._folder and found and found.generation != self._generation:
-            about = json.loads(_text(self._folder / RUN_INFO) or "{}")
-            entries = parse_stats(connect(_LIMITS).read(found).decode(errors="replace"))
+            about = json.loads(buckets.read(self._folder / RUN_INFO, QUICKLY)[0] or "{}")
+            entries = parse_stats(connect(QUICKLY).read(found).decode(errors="replace"))
             self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
         return self._live
 
     def spent_before(self) -> float:
         """Returns the USD that earlier jobs of the same directory cost. Raises as `read` does."""
         if self._spent is None:
-            record = json.loads((_text(self._folder / SUBMISSION_RECORD) if self._folder else "") or "{}")
+            text = buckets.read(self._folder / SUBMISSION_RECORD, QUICKLY)[0] if self._folder else ""
+            record = json.loads(text or "{}")
             self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
         return self._spent
 
@@ -109,11 +111,6 @@ class LiveLines:
                 self._shown.add(line)
                 money = describe_spending(status, spent, self._clock.now()) if live and line == str(live) else ""
                 yield "; ".join(filter(None, [line, money]))
-
-
-def _text(address: Address) -> str:
-    found = connect(_LIMITS).get(address)
-    return connect(_LIMITS).read(found).decode(errors="replace") if found else ""
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> Live | None:

@@ -128,7 +128,7 @@ def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, un
         if error.code == 404:  # the job does not exist
             raise
         message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
-        raise StateUnknownError(error.code, message) from None
+        raise StateUnknownError(message) from None
 
 
 def _original(status: JobStatus, backend: Backend, clock: Clock) -> str:
@@ -143,7 +143,7 @@ def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> Jo
     """Cancels a job that has waited for too long; its state is then EXPIRED, unless it ended otherwise meanwhile."""
     status = cancel_and_wait(backend, name, clock)
     if not status.over:
-        raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
+        raise StateUnknownError(f"{name} is still being cancelled; {watch_hint(name)}")
     error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
     return dataclasses.replace(status, state="EXPIRED", error=error) if status.state == "CANCELLED" else status
 

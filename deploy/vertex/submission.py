@@ -83,7 +83,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
-        raise StateUnknownError(error.code, f"{error}: {_finds(record)}") from None
+        raise StateUnknownError(f"{error}: {_finds(record)}") from None
     except (ApiError, UserError, PlatformFault) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
@@ -110,7 +110,7 @@ def _interrupted(creation: Creation, record: Submission) -> None:
         tell("not looked for any longer")
     if not attempt.job:
         record.write()
-        raise StateUnknownError(0, f"{attempt.error}: {_finds(record)}")
+        raise StateUnknownError(f"{attempt.error}: {_finds(record)}")
     attempt.error = ""
     record.write()
     tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
