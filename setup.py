@@ -55,12 +55,13 @@ setup(
     entry_points={"console_scripts": ["vertex-trainer = deploy.__main__:main"]},
     package_data={
         "vertex_trainer": ["py.typed"],
-        "trainer": ["py.typed", "recipes/*.yaml", "data/digits.npz"],
+        "trainer": ["py.typed", "commit.txt", "recipes/*.yaml", "data/digits.npz"],
         "deploy": [
             "py.typed",
             "cloudbuild.yaml",
             "Dockerfile",
             "tiers/machines.yaml",
+            "tiers/credentials.yaml",
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",

@@ -80,7 +80,7 @@ def _check(arguments: Sequence[str] | None) -> int:
     if options.verdict:
         write_json(Path(options.verdict), compare_few_rows(config))
         return DONE
-    problems = compare_bits(config, replicas) if options.bits else compare(config)
+    problems = compare_bits(config, replicas) if options.bits else compare(config)[0]
     if not problems:
         on = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
         same = "give the same weights and losses"

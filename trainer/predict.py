@@ -33,10 +33,11 @@ def _predict(arguments: Sequence[str] | None) -> int:
     make_writable(out.parent, "out")
     data = run.config.data  # finds mistakes before TensorFlow is loaded
     with quiet_start():
-        from trainer.run import saved_run  # imports TensorFlow
+        from trainer.measures.prediction import write_npz  # imports TensorFlow
+        from trainer.run import saved_run
     with run.naming():
         arrays, count = saved_run.predict(run)
-    write_whole(out, lambda path: saved_run.write_npz(path, arrays))
+    write_whole(out, lambda path: write_npz(path, arrays))
     shown = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {out} holds {shown}")
     return DONE

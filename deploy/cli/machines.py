@@ -1,5 +1,6 @@
 """Prints the tiers, or the table of machines: `python -m deploy machines`."""
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 
 from deploy.client.arguments import add_flags, parser
@@ -57,9 +58,7 @@ def _tiers(prices: str) -> Iterator[tuple[str, str, Price]]:
     """Yields each tier's name and machines, with USD an hour of all of them."""
     for name in tier_names():
         tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
-        bound = tier.price_lower_bound or spot.price_lower_bound
-        price = Price(tier.price_per_hour, spot.price_per_hour, inferred=tier.price_inferred, lower_bound=bound)
-        yield name, tier.machine, price
+        yield name, tier.machine, dataclasses.replace(tier.price, list=tier.price_per_hour, spot=spot.price_per_hour)
 
 
 def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:

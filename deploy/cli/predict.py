@@ -78,7 +78,7 @@ def _custom_job(job: Job, record: Submission, args: argparse.Namespace, backend:
     if args.dry_run:
         write_document(args, "predict", requests=[request_of(job, label)], about=about)
         return DONE
-    check_resources(job, backend, session.clock)
+    check_resources(job)
     submitted = SubmittedJob(record, [job], args.backend, session)
     submitted.create()
     code = DONE

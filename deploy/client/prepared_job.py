@@ -17,8 +17,8 @@ from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_l
 from deploy.tiers.checks import NoMachines, sent_to_the_cloud
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
-from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import CHECK_S, Job, Program, render, request_on
+from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
+from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
@@ -174,9 +174,8 @@ class PreparedSubmission:
                 return earlier
             hold_to_budget(jobs, asked, session)
             _ask_for_cost(jobs, asked, confirm)
-            backend = session.open(asked.backend, jobs[0].gcp.project, jobs[0].gcp.region)
             for job in jobs:
-                check_resources(job, backend, session.clock)
+                check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
             upload_packages(list(packages.values()), jobs[0].gcp.bucket)
             submitted = self._submitted(self.record, jobs)

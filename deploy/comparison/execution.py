@@ -79,8 +79,10 @@ class ComparisonRequest:
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
         runs = [request_on(self.tiers[0], self.program)]
+        first = runs[0].training
+        rows = first.config.rows_per_replica(first.tier.devices) if first else 0
         for tier in self.tiers[1:]:
-            weak = {"global_batch_size": runs[0].rows_per_replica * tier.devices} if self.scaling == "weak" else {}
+            weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
             runs.append(request_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)
@@ -102,8 +104,7 @@ def read_tiers(
         raise UserError(f"{twice} is given twice: tiers are named after their files")
     check_tiers(usd_by_tier, list(tiers), "price_per_hour")
     for name, usd in usd_by_tier.items():
-        pools = tuple(dataclasses.replace(pool, price=Price()) for pool in tiers[name].pools)
-        tiers[name] = dataclasses.replace(tiers[name], pools=pools, price_per_hour=usd, price_inferred=False)
+        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
     return list(tiers.values())
 
 

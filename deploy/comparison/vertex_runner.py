@@ -107,7 +107,7 @@ class VertexRunner:
             with api_errors(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)
                 for job in jobs.values():
-                    check_resources(job, backend, self._clock)
+                    check_resources(job)
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
         """Submits the run's job, or finds it again, follows it and fetches its results; returns its exit code."""

@@ -41,6 +41,5 @@ class IdleGpus:
         self._looked, used = now, self._use()
         if not used or max(used) >= IDLE_PERCENT:
             self._since = now
-        if now - self._since < self._limit:
-            return ""
-        return f"all GPUs were below {IDLE_PERCENT:.0f} % for {self._limit / 60:.3g} minutes (--stop_if_idle)"
+        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {self._limit / 60:.3g} minutes (--stop_if_idle)"
+        return idle if now - self._since >= self._limit else ""

@@ -16,11 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .idle_gpus import SAVING_S, IdleGpus
-from .job_files import BucketFiles, LocalFiles, files_at
 from .run_record import Record
 from .script_output import Output
 from .starter import say
@@ -37,11 +36,13 @@ def main() -> int:
     about = {**plan["about"], **_machines(plan["about"]), "versions": {"python": platform.python_version()},
              "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
              }  # fmt: skip
-    numbers = ReportedNumbers(plan["job_dir"], about) if torch["RANK"] == "0" else None
+    record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None
+    if record:
+        record.begin()
     with tempfile.TemporaryDirectory() as folder:
         pipe = os.path.join(folder, "reports")
         os.mkfifo(pipe)
-        return ScriptProcess(plan["command"], _environment(torch, pipe), numbers).run()
+        return ScriptProcess(plan["command"], _environment(torch, pipe), record).run()
 
 
 def torch_variables(given: Mapping[str, str]) -> dict[str, str]:
@@ -64,8 +65,8 @@ def _machines(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the devices for run.json: those of the tier, or the CPU that stands for them."""
     workers, accelerators = about["cluster"]["workers"], about["accelerators"]
     simulated = bool(int(os.environ.get("TRAINER_SIMULATED_DEVICES") or 0))
-    each = [f"GPU:{number}" for number in range(accelerators)] if accelerators and not simulated else ["CPU:0"]
-    return {"simulated": simulated, "devices": each * workers}
+    of_worker = [f"GPU:{number}" for number in range(accelerators)] if accelerators and not simulated else ["CPU:0"]
+    return {"simulated": simulated, "devices": of_worker * workers}
 
 
 def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
@@ -77,45 +78,11 @@ def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **torch, **kept, PIPE: pipe}
 
 
-class ReportedNumbers:
-    """Keeps the record of the chief. That it cannot be written is said once and ends no script."""
-
-    def __init__(self, job_dir: str, about: Mapping[str, Any]) -> None:
-        self._files: LocalFiles | BucketFiles = files_at(job_dir)
-        self.record = Record(self._files, about)
-        self._due, self._first, self._told = 0.0, True, False
-        with self._tolerated():
-            self.record.begin()
-
-    def write_if_due(self) -> None:
-        """Writes the files now and then, and as soon as there is a first report."""
-        first = self._first and self.record.has_numbers
-        if first or time.monotonic() >= self._due:
-            self._first = self._first and not first
-            with self._tolerated():
-                self.record.write()
-            self._due = time.monotonic() + self._files.every_s
-
-    def end(self, state: str, **more: Any) -> None:
-        """Writes how the script ended."""
-        with self._tolerated():
-            self.record.write(state, **more)
-
-    @contextlib.contextmanager
-    def _tolerated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if not self._told:
-                say(f"the numbers of this script cannot be written to its job directory: {error}", "WARNING")
-            self._told = True
-
-
 class ScriptProcess:
-    """Represents one run of the script. `numbers`: None for a worker whose reports do not count."""
+    """Represents one run of the script. `record`: None for a worker whose reports do not count."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], numbers: ReportedNumbers | None) -> None:
-        self._command, self._environment, self._numbers = command, environment, numbers
+    def __init__(self, command: list[str], environment: Mapping[str, str], record: Record | None) -> None:
+        self._command, self._environment, self._record = command, environment, record
         self._stopped = False
 
     def run(self) -> int:
@@ -131,13 +98,13 @@ class ScriptProcess:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
-        output = Output(process, reports, self._numbers.record.take if self._numbers else lambda line: None)
+        output = Output(process, reports, self._record.take if self._record else lambda line: None)
         idle, reason, kill_at = IdleGpus(), "", 0.0
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-            if self._numbers:
-                self._numbers.write_if_due()
+            if self._record:
+                self._record.write_if_due()
             if reason and time.monotonic() > kill_at:
                 process.kill()
             elif not reason and (reason := idle.reason()):
@@ -145,21 +112,20 @@ class ScriptProcess:
                 kill_at = time.monotonic() + SAVING_S
                 process.terminate()
         output.finish()
-        if reason and self._numbers:
-            self._numbers.end("stopped", error=reason, **_memory())
-        # Vertex AI restarts what exits otherwise.
-        return 0 if reason else self._ended(process.returncode, output.last_error)
+        code = 128 - process.returncode if process.returncode < 0 else process.returncode
+        if self._record:
+            self._record.write(**self._end(code, reason, output.last_error))
+        return 0 if reason else code  # Vertex AI restarts what exits otherwise
 
-    def _ended(self, code: int, said: bytes) -> int:
-        code = 128 - code if code < 0 else code
-        if self._numbers and (code or self._stopped):
-            state = "interrupted" if self._stopped else "failed"
-            last = said.decode(errors="replace").strip()[:500]
-            error = f"{shlex.join(self._command)} exited with status {code}" + (f": {last}" if last else "")
-            self._numbers.end(state, error=error, exit_code=code, **_memory())
-        elif self._numbers:
-            self._numbers.end("done", error=None, **_memory())
-        return code
+    def _end(self, code: int, reason: str, last_line: bytes) -> dict[str, Any]:
+        """Returns state and error of a script that has ended."""
+        if reason:
+            return {"state": "stopped", "error": reason, **_memory()}
+        if not code and not self._stopped:
+            return {"state": "done", "error": None, **_memory()}
+        last = last_line.decode(errors="replace").strip()[:500]
+        error = f"{shlex.join(self._command)} exited with status {code}" + (f": {last}" if last else "")
+        return {"state": "interrupted" if self._stopped else "failed", "error": error, "exit_code": code, **_memory()}
 
 
 def _memory() -> dict[str, float]:

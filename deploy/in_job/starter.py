@@ -22,10 +22,11 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from typing import Any
+from typing import Any, NoReturn
 
 MUST_CHANGE, FAULT = 2, 1  # exit codes, as of the trainer
 TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0
+STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 
 
 def main() -> None:
@@ -73,20 +74,21 @@ def find_driver() -> None:
 
 def download(address: str, digest: str, folder: str) -> str:
     """Returns the path of the wheel at a gs:// address, whose SHA-256 must be `digest`."""
-    bucket, _, name = address.removeprefix("gs://").partition("/")
-    host = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
-    url = f"{host}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
-    content = read(url, address, "roles/storage.objectViewer")
+    content = read(object_url(address), address, "roles/storage.objectViewer")
     found = hashlib.sha256(content).hexdigest()
     if found != digest:
-        end(
-            f"{address}: its SHA-256 is {found}, not {digest} as when the job was submitted: submit it again",
-            MUST_CHANGE,
-        )
-    path = os.path.join(folder, name.rsplit("/", 1)[-1])
+        told = f"{address}: its SHA-256 is {found}, not {digest} as when the job was submitted: submit it again"
+        end(told, MUST_CHANGE)
+    path = os.path.join(folder, address.rsplit("/", 1)[-1])
     with open(path, "wb") as file:
         file.write(content)
     return path
+
+
+def object_url(address: str) -> str:
+    """Returns the URL at which the content of the object gs://BUCKET/NAME is read."""
+    bucket, _, name = address.removeprefix("gs://").partition("/")
+    return f"{STORAGE}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
 
 
 def token() -> str:
@@ -110,7 +112,6 @@ def secret(version: str) -> str:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, TypeError, ValueError):
         end(f"{version}: it is no text, as a variable needs", MUST_CHANGE)
-    raise AssertionError
 
 
 def read(url: str, subject: str, role: str) -> bytes:
@@ -121,7 +122,6 @@ def read(url: str, subject: str, role: str) -> bytes:
         end(f"{subject}: {error}: the job's account must be able to read it ({role})", MUST_CHANGE)
     except OSError as error:
         end(f"{subject}: cannot be read: {error}", FAULT)
-    raise AssertionError
 
 
 class Refused(OSError):
@@ -135,13 +135,11 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
     """
     problem = ""
     for attempt in range(TRIES):
-        if attempt:
-            time.sleep(PAUSE_S * 2 ** (attempt - 1))
+        time.sleep(PAUSE_S * 2 ** (attempt - 1) if attempt else 0.0)
         asked = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
         try:
             with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:  # noqa: S310
-                content: bytes = response.read()
-                return content
+                return bytes(response.read())
         except urllib.error.HTTPError as error:
             problem = f"status {error.code}"
             if error.code == 404 and missing is not None:
@@ -155,15 +153,11 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
 
 def install(what: list[str]) -> None:
     """Installs requirements and wheels in one step, so that pip chooses versions that fit together."""
-    say(f"installs {' '.join(os.path.basename(each) for each in what)}")
+    say(f"installs {' '.join(map(os.path.basename, what))}")
     began = time.monotonic()
     flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *flags, *what],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-m", "pip", "install", *flags, *what]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.splitlines() or [""]
         end(f"pip install failed: {lines[-1]}: the job needs a way to the package index, or use --image=URI", FAULT)
@@ -175,7 +169,7 @@ def say(message: str, severity: str = "INFO") -> None:
     print(json.dumps({"severity": severity, "message": message}), flush=True)
 
 
-def end(message: str, code: int) -> None:
+def end(message: str, code: int) -> NoReturn:
     """Ends the job with one line."""
     say(f"error: {message}", "ERROR")
     sys.exit(code)

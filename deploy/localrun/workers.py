@@ -68,7 +68,8 @@ def local_workers(
     `arguments`, `program`: as a `JobRequest` has them. `command`: what the user typed, for run.json; empty: the chief's
     own command is recorded. `share`: the part of the machine to use, all of it without.
     """
-    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.pools) for index in range(pool.replicas)]
+    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"])
+             for index in range(int(pool.get("replicaCount", 1)))]  # fmt: skip
     share = Share(tuple(_usable_cores()), tuple(local_gpus())) if share is None else share
     devices, cores = _devices(tier.accelerators, len(names), share.gpus), _cores(len(names), share.cores)
     addresses, (module, variables) = free_addresses(len(names)), program

@@ -93,7 +93,7 @@ def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Itera
         yield f"no price: give --price_per_hour={tier.name}=USD"
     elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:
         yield "as spot, preemptions might lose more than is done"
-    if tier.price_lower_bound:
+    if tier.price.lower_bound:
         yield "its prices are lower bounds, without Vertex AI's fee, which is not known"
     unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
     if unknown and offered:

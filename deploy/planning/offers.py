@@ -48,9 +48,7 @@ def prices(tier: Tier, table: Machines) -> dict[str, float | None]:
     usd: dict[str, float | None] = {}
     for strategy in (machine.strategies if machine else ()) or STRATEGIES:
         if strategy != "FLEX_START" or FLEX_START.fullmatch(tier.accelerator_type):
-            parts = [(pool.price.under(strategy), pool.replicas) for pool in tier.pools]
-            known = [price * replicas for price, replicas in parts if price is not None]
-            usd[strategy] = sum(known) if len(known) == len(parts) else None
+            usd[strategy] = tier.price.under(strategy)
     return usd if tier.price_per_hour is None else {**usd, tier.strategy: tier.price_per_hour}
 
 

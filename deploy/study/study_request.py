@@ -9,7 +9,8 @@ from typing import Any
 from deploy.comparison.directory import check_no_run, refuse_other
 from deploy.comparison.sent_job import SENT_JOB
 from deploy.study.space import StudyParameter, TrialSettings, configurations
-from deploy.tiers.job_spec import TrainingRequest, training_on
+from deploy.tiers.job_request import TrainingRequest
+from deploy.tiers.job_spec import training_on
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import read_json

@@ -23,8 +23,8 @@ from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, TrainingRequest, render
+from deploy.tiers.job_request import JobOptions, TrainingRequest
+from deploy.tiers.job_spec import Job, render
 from deploy.tiers.output import say
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
@@ -154,8 +154,7 @@ class VertexStudy:
 
     def _send(self) -> str:
         clock, gcp = self._session.clock, self._gcp
-        backend = self._open(gcp.project, gcp.region)
-        check_resources(self._trial_job, backend, clock)
+        check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)
         return submit_job(self._job, Submission(self._submission), self._open, clock)

@@ -7,16 +7,14 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
-from deploy.tiers.spec_rules import check_same_region
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UnknownData, UserError
 from trainer.base.settings.own_settings import is_dotted, taken_by
@@ -115,32 +113,23 @@ def _continent(location: str) -> str:
 
 
 # Values of inputs that name something which the image has or can fetch; the others may be empty.
-_NAMED = {
-    "data": DATA_SOURCES,
-    "weights": ("imagenet", "none"),
-    "fid_features": ("inception",),
-    "fid_weights": ("imagenet",),
-}
+_NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features": ("inception",),
+          "fid_weights": ("imagenet",)}  # fmt: skip
 
 
 def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
     """Raises UserError if a setting names something that the job cannot reach, such as this machine's disk."""
-    for field in config.inputs:
+    for field in (*config.inputs, "model", "callbacks"):
         value = getattr(config, field)
-        if value not in _NAMED.get(field, ("",)):
-            _check_reachable(field, value, packages)
-    for field in ("model", "callbacks"):
-        _check_shipped(field, getattr(config, field), packages)
-
-
-def _check_reachable(field: str, value: str, packages: Sequence[Package]) -> None:
-    address = value[value.find("gs:/") :]
-    if address.startswith("gs:/"):
-        checked_address(field, address)
-    elif is_dotted(value):
-        _check_shipped(field, value, packages)
-    elif not value.split(":")[-1].startswith("/gcs/"):
-        raise UserError(f"{field}={value}: {_unreachable(field, value)}")
+        address = value[value.find("gs:/") :]
+        if value in _NAMED.get(field, ("",)):
+            continue
+        if address.startswith("gs:/"):
+            checked_address(field, address)
+        elif is_dotted(value):
+            check_module(field, value, value.split(":")[0], packages)
+        elif field in config.inputs and not value.split(":")[-1].startswith("/gcs/"):
+            raise UserError(f"{field}={value}: {_unreachable(field, value)}")
 
 
 UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
@@ -161,11 +150,6 @@ def sent_to_the_cloud() -> Iterator[None]:
         yield
     except UnknownData as error:
         raise UserError(f"{error}; {_unreachable('data', error.data)}") from None
-
-
-def _check_shipped(field: str, value: str, packages: Sequence[Package]) -> None:
-    if is_dotted(value):
-        check_module(field, value, value.split(":")[0], packages)
 
 
 def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
@@ -190,12 +174,6 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
 def _modules(path: str, runs: bool = False) -> set[str]:
     """Returns the files of which one is the module at `path`, or the program if it `runs`."""
     return {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
-
-
-def check_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> None:
-    """Raises UserError for a TensorBoard instance of another region."""
-    if "tensorboard" in spec:
-        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
 
 
 def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
@@ -227,7 +205,7 @@ def warnings_of_script(tier: Tier) -> Iterator[str]:
 
 def _of_machines(tier: Tier) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if any(pool.machine_type == "n1-standard-4" for pool in tier.pools):
+    if tier.machine_type == "n1-standard-4":
         yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
     if accelerator and accelerator.support_ended:
         yield (

@@ -1,7 +1,7 @@
 """Finds credentials in files by their content: every byte, UTF-16 too, and what is in archives.
 
-The rules are for kinds that scanners miss; detect-secrets, which knows some services more, reads code and
-configuration beside them. It verifies nothing over the network: only its expressions are used.
+The rules, in credentials.yaml, are for kinds that scanners miss; detect-secrets, which knows some services more, reads
+code and configuration beside them. It verifies nothing over the network: only its expressions are used.
 """
 
 import contextlib
@@ -16,93 +16,15 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
 
+from trainer.base.settings.yaml_file import read_yaml
+
 NEWLINE = b"\n"
 _PIECE, _OVERLAP = 4 * 2**20, 4096  # bytes
 MOST_UNPACKED = 200 * 2**20  # of an archive, in bytes
 _TEXT_BYTES = 2**20  # the largest file that detect-secrets reads
 
-_BARE = r"""["']?\s*[:=]\s*["']?(?=[\w./+~=-]*\d)"""  # between a key and a value with a digit, quoted or not
-# Each kind: how its values begin, and how they go on.
-_TOKENS = [
-    ("a PuTTY key", "PuTTY-User-Key-File-", r"\d"),
-    ("an age key", "AGE-SECRET-KEY-1", r"[0-9A-Z]{50}"),
-    ("an OAuth client's secret", "GOCSPX-", r"[\w-]{20,}"),
-    ("a Google API key", "AIza", r"[\w-]{35}"),
-    ("a Google access token", "ya29.", r"[\w-]{20,}"),
-    ("a signed address", "X-Goog-Signature= X-Amz-Signature=", r"[0-9a-f]{60,}"),
-    ("an Azure signature", "sig=", r"[\w%+/]{40,}"),
-    ("an Azure access key", "AccountKey= SharedAccessKey=", r"[A-Za-z0-9+/=]{40,}"),
-    ("an AWS key", "AKIA ASIA", r"[0-9A-Z]{16}\b"),
-    ("a web token", "eyJ", r"[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}"),
-    ("a GitHub token", "ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"\w{36}"),
-    ("a GitLab token", "glpat-", r"[\w-]{20}"),
-    ("a Hugging Face token", "hf_", r"[A-Za-z]{30,}"),
-    ("an OpenAI or Anthropic key", "sk-", r"[\w-]{32,}"),
-    ("a Groq or Replicate key", "gsk_ r8_", r"\w{37,}"),
-    ("a Slack token", "xoxa- xoxb- xoxe- xoxp- xoxr- xoxs-", r"[\w-]{10,}"),
-    ("a Slack webhook", "hooks.slack.com/services/", r"T\w+/B\w+/\w{20,}"),
-    ("a Telegram token", "AA", r"(?<=\d{8}:AA)[\w-]{33}\b"),
-    ("a Stripe key", "sk_live_ rk_live_", r"[0-9A-Za-z]{20,}"),
-    ("a SendGrid key", "SG.", r"[\w-]{20,}\.[\w-]{20,}"),
-    ("a PyPI token", "pypi-", r"[\w-]{50,}"),
-    ("an npm token", "npm_", r"[A-Za-z0-9]{36}"),
-    ("a Docker Hub token", "dckr_pat_", r"[\w-]{20,}"),
-    ("a Vault token", "hvs.", r"[\w-]{20,}"),
-    ("a Databricks token", "dapi", r"[0-9a-f]{32}"),
-    ("a DigitalOcean token", "dop_v1_", r"[0-9a-f]{64}"),
-    ("a Grafana token", "glsa_", r"\w{32,}"),
-    ("an Atlassian token", "ATATT3", r"[\w=-]{50,}"),
-]
-# Each kind: texts of which one must be there, in small letters, and the expression.
-_FORMS = [
-    ("a private key", "private key", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----"),
-    ("a service account's key", '"service_account"', r'"type"\s*:\s*"service_account"'),
-    ("credentials of a user of Google Cloud", '"authorized_user"', r'"type"\s*:\s*"authorized_user"'),
-    ("credentials of an external account", '"external_account', r'"type"\s*:\s*"external_account'),
-    ("credentials of an impersonated account", '"impersonated_', r'"type"\s*:\s*"impersonated_service_account"'),
-    ("an OAuth refresh token", "refresh_token", rf"refresh_token{_BARE}[\w./+~-]{{20,}}"),
-    ("an OAuth access token", "access_token", rf"access_token{_BARE}[\w./+~-]{{20,}}"),
-    ("an OAuth client's secret", "client_secret", rf"client_secret{_BARE}[\w~.-]{{16,}}"),
-    ("an AWS secret key", "secret_access_key|secretaccesskey", rf"(?i)secret_?access_?key{_BARE}[a-z0-9/+=]{{40}}"),
-    ("a key of Kubernetes", "client-key-data", rf"client-key-data{_BARE}[A-Za-z0-9+/=]{{20,}}"),
-    ("a kubeconfig with a login", "current-context", r"""(?s)current-context.{1,4000}?\b(token|password)"""
-     r"""["']?: *["']?[^\s"']|\b(token|password)["']?: *["']?[^\s"'].{1,4000}?current-context"""),
-    ("a Docker login", '"auths"', r'(?s)"auths".{1,300}?"(auth|identitytoken)"\s*:\s*"[\w+/=.-]{6,}"'),
-    ("an npm login", "_auth|_password", r"(?m)_(?<![^\n:]_)(authToken|password|auth)\s*=\s*[\w+/=-]{8,}\s*$"),
-    ("a netrc login", "machine ", r"machine\s+\S+\s+login\s+\S+\s+(account\s+\S+\s+)?password\s+\S+"),
-    ("a password in an address", "://", r"""://[^\s:/@"'$<{%]{1,80}:[^\s/@"'$<{%]{2,200}@[\w\[]"""),
-    ("a password's hash", ":$apr1$|:$2a$|:$2b$|:$2y$|:$1$|:$5$|:$6$|:{sha}",
-     r":(\$(apr1|2[aby]|[156])\$|\{SHA\})\S{20,}"),
-    ("a Kaggle key", '"username"', r'"username"\s*:\s*"[^"]+"\s*,\s*"key"\s*:\s*"[0-9a-f]{32}"'),
-    ("a key of Weights & Biases", "wandb_api_key", rf"(?i)wandb_api_key{_BARE}[0-9a-f]{{40}}"),
-]  # fmt: skip
 Rule = tuple[str, list[bytes], re.Pattern[bytes]]  # kind, texts of which one must be there, expression
-_TOKEN_RULES: list[Rule] = [  # the start comes first, then whether a word begins with it: that is quick
-    (kind, [start.encode()], re.compile(rf"{re.escape(start)}(?<!\w{re.escape(start)}){rest}".encode()))
-    for kind, starts, rest in _TOKENS for start in starts.split(" ")
-]  # fmt: skip
-_RULES: list[Rule] = [(kind, texts.encode().split(b"|"), re.compile(form.encode())) for kind, texts, form in _FORMS]
-
-
-def _assigned(words: str) -> Rule:
-    """Returns the rule for a key of a configuration that ends in one of the words and has a value."""
-    pattern = rf"""(?im)(?:^|[{{,\s])["']?[\w.-]*({words})["']?[^\S\n]*[=:][^\S\n]*["']?[^\s"'$<{{%(\[,]{{4,}}"""
-    return "a password in a configuration", words.encode().split(b"|"), re.compile(pattern.encode())
-
-
-_IN_FILES = {  # rules for some names of files: elsewhere such lines are code
-    re.compile(r".*\.(tfvars|tfstate|ini|cfg|cnf|conf|properties|env|boto)(\.json|\.backup)?|\.?(pypirc|boto)"):
-        _assigned("password|passwd|secret|api_key|token|pass"),
-    re.compile(r".*\.(ya?ml|toml|json)"): _assigned("password|passwd"),
-    re.compile(r"\.?pgpass(\.conf)?"):
-        ("a password of PostgreSQL", [b":"], re.compile(rb"(?m)^[^\s:#]+:(\d+|\*):[^:\n]+:[^:\n]+:\S+")),
-}  # fmt: skip
 _STORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce", b"\x03\xd9\xa2\x9a")  # Java's keys, KeePass
-_NAMES = re.compile(
-    r".*\.(pem|key|p12|pfx|jks|keystore|ppk|kdbx|p8|env)|id_(rsa|dsa|ecdsa|ed25519).*|env|kaggle\.json"
-    r"|.*(credential|client_?secret|service[_-]?account|secret).*\.(json|ya?ml|txt|ini|toml|cfg|csv)|htpasswd|netrc",
-    re.IGNORECASE,
-)
 _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|PUBLIC KEY)-----")
 
 
@@ -113,6 +35,33 @@ class Finding:
     kind: str
     where: str  # line, or member of an archive; empty if the name alone says it
     certain: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Holds the content of credentials.yaml. `of_files`: rules that apply to files of some names alone."""
+
+    tokens: list[Rule]
+    forms: list[Rule]
+    of_files: list[tuple[re.Pattern[str], Rule]]
+    names: re.Pattern[str]
+
+
+@cache
+def _rules() -> Rules:
+    table = read_yaml(Path(__file__).with_name("credentials.yaml"), "credentials.yaml")
+
+    def rule(kind: str, texts: str, pattern: str) -> Rule:
+        for name, part in table["parts"].items():
+            pattern = pattern.replace(f"{{{name}}}", part)
+        return kind, texts.encode().split(b"|"), re.compile(pattern.encode())
+
+    # Of a token the start comes first, then whether a word begins with it: that is quick.
+    tokens = [(kind, [start.encode()], re.compile(rf"{re.escape(start)}(?<!\w{re.escape(start)}){rest}".encode()))
+              for kind, starts, rest in table["tokens"] for start in starts.split(" ")]  # fmt: skip
+    of_files = [(re.compile(entry["names"]), rule(*entry["form"])) for entry in table["of_files"]]
+    names = re.compile("|".join(table["names"]), re.IGNORECASE)
+    return Rules(tokens, [rule(*form) for form in table["forms"]], of_files, names)
 
 
 def find_credential(path: Path) -> Finding | None:
@@ -137,8 +86,9 @@ def find_credential(path: Path) -> Finding | None:
 
 def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | None, int]:
     """Returns what the first `most` bytes of a file hold, and how many were read."""
-    rules = [*_RULES, *(rule for names, rule in _IN_FILES.items() if names.fullmatch(name.lower()))]
-    by_name, line, size, tail = bool(_NAMES.fullmatch(name)), 1, 0, b""
+    table, line, size, tail = _rules(), 1, 0, b""
+    rules = [*table.forms, *(rule for names, rule in table.of_files if names.fullmatch(name.lower()))]
+    by_name = bool(table.names.fullmatch(name))
     while size < most and (read := file.read(_PIECE)):
         piece = tail + read
         if not size and piece.startswith(_STORES):
@@ -146,7 +96,7 @@ def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | No
         by_name = by_name and not _PUBLIC.search(piece)
         for text in (piece, piece.replace(b"\0", b"")) if b"\0" in piece else (piece,):  # then UTF-16, too
             lower = text.lower()
-            chosen = [rule for rule in _TOKEN_RULES if rule[1][0] in text]
+            chosen = [rule for rule in table.tokens if rule[1][0] in text]
             chosen += [rule for rule in rules if any(part in lower for part in rule[1])]
             for kind, _, pattern in chosen:
                 if match := pattern.search(text):

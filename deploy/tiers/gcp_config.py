@@ -4,7 +4,8 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import UserError
@@ -25,29 +26,25 @@ class GcpConfig:
     bucket: str
 
 
-def read_gcp_config(
-    args: argparse.Namespace, environment: Mapping[str, str] = os.environ, *, with_project: bool = False
-) -> GcpConfig:
+def read_gcp_config(args: argparse.Namespace, *, with_project: bool = False) -> GcpConfig:
     """Reads --project, --region and --bucket; raises one UserError that names all missing or malformed values.
 
     `with_project`: a project is required.
     """
-    checked_project = needed_project if with_project else str
-    reads: tuple[Callable[[], str], ...] = (
-        lambda: needed_region(args.region, environment),
-        lambda: checked_address("bucket", args.bucket),
-        lambda: checked_project(read_project(args.project, environment)),
-    )
+
+    def project() -> str:
+        return (needed_project if with_project else str)(read_project(args.project))
+
     values, errors = [], []
-    for read in reads:
+    for read in (partial(needed_region, args.region), partial(checked_address, "bucket", args.bucket), project):
         try:
             values.append(read())
         except UserError as error:
             errors.append(str(error))
     if errors:
         raise UserError("; ".join(errors))
-    region, bucket, project = values
-    return GcpConfig(project, region, bucket)
+    region, bucket, named = values
+    return GcpConfig(named, region, bucket)
 
 
 def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -71,9 +68,9 @@ def read_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:
     return flag or gcloud_property("ai", "region", environment) or gcloud_property("compute", "region", environment)
 
 
-def read_project(flag: str, environment: Mapping[str, str] = os.environ) -> str:
+def read_project(flag: str) -> str:
     """Returns the flag, or gcloud's project; empty if neither is set, UserError if it is malformed."""
-    project = flag or gcloud_property("core", "project", environment)
+    project = flag or gcloud_property("core", "project")
     if project and not _PROJECT.fullmatch(project):
         raise UserError(
             f"project={project}: use its ID, of lower-case letters, digits and hyphens, as my-project-123: "

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -107,16 +106,3 @@ def remembered() -> BuiltImage | None:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{IMAGE_RECORD}: not a record of an image ({error}): remove it") from None
     return image
-
-
-def tag_name(uri: str) -> str:
-    """Returns the image's name in the API of Artifact Registry; empty if the address is not of this form.
-
-    https://docs.cloud.google.com/artifact-registry/docs/reference/rest/v1/projects.locations.repositories.packages.tags
-    """
-    parts = re.fullmatch(r"([a-z0-9-]+)-docker\.pkg\.dev/((?:[^/]+\.[^/]+/)?[^/.]+)/([^/]+)/([^:@]+):([\w.-]+)", uri)
-    if not parts:
-        return ""
-    location, project, repository, package, tag = parts.groups()
-    project, package = project.replace("/", ":"), package.replace("/", "%2F")  # example.com:my-project
-    return f"projects/{project}/locations/{location}/repositories/{repository}/packages/{package}/tags/{tag}"

@@ -1,17 +1,27 @@
-"""Defines what every job is asked for, whatever runs in it: the trainer with its flags, or a script of the user's."""
+"""Defines what every job is asked for, whatever runs in it, and the request by which the trainer runs."""
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from deploy.tiers.checks import check_inputs, check_module, check_wheels, warnings
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import BuiltImage, Image
-from deploy.tiers.packages import Package
+from deploy.tiers.images import BuiltImage, Image, choose_image
+from deploy.tiers.job_tracking import check_trackers, tracking_requirements, variables, warnings_of_trackers
+from deploy.tiers.packages import Package, built
+from deploy.tiers.plain_image import about_installing, requirements, starter, write_start
+from deploy.tiers.spec_changes import SECRETS
 from deploy.tiers.tier import Tier
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.limits import LIMITS
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
+
+TASK = "trainer.task"
+CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,25 +69,6 @@ class Written:
     warnings: tuple[str, ...]
 
 
-class Training(Protocol):
-    """Represents a request by which the trainer runs: its tier, flags, and the settings they resolve to there."""
-
-    @property
-    def tier(self) -> Tier:
-        """Returns the tier."""
-
-    @property
-    def overrides(self) -> Overrides:
-        """Returns the flags that were given."""
-
-    @property
-    def config(self) -> TrainConfig:
-        """Returns the settings."""
-
-
-_Request = TypeVar("_Request", bound="JobRequest")
-
-
 @dataclasses.dataclass(frozen=True)
 class JobRequest(ABC):
     """Represents what is to run on a tier."""
@@ -90,14 +81,9 @@ class JobRequest(ABC):
         return {}
 
     @property
-    def training(self) -> Training | None:
-        """Returns the request if the trainer runs, of which plans and checks know more; None for a script."""
+    def training(self) -> "TrainingRequest | None":
+        """Returns the request if the trainer runs, of which plans and checks know more; None for another program."""
         return None
-
-    @property
-    def rows_per_replica(self) -> int:
-        """Returns the rows of a batch on each device; 0 if they are not known."""
-        return 0
 
     @property
     @abstractmethod
@@ -121,10 +107,6 @@ class JobRequest(ABC):
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
 
-    def on(self: _Request, tier: Tier) -> _Request:
-        """Returns the same on another tier of as many devices."""
-        return dataclasses.replace(self, tier=tier)
-
     @abstractmethod
     def in_job_dir(self, job_dir: str) -> "JobRequest":
         """Returns the same with another job directory."""
@@ -136,3 +118,108 @@ class JobRequest(ABC):
     @abstractmethod
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec`, which has the tier's content, run it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingRequest(JobRequest):
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
+
+    overrides: Overrides
+    config: TrainConfig
+
+    @property
+    def job_dir(self) -> str:
+        """Returns the job directory that the user named; empty if none."""
+        return self.config.job_dir
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns the addresses of what is read, by the names of their settings."""
+        return self.config.inputs
+
+    @property
+    def about(self) -> str:
+        """Returns one line that states what is trained."""
+        config = self.config
+        count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+        length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+        by_default = not config.recipe and config.model == TrainConfig.model
+        trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+        return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+
+    @property
+    def training(self) -> "TrainingRequest":
+        """Returns the request itself: the trainer runs."""
+        return self
+
+    def arguments(self) -> list[str]:
+        """Returns the trainer's flags."""
+        return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
+
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if the job directory cannot be written or holds another run."""
+        open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
+
+    def in_job_dir(self, job_dir: str) -> "TrainingRequest":
+        """Returns the same training with another job directory."""
+        config = dataclasses.replace(self.config, job_dir=job_dir)
+        return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
+        image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        check_wheels(self.tier, image)
+        if image.plain or image.built:
+            check_inputs(self.config, options.packages)
+        for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
+            if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
+                where = f"{self.tier.name}: workerPoolSpecs[{index}].pythonModule"
+                check_module(where, module, module, options.packages, runs=True)
+        return image
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        """Makes the workers of `spec` run the trainer."""
+        tier, track = self.tier, self.config.track
+        packages = tuple(map(built, options.packages)) if image.plain else ()
+        installed = [*requirements(tier.accelerators), *tracking_requirements(track)] if image.plain else []
+        sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
+        started = image.plain or SECRETS in json.dumps(spec)  # by the starter
+        arguments = self._arguments_there()
+        check_trackers(track, image, options.packages)
+        for pool in spec["workerPoolSpecs"]:
+            task, module = _task(pool, image)
+            task["args"] = [*task.get("args", []), *arguments]
+            if options.check:
+                module = CHECK
+                task["args"].append("--on_gpus")
+                task["command"] = ["python", "-m", CHECK]
+            added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
+            if options.limits:
+                added.append({"name": LIMITS, "value": options.limits})
+            if added:
+                task["env"] = [*task.get("env", []), *added]
+            if started:
+                plan = {"requirements": installed, "packages": sources, "module": module}
+                write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
+        about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
+        warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
+        return Written((*packages, starter()) if started else packages, about, warned)
+
+    def _arguments_there(self) -> list[str]:
+        """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
+        overrides = self.overrides
+        if overrides.names_recipe_file:
+            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+        return dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
+
+
+def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
+    """Returns the pool's containerSpec, which a pythonPackageSpec becomes, and the module that it runs."""
+    before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+    if image.uri:
+        pool["containerSpec"] = {
+            "imageUri": image.uri,
+            **{key: before[key] for key in ("args", "env") if key in before},
+        }
+    task: dict[str, Any] = pool["containerSpec"]
+    return task, before.get("pythonModule", TASK)

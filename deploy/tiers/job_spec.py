@@ -1,145 +1,33 @@
-"""Builds the full CustomJobSpec of a tier and the trainer's settings, or reports why that job could only fail."""
+"""Builds the full CustomJobSpec of what is to run on a tier, or reports why that job could only fail."""
 
 import copy
 import dataclasses
-import json
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
-from deploy.tiers.checks import (
-    UNREACHABLE,
-    check_devices,
-    check_inputs,
-    check_module,
-    check_region,
-    check_tensorboard,
-    check_wheels,
-    warnings,
-)
+from deploy.tiers.checks import UNREACHABLE, check_devices, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import Image, choose_image
-from deploy.tiers.job_request import JobOptions, JobRequest, Written
-from deploy.tiers.job_tracking import check_trackers, requirements, tensorboard_name, variables, warnings_of_trackers
+from deploy.tiers.images import Image
+from deploy.tiers.job_request import TASK, JobOptions, JobRequest, TrainingRequest
+from deploy.tiers.job_tracking import tensorboard_name
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.packages import Package, built
-from deploy.tiers.plain_image import about_installing, read_secrets_first, run_in_plain_image, starter
+from deploy.tiers.packages import Package
 from deploy.tiers.script import Script, ScriptRequest
-from deploy.tiers.spec_changes import SECRETS, check_kms_key
+from deploy.tiers.spec_changes import check_kms_key
+from deploy.tiers.spec_rules import check_same_region
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.limits import LIMITS
 from trainer.base.settings.resolution import Overrides
-from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
 
-TASK = "trainer.task"
-CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
 START_S = 600  # starting the machines and pulling the image take some minutes
 
 
 # What is asked of a job, before it is known what that means on a tier.
 Program = Overrides | Script
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingRequest(JobRequest):
-    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
-
-    overrides: Overrides
-    config: TrainConfig
-
-    @property
-    def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
-        return self.config.job_dir
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """Returns the addresses of what is read, by the names of their settings."""
-        return self.config.inputs
-
-    @property
-    def about(self) -> str:
-        """Returns one line that states what is trained."""
-        config = self.config
-        count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
-        length = f"{count:,} {unit}{'s' if count > 1 else ''}"
-        by_default = not config.recipe and config.model == TrainConfig.model
-        trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
-        return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
-
-    @property
-    def training(self) -> "TrainingRequest":
-        """Returns the request itself: the trainer runs."""
-        return self
-
-    @property
-    def rows_per_replica(self) -> int:
-        """Returns the rows of a batch on each device."""
-        return self.config.rows_per_replica(self.tier.devices)
-
-    def arguments(self) -> list[str]:
-        """Returns the trainer's flags."""
-        return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
-
-    def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if the job directory cannot be written or holds another run."""
-        open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
-
-    def in_job_dir(self, job_dir: str) -> "TrainingRequest":
-        """Returns the same training with another job directory."""
-        config = dataclasses.replace(self.config, job_dir=job_dir)
-        return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
-
-    def choose_image(self, options: JobOptions) -> Image:
-        """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
-        image = choose_image(self.tier, options.image, options.built_image, options.packages)
-        check_wheels(self.tier, image)
-        if image.plain or image.built:
-            check_inputs(self.config, options.packages)
-        return image
-
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
-        """Makes the workers of `spec` run the trainer."""
-        tier = self.tier
-        if image.plain:
-            _check_modules(tier, options.packages)
-        packages = tuple(map(built, options.packages)) if image.plain else ()
-        arguments, track = self._arguments_there(), self.config.track
-        check_trackers(track, image, options.packages)
-        secrets = SECRETS in json.dumps(spec)
-        for pool in spec["workerPoolSpecs"]:
-            task, module = _task(pool, image)
-            task["args"] = [*task.get("args", []), *arguments]
-            if options.check:
-                module = CHECK
-                task["args"].append("--on_gpus")
-                task["command"] = ["python", "-m", CHECK]
-            added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
-            if options.limits:
-                added.append({"name": LIMITS, "value": options.limits})
-            if added:
-                task["env"] = [*task.get("env", []), *added]
-            if image.plain:
-                run_in_plain_image(task, module, tier.accelerators, packages, gcp.bucket, requirements(track))
-            elif secrets:
-                read_secrets_first(task, module, gcp.bucket)
-        about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
-        with_start = (*packages, starter()) if image.plain or secrets else packages
-        warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
-        return Written(with_start, about, warned)
-
-    def _arguments_there(self) -> list[str]:
-        """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
-        overrides = self.overrides
-        if overrides.names_recipe_file:
-            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
-        return dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +72,7 @@ def training_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
 
 def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
-    request = request.on(_limited(request.tier, options))
+    request = dataclasses.replace(request, tier=_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
     of_region = tuple(check_region(tier, gcp))
     check_kms_key(options.kms_key, gcp.region)
@@ -193,7 +81,8 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     if options.tensorboard:
         spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
-    check_tensorboard(spec, gcp)
+    if "tensorboard" in spec:
+        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     written = request.write(spec, gcp, options, image)
     use_rdma(spec, tier)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
@@ -231,14 +120,6 @@ def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) ->
             named = {variable["name"] for variable in task.get("env", [])}
             logged = [{"name": name, "value": value} for name, value in _NCCL_LOG.items() if name not in named]
             task["env"] = [*task.get("env", []), *logged]
-
-
-def _check_modules(tier: Tier, packages: Sequence[Package]) -> None:
-    """Raises UserError if a pool runs a module that the packages do not contain."""
-    for index, pool in enumerate(tier.spec["workerPoolSpecs"]):
-        if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
-            where = f"{tier.name}: workerPoolSpecs[{index}].pythonModule"
-            check_module(where, module, module, packages, runs=True)
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
@@ -280,18 +161,6 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
             f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
         )
     return min(seconds, int(tier.timeout_s))
-
-
-def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
-    """Returns the pool's containerSpec, which a pythonPackageSpec becomes, and the module that it runs."""
-    before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-    if image.uri:
-        pool["containerSpec"] = {
-            "imageUri": image.uri,
-            **{key: before[key] for key in ("args", "env") if key in before},
-        }
-    task: dict[str, Any] = pool["containerSpec"]
-    return task, before.get("pythonModule", TASK)
 
 
 def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:

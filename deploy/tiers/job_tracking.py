@@ -22,7 +22,7 @@ _TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wan
 _HERE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
 
 
-def requirements(track: str) -> list[str]:
+def tracking_requirements(track: str) -> list[str]:
     """Returns what pip installs for the trackers of a run."""
     return [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
 

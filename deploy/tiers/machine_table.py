@@ -21,6 +21,7 @@ from trainer.base.storage import expanded
 
 TABLE = Path(__file__).with_name("machines.yaml")
 HOURS_A_MONTH = 730  # as Compute Engine counts them
+KINDS = ("list", "spot", "flex_start")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,20 +41,15 @@ class Price:
         """Returns USD an hour under a scheduling strategy of Vertex AI."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
-    def plus(self, usd: float) -> Price:
-        """Returns the price with a part that costs the same under every strategy."""
-        more = {kind: getattr(self, kind) and getattr(self, kind) + usd for kind in ("list", "spot", "flex_start")}
-        return dataclasses.replace(self, **more)
+    def plus(self, other: Price, count: float = 1) -> Price:
+        """Returns the price of this and of `count` others, where both are known."""
+        usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}
+        sums = {kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()}
+        inferred, bound = self.inferred or other.inferred, self.lower_bound or other.lower_bound
+        return Price(**sums, inferred=inferred, lower_bound=bound)
 
-    def with_attached(self, other: Price, count: int) -> Price:
-        """Returns the price of this machine and `count` accelerators with the price `other`."""
 
-        def total(kind: str) -> float | None:
-            machine, unit = getattr(self, kind), getattr(other, kind)
-            return None if machine is None or unit is None else machine + count * unit
-
-        bound = self.lower_bound or other.lower_bound
-        return Price(total("list"), total("spot"), total("flex_start"), self.inferred or other.inferred, bound)
+FREE = Price(0.0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,20 +141,21 @@ class Machines:
                 for count in counts:
                     yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
 
-    def disk_usd(self, machine_type: str, disk: Mapping[str, Any]) -> float:
+    def disk_price(self, machine_type: str, disk: Mapping[str, Any]) -> Price:
         """Returns USD an hour of a machine's boot disk, a DiskSpec; an empty one is of 100 GB."""
         machine = self.machines.get(machine_type)
         kind = disk.get("bootDiskType") or (machine.disk if machine else "pd-ssd")
-        return float(disk.get("bootDiskSizeGb", 100)) * self.disk_gib_month[kind] / HOURS_A_MONTH
+        usd = float(disk.get("bootDiskSizeGb", 100)) * self.disk_gib_month[kind] / HOURS_A_MONTH
+        return Price(usd, usd, usd)
 
-    def price(self, machine_type: str, accelerator: str | None, count: int) -> Price:
+    def price(self, machine_type: str, accelerator: str, count: int) -> Price:
         """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
-        if not machine.attached or accelerator is None or not count:
+        if not machine.attached or not count:
             return machine.price
-        return machine.price.with_attached(self.accelerators[accelerator].price, count)
+        return machine.price.plus(self.accelerators[accelerator].price, count)
 
 
 @cache
@@ -171,7 +168,7 @@ def load_machines(price_file: str = "") -> Machines:
 def _read_table() -> Machines:
     """Returns the table of this package."""
     table = read_yaml(TABLE, "machines.yaml")
-    prices = table["prices"]
+    prices, cpu = table["prices"], table["cpu_machines"]
     accelerators = {name: _accelerator(name, facts, prices) for name, facts in table["accelerators"].items()}
     machines = {
         name: _machine(name, facts, kind == "host_machines", prices)
@@ -179,8 +176,8 @@ def _read_table() -> Machines:
         for name, facts in table[kind].items()
     }
     return Machines(
-        prices["region"], prices["date"], _cpu_machines(table["cpu_machines"]), tuple(table["regions"]),
-        prices["disk_gib_month"], accelerators, machines,
+        prices["region"], prices["date"], tuple(f"{kind}-{size}" for kind in cpu for size in cpu[kind]),
+        tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines,
     )  # fmt: skip
 
 
@@ -189,11 +186,6 @@ def accelerator_of(gpu: str) -> str:
     words = set(re.split(r"\W+", gpu.upper()))
     parts = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
     return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
-
-
-def _cpu_machines(sizes: Mapping[str, list[int]]) -> tuple[str, ...]:
-    """Returns the names of machine types, such as e2-standard-4."""
-    return tuple(f"{kind}-{size}" for kind, counts in sizes.items() for size in counts)
 
 
 def _accelerator(name: str, facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Accelerator:
@@ -242,8 +234,8 @@ def _with_prices(table: Machines, file: str) -> Machines:
 def _parse_price(origin: str, value: Any) -> Price:
     kinds = value if isinstance(value, dict) else {"list": value}
     for kind, usd in kinds.items():
-        if kind not in ("list", "spot", "flex_start"):
-            raise UserError(f"{origin}: {kind}: unknown price; use one of list, spot, flex_start")
+        if kind not in KINDS:
+            raise UserError(f"{origin}: {kind}: unknown price; use one of {', '.join(KINDS)}")
         if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
             raise UserError(f"{origin}: {usd!r} is not a price: use a number, in USD an hour")
     return Price(**kinds)

@@ -22,6 +22,7 @@ import trainer
 from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")
@@ -78,10 +79,6 @@ class Package:
         """Returns the wheel's file name: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
         return f"{self._stem}-py3-none-any.whl"
 
-    def build(self) -> Path:
-        """Returns the file to upload, which is built if needed. Raises UserError if that fails."""
-        return build_wheel(self)
-
     @property
     def _stem(self) -> str:
         return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
@@ -89,6 +86,34 @@ class Package:
     def uri(self, bucket: str) -> str:
         """Returns the address in `bucket`, a gs:// address, of the wheel, which must have been built."""
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
+
+    def build(self) -> Path:
+        """Returns the file to upload, which is built if needed. Raises UserError if that fails."""
+        folder = DIST / self.folder
+        if not (folder / self.wheel).is_file():
+            with tempfile.TemporaryDirectory() as scratch:
+                self._make(Path(scratch, "out"))
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in sorted(Path(scratch, "out").iterdir()):  # the wheel last: it marks the folder as complete
+                    partial = folder / f".{file.name}.part"
+                    shutil.copyfile(file, partial)
+                    partial.replace(folder / file.name)
+        return folder / self.wheel
+
+    def _make(self, out: Path) -> None:
+        """Makes the sdist and the wheel in the folder `out`, reproducibly, whatever the clock and the umask."""
+        if importlib.util.find_spec("build") is None:
+            raise UserError("the package `build` is missing: pip install '.[deploy]'")
+        copy = out.with_name("copy")
+        write_copy(self, copy)
+        command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
+        )
+        if done.returncode or not (out / self.wheel).is_file():
+            lines = [line for line in done.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
+            errors = [line for line in lines if "error" in line or "Error:" in line]  # of setuptools, not of its caller
+            raise UserError(f"{self.name} could not be built: {(errors or lines)[-1].strip()}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,27 +125,15 @@ class CodeArchive(Package):
         """Returns the archive's file name."""
         return f"{self._stem}.zip"
 
-    def build(self) -> Path:
-        """Returns the archive, which is written if needed."""
-        path = DIST / self.folder / self.wheel
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-                partial = Path(scratch, self.wheel)
-                self._write(partial)
-                partial.replace(path)
-        return path
-
-    def _write(self, path: Path) -> None:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    def _make(self, out: Path) -> None:
+        """Writes the archive to the folder `out`."""
+        out.mkdir()
+        with zipfile.ZipFile(out / self.wheel, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in sorted(self.files.items()):
                 about = zipfile.ZipInfo(name, _EARLIEST)
                 about.compress_type, about.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                if isinstance(content, bytes):
-                    archive.writestr(about, content)
-                    continue
-                with content.open("rb") as source, archive.open(about, "w", force_zip64=True) as target:
-                    shutil.copyfileobj(source, target)
+                with archive.open(about, "w", force_zip64=isinstance(content, Path)) as target:
+                    target.writelines(_pieces(content))
 
 
 def _pieces(content: bytes | Path) -> Iterator[bytes]:
@@ -134,22 +147,21 @@ def _pieces(content: bytes | Path) -> Iterator[bytes]:
 
 
 def _distribution(module: str) -> str:
-    """Returns pip's name for a module's package: normalised by PEP 503, with a letter or digit first and last.
-
-    The prefix prevents that `keras_` and the like are mistaken for the distribution of that name.
-    """
-    name = re.sub(r"[^a-z0-9]+", "-", module.lower())
-    inner = name.strip("-")
-    return name if name == inner else f"user-{inner}".strip("-")
+    """Returns pip's name for a module's package, normalised by PEP 503."""
+    return re.sub(r"[^a-z0-9]+", "-", module.lower())
 
 
 def trainer_package() -> Package:
-    """Returns the trainer's sources: the same of a checkout and of an installed copy."""
-    files: dict[str, Path] = {name: beside(name) for name in _BESIDE}
+    """Returns the trainer's sources, the same of a checkout and of an installed copy, and their commit."""
+    files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
     for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
-        files |= _sources(folder)
-    copies = f"{COPIES.parent.name}/{COPIES.name}/"
-    files = {name: file for name, file in files.items() if not name.startswith(copies)}
+        for path in sorted(folder.rglob("*")):
+            inner = path.relative_to(folder.parent)
+            hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
+            if path.is_file() and not hidden and inner.parts[:2] != COPIES.parts[-2:]:
+                files[inner.as_posix()] = path
+    if commit := trainer_commit():
+        files[f"trainer/{COMMIT_FILE}"] = f"{commit}\n".encode()
     return Package(TRAINER, trainer.__version__, files)
 
 
@@ -161,10 +173,12 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
-    if not (path.parent / first).is_file() or not name.isidentifier():
+    if not (path.parent / first).is_file() or not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
         inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
-        advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
-        raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
+        advice = (*inside, "such as my_models with an __init__.py, or one module, as mine.py")[0]
+        raise UserError(
+            f"package={address}: must be a folder that Python can import, named by letters, digits and _: {advice}"
+        )
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")
     listed = path / "requirements.txt"
@@ -213,17 +227,6 @@ def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
     return [*([user_package(folder, most_mb)] if folder else []), trainer_package()]
 
 
-def _sources(folder: Path) -> dict[str, Path]:
-    """Returns every file below `folder`, by its path from the folder's parent, without caches and hidden files."""
-    files = {}
-    for path in sorted(folder.rglob("*")):
-        inner = path.relative_to(folder.parent)
-        hidden = any(part.startswith((".", "__pycache__")) for part in inner.parts) or path.suffix == ".pyc"
-        if path.is_file() and not hidden:
-            files[inner.as_posix()] = path
-    return files
-
-
 def write_copy(package: Package, folder: Path) -> None:
     """Writes only the package's sources below `folder`. Raises UserError if they changed since they were hashed."""
     for name, content in package.files.items():
@@ -234,37 +237,6 @@ def write_copy(package: Package, folder: Path) -> None:
         path.chmod(0o644)  # whatever the umask: the wheel stores it
     if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
         raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")
-
-
-def _reason(output: str) -> str:
-    """Returns the line of the output with the error of setuptools, rather than of its caller."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line or "Error:" in line]
-    return (errors or lines or ["python -m build printed nothing"])[-1].strip()
-
-
-def build_wheel(package: Package) -> Path:
-    """Returns the wheel, with its sdist beside it, and builds both if needed; UserError if the build fails."""
-    folder = DIST / package.folder
-    if (folder / package.wheel).is_file():
-        return folder / package.wheel
-    if importlib.util.find_spec("build") is None:
-        raise UserError("the package `build` is missing: pip install '.[deploy]'")
-    with tempfile.TemporaryDirectory() as scratch:
-        copy, out = Path(scratch, "copy"), Path(scratch, "out")
-        write_copy(package, copy)
-        command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
-        done = subprocess.run(  # reproducible: the wheel depends neither on the clock nor on the umask
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
-        )
-        if done.returncode or not (out / package.wheel).is_file():
-            raise UserError(f"{package.name} could not be built: {_reason(done.stdout)}")
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in sorted(out.iterdir()):  # the sdist before the wheel, which marks the folder as complete
-            partial = folder / f".{file.name}.part"
-            shutil.copyfile(file, partial)
-            partial.replace(folder / file.name)
-    return folder / package.wheel
 
 
 def built(package: Package) -> Package:

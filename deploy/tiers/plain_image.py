@@ -6,7 +6,7 @@ A program does that, the starter, which lies in the bucket beside the packages, 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +71,6 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 def requirements(gpus: int) -> list[str]:
     """Returns what pip installs beside the packages, on a machine with so many GPUs."""
     return [f"tensorflow{'[and-cuda]' if gpus else ''}=={TENSORFLOW}"]
-
-
-def run_in_plain_image(
-    task: dict[str, Any], module: str, gpus: int, packages: Sequence[Package], bucket: str, more: Sequence[str] = ()
-) -> None:
-    """Changes a containerSpec so that it installs all that is needed, and then runs the module with its arguments.
-
-    `more`: what pip installs for settings of the run.
-    """
-    sources = [[package.uri(bucket), package.sha256] for package in packages]
-    write_start(
-        task, {"requirements": [*requirements(gpus), *more], "packages": sources, "module": module}, gpus, bucket
-    )
-
-
-def read_secrets_first(task: dict[str, Any], module: str, bucket: str) -> None:
-    """Changes the containerSpec of an image that has all: the starter reads secrets, and then runs the module."""
-    write_start(task, {"requirements": [], "packages": [], "module": module}, 0, bucket)
 
 
 def install_seconds(gpus: int) -> float:

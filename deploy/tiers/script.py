@@ -27,16 +27,6 @@ from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
 
 WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
-_OURS = (
-    "__init__.py",
-    "starter.py",
-    "script_worker.py",
-    "script_output.py",
-    "idle_gpus.py",
-    "run_record.py",
-    "job_files.py",
-    "on_path/vertex_report.py",
-)
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
 
 
@@ -92,7 +82,7 @@ class Script:
         if not whole and self.command[0] not in code:
             raise UserError(f"script={self.name}: .gitignore or .gcloudignore names it: it would not go along")
         files = {f"code/{name}": content for name, content in code.items()}
-        ours = {f"ours/in_job/{name}": IN_JOB / name for name in _OURS}
+        ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
         about = f"ships {self.folder.name}: {sources}; vertex_report.py"
         if listed:
             about += "; requirements.txt is installed at each start"

@@ -3,12 +3,12 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.tiers.checkout import beside
-from deploy.tiers.machine_table import Machines, Price, load_machines
+from deploy.tiers.machine_table import FREE, Price, load_machines
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
 from deploy.tiers.spec_rules import check_spec
 from trainer.base.errors import UserError
@@ -17,17 +17,6 @@ from trainer.base.settings.yaml_file import read_yaml
 
 JOB_CONFIGS = beside("job_configs")
 DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
-
-
-@dataclasses.dataclass(frozen=True)
-class Pool:
-    """Holds one worker pool. `accelerators`: of each machine; `price`: with boot disk."""
-
-    replicas: int
-    machine_type: str
-    accelerator_type: str | None
-    accelerators: int
-    price: Price
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +55,7 @@ class Tier(TierFacts):
     """Holds a machine spec: `spec` is the CustomJobSpec of its file, without arguments, packages or bucket."""
 
     spec: Mapping[str, Any]
-    pools: tuple[Pool, ...]
-    price_inferred: bool = False  # the price is an estimate
-    price_lower_bound: bool = False  # it lacks Vertex AI's fee, which is not known
+    price: Price  # of all machines, with their boot disks, under each scheduling strategy
 
     @property
     def facts(self) -> TierFacts:
@@ -94,13 +81,11 @@ class Tier(TierFacts):
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
     """Returns the tier with its chief alone, for `timeout_s` at most, whose failure is not retried."""
-    (chief,), spec = tier.pools[:1], dict(tier.spec)
-    before = spec.get("scheduling", {})
+    spec, price = dict(tier.spec), FREE.plus(tier.price, 1 / tier.workers)
     timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
-    spec["scheduling"] = {**before, "timeout": timeout, "disableRetries": True}
+    spec["scheduling"] = {**spec.get("scheduling", {}), "timeout": timeout, "disableRetries": True}
     spec["workerPoolSpecs"] = list(spec["workerPoolSpecs"])[:1]
-    price = chief.price.under(tier.strategy)
-    return dataclasses.replace(tier, spec=spec, pools=(chief,), workers=1, price_per_hour=price)
+    return dataclasses.replace(tier, spec=spec, workers=1, price=price, price_per_hour=price.under(tier.strategy))
 
 
 def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
@@ -154,22 +139,16 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
 def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: SpecChanges) -> Tier:
     spec, origin = changes.applied(spec, origin)
     check_spec(spec, origin)
-    pools = tuple(_pools(spec, load_machines(price_file)))
-    first, strategy = pools[0], spec.get("scheduling", {}).get("strategy", "STANDARD")
-    prices = [pool.price.under(strategy) for pool in pools]
-    usd = [price * pool.replicas for price, pool in zip(prices, pools, strict=True) if price is not None]
-    return Tier(
-        name=name,
-        machine_type=first.machine_type,
-        accelerator_type=first.accelerator_type or "",
-        accelerators=first.accelerators,
-        workers=sum(pool.replicas for pool in pools),
-        price_per_hour=sum(usd) if len(usd) == len(pools) else None,
-        spec=spec,
-        pools=pools,
-        price_inferred=any(pool.price.inferred for pool in pools),
-        price_lower_bound=any(pool.price.lower_bound for pool in pools),
-    )
+    table, pools, price = load_machines(price_file), spec["workerPoolSpecs"], FREE
+    counts = [int(pool.get("replicaCount", 1)) for pool in pools]
+    chief = pools[0]["machineSpec"]
+    kind, accelerator = chief["machineType"], chief.get("acceleratorType", "")
+    accelerators = int(chief.get("acceleratorCount", 0))
+    for pool, count in zip(pools, counts, strict=True):  # whose machines are alike, but for their disks
+        machine = table.price(kind, accelerator, accelerators)
+        price = price.plus(machine.plus(table.disk_price(kind, pool.get("diskSpec", {}))), count)
+    usd = price.under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
+    return Tier(name, kind, accelerator, accelerators, sum(counts), usd, spec=spec, price=price)
 
 
 def find_tier(name: str) -> Path:
@@ -182,31 +161,12 @@ def find_tier(name: str) -> Path:
         raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
     known = tier_names()
     hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
-    raise UserError(f"tier {name}: no such tier{hint} {_families(known)}, or your own .yaml file")
+    raise UserError(f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml file")
 
 
 def tier_names() -> list[str]:
     """Returns the bare names of all tiers in job_configs/, the user's and the package's."""
     return sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
-
-
-def _families(known: Sequence[str]) -> str:
-    """Returns `Known: cpu, l4x1/2/4`: names that differ only in the count of accelerators are grouped."""
-    families: dict[str, list[str]] = {}
-    for name in known:
-        counted = re.fullmatch(r"(.+x)(\d+)", name)
-        counts = families.setdefault(counted[1] if counted else name, [])
-        counts += [counted[2]] if counted else []
-    return "Known: " + ", ".join(family + "/".join(counts) for family, counts in families.items())
-
-
-def _pools(spec: Mapping[str, Any], machines: Machines) -> Iterator[Pool]:
-    for pool in spec["workerPoolSpecs"]:
-        machine = pool["machineSpec"]
-        kind, accelerator = machine["machineType"], machine.get("acceleratorType")
-        count = int(machine.get("acceleratorCount", 0))
-        price = machines.price(kind, accelerator, count).plus(machines.disk_usd(kind, pool.get("diskSpec", {})))
-        yield Pool(int(pool.get("replicaCount", 1)), kind, accelerator, count, price)
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:

@@ -34,44 +34,42 @@ class ApiError(Exception):
     `sent`: False if the request certainly did not reach the service.
     """
 
+    final = False  # whether neither a retry nor another tier helps, and the text says what does
+
     def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
         super().__init__(" ".join(message.split()))
         self.code, self.login, self.sent = code, login, sent
+        self._fault_of_the_service = code >= 500 and code != 501  # 501: the service does not have this method
 
     @property
     def quota(self) -> bool:
         """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do not count."""
         text = str(self).lower()
         rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
-        return self.code == 429 and "quota" in text and not rate_limit
+        return not self.final and self.code == 429 and "quota" in text and not rate_limit
 
     @property
     def unavailable(self) -> bool:
         """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
-        return self.quota or (self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None)
+        missing = self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None
+        return self.quota or (missing and not self.final)
 
     @property
     def transient(self) -> bool:
         """Returns whether a retry may help."""
-        return (self.code in (0, 408, 429) and not self.quota) or self._fault_of_the_service
+        temporary = self._fault_of_the_service or (self.code in (0, 408, 429) and not self.quota)
+        return temporary and not self.final
 
     @property
     def may_have_succeeded(self) -> bool:
         """Returns whether the service may have carried out the request although the call failed."""
         return self.sent and (self.code == 0 or self._fault_of_the_service)
 
-    @property
-    def _fault_of_the_service(self) -> bool:
-        return self.code >= 500 and self.code != 501  # 501: the service does not have this method
-
 
 class BrokenClientError(ApiError):
     """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
 
-    @property
-    def transient(self) -> bool:
-        """Returns False: a retry does not help."""
-        return False
+    final = True
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
 from deploy.vertex.errors import VertexFault
-from deploy.vertex.rest import address, call
+from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import spent, usd_per_hour
 from trainer.base.errors import UserError
@@ -78,26 +78,22 @@ def _text(name: str, value: str) -> dict[str, Any]:
 
 def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str]]:
     """Yields the rows of a query, once it is complete, of all pages."""
-    page = retried(lambda: call("POST", url, json=query), clock)
-    seen = set[str]()
-    for _ in range(_POLLS):
-        with unreadable_as_lost():
-            job = page["jobReference"]
-            again = {"location": job["location"]} if job.get("location") else {}
-            if page["jobComplete"]:
-                yield from ([cell["v"] for cell in row["f"]] for row in page.get("rows", ()))
-                token = page.get("pageToken", "")
-                if not token:
-                    return
-                if token in seen:
-                    break
-                seen.add(token)
-                again["pageToken"] = token
-            else:
-                clock.sleep(_POLL_S)
-            result = f"{url}/{job['jobId']}"
-        page = retried(lambda result=result, again=again: call("GET", result, params=again), clock)  # type: ignore[misc]
-    raise ApiError(0, "BigQuery's answer has no end: run it again later")
+    started = retried(lambda: call("POST", url, json=query), clock)
+    with unreadable_as_lost():
+        job = started["jobReference"]
+        place = {"location": job["location"]} if job.get("location") else {}
+        result = f"{url}/{job['jobId']}"
+
+    def page(token: dict[str, str]) -> Any:
+        for _ in range(_POLLS):
+            content = retried(lambda: call("GET", result, params={**place, **token}), clock)
+            if content.get("jobComplete"):
+                return content
+            clock.sleep(_POLL_S)
+        raise ApiError(0, "BigQuery has not answered: run it again later")
+
+    with unreadable_as_lost():
+        yield from ([cell["v"] for cell in row["f"]] for row in pages("rows", page))
 
 
 def check_budget(

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import LIMITS, Limits, connect
+from trainer.base.storage.gcs import LIMITS, connect
 from trainer.base.storage.gcs_errors import NoPermission
+
+QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown: it is read again a minute later
 
 
 def upload(file: Path, uri: str) -> None:
@@ -18,19 +20,16 @@ def upload(file: Path, uri: str) -> None:
         connect().upload(file, _address(uri))
 
 
-QUICKLY = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what a watch reads again a minute later
-
-
-def read(uri: str | Address, limits: Limits = LIMITS) -> tuple[str, int]:
+def read(uri: str, *, quick: bool = False) -> tuple[str, int]:
     """Returns text and generation of a small object; ("", 0) if there is none."""
-    client = connect(limits)
-    found = client.get(_address(str(uri)))
+    client = connect(QUICK if quick else None)
+    found = client.get(_address(uri))
     return (client.read(found).decode(errors="replace"), found.generation) if found else ("", 0)
 
 
-def write(uri: str, text: str, generation: int) -> int:
+def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
     """Replaces a small object of this generation, 0 for none; returns its new one. Raises Conflict for another one."""
-    return connect().upload(text.encode(), _address(uri), generation, strict=True)
+    return connect(QUICK if quick else None).upload(text.encode(), _address(uri), generation, strict=True)
 
 
 def delete(uri: str, generation: int) -> None:

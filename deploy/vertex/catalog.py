@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.tiers.machine_table import HOURS_A_MONTH, Machine, Machines
-from deploy.vertex.api import ApiError, unreadable_as_lost
-from deploy.vertex.rest import address, call
+from deploy.vertex.api import unreadable_as_lost
+from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
 
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
-_MOST_PAGES = 200
 _FEE = {"management", "fee"}
 _NEVER = {"commitment", "reserved", "sole", "tenancy", "custom", "extended", "upgrade", "prediction", "predictions"}
 # strategy -> (service, words of its SKUs, words that none has) for each SKU that every part of a machine has.
@@ -56,24 +55,16 @@ class Found:
 
 def read_skus(region: str, clock: Clock) -> list[Sku]:
     """Returns the SKUs of a region with a price. Raises ApiError if the catalog cannot be read whole."""
-    return [sku for service, identifier in SERVICES.items() for sku in _of_service(service, identifier, region, clock)]
+    with unreadable_as_lost():
+        return [sku for service in SERVICES for content in _contents(service, clock)
+                if (sku := _sku(service, content, region))]  # fmt: skip
 
 
-def _of_service(service: str, identifier: str, region: str, clock: Clock) -> Iterator[Sku]:
-    url = f"{address('CLOUDBILLING', 'https://cloudbilling.googleapis.com')}/v1/services/{identifier}/skus"
-    token, seen = "", set[str]()
-    for _ in range(_MOST_PAGES):
-        request = {"currencyCode": "USD", "pageSize": "5000", **({"pageToken": token} if token else {})}
-        page = retried(lambda request=request: call("GET", url, params=request), clock)  # type: ignore[misc]
-        with unreadable_as_lost():
-            yield from filter(None, (_sku(service, content, region) for content in page["skus"]))
-            token = str(page.get("nextPageToken", ""))
-        if not token:
-            return
-        if token in seen:
-            break
-        seen.add(token)
-    raise ApiError(0, f"the catalog of {identifier} has no end: its pages repeat: run it again later")
+def _contents(service: str, clock: Clock) -> Iterator[Any]:
+    """Yields the SKUs of a service as the catalog has them."""
+    catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
+    request, url = {"currencyCode": "USD", "pageSize": "5000"}, f"{catalog}/v1/services/{SERVICES[service]}/skus"
+    return pages("skus", lambda token: retried(lambda: call("GET", url, params={**request, **token}), clock))
 
 
 def _sku(service: str, content: Mapping[str, Any], region: str) -> Sku | None:

@@ -52,7 +52,7 @@ class Creation:
             elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
                 return self.name
             if last:
-                raise StateUnknownError(f"the submission failed ({failure}), and its job is not listed yet")
+                raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
         raise AssertionError("backoff never ends")
 
     def _send(self) -> ApiError | None:
@@ -93,7 +93,7 @@ def look_for(label: str, backend: Backend, clock: Clock, since: float, listings:
         now = clock.now()
         if failure and (not failure.transient or now >= give_up):
             reason = f"cannot check whether a lost response created a job ({failure})"
-            raise StateUnknownError(reason)
+            raise StateUnknownError(failure.code, reason)
         if not failure and now >= until and listings <= 0:
             return ""
         if now >= tell_at:

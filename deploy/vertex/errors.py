@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus
+from deploy.vertex.api import STOCKED_OUT, STOPPED, ApiError, JobStatus
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 
 STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
@@ -23,10 +23,9 @@ _REPLICA_EXITS = {
 
 
 class StateUnknownError(ApiError):
-    """Reports that a job runs or may run and its state cannot be read now: no other tier is tried beside it."""
+    """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(0, message)
+    final = True
 
 
 class VertexFault(PlatformFault):
@@ -54,7 +53,7 @@ def api_errors(gcp: GcpConfig) -> Iterator[None]:
 
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     """Returns one line: the service's message and what to do."""
-    if isinstance(error, (BrokenClientError, StateUnknownError)):
+    if error.final:
         return str(error)
     if error.quota:
         return _quota_fix(error, gcp)

@@ -6,12 +6,9 @@ from contextlib import suppress
 
 from deploy.vertex import buckets
 from deploy.vertex.api import STOPPED, JobStatus
-from deploy.vertex.buckets import QUICKLY
 from deploy.vertex.spending import time_and_cost, usd_per_hour
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.run_layout import BILLED, RESULT
-from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import connect
 
 _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
@@ -22,9 +19,8 @@ def settled(status: JobStatus, now: float) -> JobStatus:
     The bill is in its job directory: one that cannot be written changes nothing.
     """
     with suppress(*_UNREADABLE):
-        folder = parse(status.output, "output")
-        if folder and status.over and status.started:
-            _add_bill(folder / BILLED, status, now)
+        if status.output and status.over and status.started:
+            _add_bill(f"{status.output}/{BILLED}", status, now)
     reason = stopped(status.output) if status.state == "SUCCEEDED" and status.limited else ""
     return dataclasses.replace(status, state=STOPPED, error=reason) if reason else status
 
@@ -32,18 +28,17 @@ def settled(status: JobStatus, now: float) -> JobStatus:
 def stopped(output: str) -> str:
     """Returns why the job that wrote to a job directory ended itself; "" if it did not, or nobody can read that."""
     with suppress(*_UNREADABLE):
-        folder = parse(output, "output")
-        result = json.loads(buckets.read(folder / RESULT, QUICKLY)[0] or "{}") if folder else {}
+        result = json.loads(buckets.read(f"{output}/{RESULT}", quick=True)[0] or "{}")
         if result.get("state") == "stopped":
             return str(result.get("error") or "a limit")
     return ""
 
 
-def _add_bill(file: Address, status: JobStatus, now: float) -> None:
+def _add_bill(uri: str, status: JobStatus, now: float) -> None:
     """Adds what a job was billed for: its start to its end, with all restarts, and USD if it has a price label."""
-    text, generation = buckets.read(file, QUICKLY)
-    content = json.loads(text or "{}")
+    text, generation = buckets.read(uri, quick=True)
+    before = json.loads(text or "{}").get("jobs", {})
     seconds, usd = time_and_cost(status, usd_per_hour(status), now)
-    jobs = {**content.get("jobs", {}), status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
-    if jobs != content.get("jobs"):
-        connect(QUICKLY).upload((json.dumps({"jobs": jobs}, indent=2) + "\n").encode(), file, generation)
+    jobs = {**before, status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
+    if jobs != before:
+        buckets.write(uri, json.dumps({"jobs": jobs}, indent=2) + "\n", generation, quick=True)

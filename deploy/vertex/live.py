@@ -1,5 +1,6 @@
 """Reads from the bucket how far a running job is: steps, time left, loss, idle accelerators, what was spent before."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -8,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
-from deploy.vertex.buckets import QUICKLY
 from deploy.vertex.reservation import SUBMISSION_RECORD
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import describe_spending, format_duration
@@ -49,68 +49,68 @@ class Live:
         )
 
 
-class LiveReader:
-    """Reads the job directory of one job, and again only where it has changed."""
+class LiveLines:
+    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each warning once.
 
-    def __init__(self, status: JobStatus) -> None:
-        self._label = status.labels.get(LABEL, "")
+    Reads the job directory again only where it has changed.
+    """
+
+    def __init__(self, status: JobStatus, clock: Clock) -> None:
+        self._label, self._clock, self._due = status.labels.get(LABEL, ""), clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
         self._live: Live | None = None
         self._spent: float | None = None
-        try:
-            self._folder: Address | None = parse(status.output, "output")
-        except UserError:  # of a job that somebody else created
-            self._folder = None
-
-    def read(self) -> Live | None:
-        """Returns how far the run is; None until it has reported. Raises UserError or PlatformFault."""
-        found = connect(QUICKLY).get(self._folder / STATS) if self._folder else None
-        if self._folder and found and found.generation != self._generation:
-            about = json.loads(buckets.read(self._folder / RUN_INFO, QUICKLY)[0] or "{}")
-            entries = parse_stats(connect(QUICKLY).read(found).decode(errors="replace"))
-            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
-        return self._live
-
-    def spent_before(self) -> float:
-        """Returns the USD that earlier jobs of the same directory cost. Raises as `read` does."""
-        if self._spent is None:
-            text = buckets.read(self._folder / SUBMISSION_RECORD, QUICKLY)[0] if self._folder else ""
-            record = json.loads(text or "{}")
-            self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
-        return self._spent
-
-    def try_read(self) -> tuple[Live | None, float, str]:
-        """Returns how far the run is and the USD spent before, or, with nothing else, why they cannot be read."""
-        try:
-            return self.read(), self.spent_before(), ""
-        except (UserError, PlatformFault) as error:
-            return None, 0.0, f"no progress: {error}"
-        except (ValueError, AttributeError) as error:
-            return None, 0.0, f"no progress: a damaged file in {self._folder}: {reason(error)}"
-
-
-class LiveLines:
-    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each warning once."""
-
-    def __init__(self, status: JobStatus, clock: Clock) -> None:
-        self._reader, self._clock, self._due = LiveReader(status), clock, 0.0
         self._shown = {""}
+        self._folder: Address | None = None
+        with contextlib.suppress(UserError):  # of a job that somebody else created
+            self._folder = parse(status.output, "output")
 
     def lines(self, status: JobStatus) -> Iterator[str]:
         """Yields the lines that are due, and the link of an interactive shell as soon as there is one."""
-        for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items()):
-            if line not in self._shown:
-                self._shown.add(line)
+        news = {line: line for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())}
+        if status.state == "RUNNING" and self._clock.now() >= self._due:
+            self._due = self._clock.now() + LIVE_S
+            news |= self._progress(status)
+        for subject, line in news.items():
+            if subject not in self._shown:
+                self._shown.add(subject)
                 yield line
-        if status.state != "RUNNING" or self._clock.now() < self._due:
-            return
-        self._due = self._clock.now() + LIVE_S
-        live, spent, problem = self._reader.try_read()
-        for line in (str(live or ""), live.warning if live else "", problem):
-            if line not in self._shown:
-                self._shown.add(line)
-                money = describe_spending(status, spent, self._clock.now()) if live and line == str(live) else ""
-                yield "; ".join(filter(None, [line, money]))
+
+    def spent_before(self) -> float:
+        """Returns the USD that earlier jobs of the same directory cost; 0 if that cannot be read."""
+        with contextlib.suppress(UserError, PlatformFault, ValueError, AttributeError):
+            return self._spent_before()
+        return 0.0
+
+    def _progress(self, status: JobStatus) -> dict[str, str]:
+        """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
+        try:
+            self._read()
+            before = self._spent_before()
+        except (UserError, PlatformFault) as error:
+            return {str(error): f"no progress: {error}"}
+        except (ValueError, AttributeError) as error:
+            problem = f"no progress: a damaged file in {self._folder}: {reason(error)}"
+            return {problem: problem}
+        if self._live is None:
+            return {}
+        money = describe_spending(status, before, self._clock.now())
+        progress, warning = str(self._live), self._live.warning
+        return {progress: "; ".join(filter(None, [progress, money])), warning: warning}
+
+    def _read(self) -> None:
+        found = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
+        if found and found.generation != self._generation:
+            about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
+            entries = parse_stats(connect(buckets.QUICK).read(found).decode(errors="replace"))
+            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
+
+    def _spent_before(self) -> float:
+        if self._spent is None:
+            text = buckets.read(f"{self._folder}/{SUBMISSION_RECORD}", quick=True)[0] if self._folder else ""
+            record = json.loads(text or "{}")
+            self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
+        return self._spent
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> Live | None:

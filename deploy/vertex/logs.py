@@ -13,7 +13,7 @@ from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.job_end import settled
-from deploy.vertex.live import LiveLines, LiveReader
+from deploy.vertex.live import LiveLines
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
 from deploy.vertex.spending import describe_run, format_duration, spent
@@ -52,27 +52,44 @@ def show(line: WatchLine) -> None:
 
 
 class LogTail:
-    """Reads the log of all workers in chronological order, each entry once."""
+    """Prints the log of all workers in chronological order, each entry once."""
 
-    def __init__(self, backend: Backend, name: str) -> None:
-        self._backend, self._name = backend, name
+    def __init__(self, backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
+        self._backend, self._name, self._gcp, self._clock, self._print = backend, name, gcp, clock, print_line
         self._newest = 0.0
         self._seen: dict[str, float] = {}
-        self.refusal = ""  # the error that was printed last, so that it is printed once
+        self._refusal = ""  # the error that was printed last, so that it is printed once
 
-    def read_new(self) -> list[LogEntry]:
+    def print_new(self, retry_s: float = 0.0) -> None:
+        """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
+        try:
+            for entry in retried(self._read_new, self._clock, retry_s):
+                self._print(WatchLine(parse_time(entry.time) or 0.0, entry.text, entry.worker, entry.severity))
+            self._refusal = ""
+        except ApiError as error:
+            refusal = describe_error(error, self._gcp)
+            if (retry_s or not error.transient) and refusal != self._refusal:
+                self._refusal = refusal
+                tell(f"no logs: {refusal}")
+
+    def print_last(self) -> None:
+        """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
+        try:
+            self._clock.sleep(LAST_LOGS_S)
+            self.print_new(LAST_RETRY_S)
+        except KeyboardInterrupt:
+            tell("the last lines of the log are left out")
+
+    def _read_new(self) -> list[LogEntry]:
         """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
-        since = _rfc3339(self._newest - LATE_S) if self._newest else ""
-        entries = [entry for entry in self._backend.logs(self._name, since) if entry.id not in self._seen]
+        since = datetime.fromtimestamp(self._newest - LATE_S, timezone.utc).isoformat(timespec="microseconds")
+        after = since.replace("+00:00", "Z") if self._newest else ""
+        entries = [entry for entry in self._backend.logs(self._name, after) if entry.id not in self._seen]
         for entry in entries:
             self._seen[entry.id] = parse_time(entry.time) or 0.0
             self._newest = max(self._newest, self._seen[entry.id])
         self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
         return sorted(entries, key=lambda entry: (parse_time(entry.time), entry.id))
-
-
-def _rfc3339(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def follow_job(
@@ -84,7 +101,8 @@ def follow_job(
     StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
     only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
     """
-    tail, shown, waiting = LogTail(backend, name), "", Waiting(clock, gcp.region, max_wait_s)
+    tail, shown = LogTail(backend, name, gcp, clock, print_line), ""
+    waiting = Waiting(clock, gcp.region, max_wait_s)
     live: LiveLines | None = None
     unseen, look_at = created, 0.0
     while True:
@@ -95,7 +113,7 @@ def follow_job(
             original = _original(status, backend, clock)
             if original != status.name:
                 print_line(WatchLine(clock.now(), f"follows {original}"))
-                tail, name, live = LogTail(backend, original), original, None
+                tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
                 continue
         live = live or LiveLines(status, clock)
         news = [] if status.state == shown else [status.state]
@@ -103,11 +121,11 @@ def follow_job(
         for line in (*news, *waiting.lines(status), *live.lines(status)):
             print_line(WatchLine(clock.now(), line))
         if status.over:
-            _print_last_logs(tail, gcp, clock, print_line)
+            tail.print_last()
             return settled(status, clock.now())
         if waiting.too_long(status):
             return _give_up(backend, name, clock, max_wait_s)
-        _print_logs(tail, gcp, clock, 0.0, print_line)
+        tail.print_new()
         clock.sleep(LOG_POLL_S)
 
 
@@ -128,7 +146,7 @@ def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, un
         if error.code == 404:  # the job does not exist
             raise
         message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
-        raise StateUnknownError(message) from None
+        raise StateUnknownError(error.code, message) from None
 
 
 def _original(status: JobStatus, backend: Backend, clock: Clock) -> str:
@@ -143,7 +161,7 @@ def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> Jo
     """Cancels a job that has waited for too long; its state is then EXPIRED, unless it ended otherwise meanwhile."""
     status = cancel_and_wait(backend, name, clock)
     if not status.over:
-        raise StateUnknownError(f"{name} is still being cancelled; {watch_hint(name)}")
+        raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
     error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
     return dataclasses.replace(status, state="EXPIRED", error=error) if status.state == "CANCELLED" else status
 
@@ -151,28 +169,6 @@ def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> Jo
 def watch_hint(name: str) -> str:
     """Returns the commands for a job that is no longer watched."""
     return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"
-
-
-def _print_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, retry_s: float, print_line: PrintLine) -> None:
-    """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
-    try:
-        for entry in retried(tail.read_new, clock, retry_s):
-            print_line(WatchLine(parse_time(entry.time) or 0.0, entry.text, entry.worker, entry.severity))
-        tail.refusal = ""
-    except ApiError as error:
-        refusal = describe_error(error, gcp)
-        if (retry_s or not error.transient) and refusal != tail.refusal:
-            tail.refusal = refusal
-            tell(f"no logs: {refusal}")
-
-
-def _print_last_logs(tail: LogTail, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
-    """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
-    try:
-        clock.sleep(LAST_LOGS_S)
-        _print_logs(tail, gcp, clock, LAST_RETRY_S, print_line)
-    except KeyboardInterrupt:
-        tell("the last lines of the log are left out")
 
 
 def watch_job(
@@ -192,7 +188,7 @@ def watch_job(
         tell(f"no longer watched, and not cancelled; {watch_hint(name)}")
         raise
     ran, cost = describe_run(status, clock.now())
-    before = LiveReader(status).try_read()[1]
+    before = LiveLines(status, clock).spent_before()
     total = f", with earlier jobs of its directory {before + spent(status, clock.now()):.2f} USD" if before else ""
     say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
     if status.error:

@@ -10,7 +10,7 @@ from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.output import say
 from deploy.vertex import buckets
-from deploy.vertex.registry import ModelVersion, register, schemata, set_alias, upload_request
+from deploy.vertex.registry import ModelVersion, digest, register, schemata, set_alias, upload_request
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from trainer.base.errors import UserError
@@ -19,6 +19,8 @@ from trainer.base.run_files.run_layout import MODEL, RESULT, RUN_INFO
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged
+
+_DESCRIBING = (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")  # the files that are read of a run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +38,9 @@ def serving_image(asked: str) -> str:
     if installs(asked):
         raise UserError(f"image={asked}: a server needs an image with all packages: python -m deploy image --image=URI")
     built = remembered()
-    if not asked and not built:
-        raise UserError(
-            "no image to serve the model: build one with python -m deploy image --image=URI, or use --image="
-        )
-    return asked or built.uri if built else asked
+    if asked or built:
+        return asked or (built.uri if built else "")
+    raise UserError("no image to serve the model: build one with python -m deploy image --image=URI, or use --image=")
 
 
 def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str = "") -> Registration:
@@ -49,7 +49,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     Raises UserError if the run has no whole model, or is on this machine and no bucket is given.
     """
     address = parse(run, "run")
-    folder = Staged(address, "run").fetch(_described, quiet=True) if address else expanded(run)
+    folder = Staged(address, "run").fetch(_DESCRIBING.__contains__, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info, (result, _) = read_run_info(folder)[0], read_result(folder)
     page = f"https://console.cloud.google.com/vertex-ai/locations/{gcp.region}/training/{job.rsplit('/', 1)[-1]}"
@@ -59,14 +59,9 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
         **({"job": page} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
-    digest = upload_request(name, image, "", about, {}, {})["labels"].popitem()[1]
-    artifact = f"{address}/{MODEL}" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest}"
-    model = upload_request(name, image, artifact, about, description, {})
+    elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
+    model = upload_request(name, image, elsewhere or f"{address}/{MODEL}", about, description)
     return Registration(model, about, None if address else folder / MODEL)
-
-
-def _described(below: str) -> bool:
-    return below in (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")
 
 
 def register_run(registration: Registration, alias: str, backend: Backend, clock: Clock) -> ModelVersion:

@@ -24,13 +24,7 @@ from trainer.base.run_files.serving_file import Servable
 LABEL = "vertex-trainer-model"
 PORT = 8080
 _WAIT_S, _OPERATION_S = 5.0, 1800.0  # between looks at an upload, and its longest time
-_TYPES = {
-    "b": "boolean",
-    "i": "integer",
-    "u": "integer",
-    "f": "number",
-    "s": "string",
-}  # by the first letter of a dtype
+_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "s": "string"}  # by a dtype's first letter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,15 +56,19 @@ def checked_alias(alias: str) -> str:
     return alias
 
 
+def digest(image: str, about: Servable) -> str:
+    """Returns what tells a version from others: of its image and its files."""
+    return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
+
+
 def upload_request(
-    name: str, image: str, artifact: str, about: Servable, description: Mapping[str, Any], labels: Mapping[str, str]
+    name: str, image: str, artifact: str, about: Servable, description: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the model of an UploadModelRequest: the image serves it by `trainer.serve`."""
-    digest = hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
     return {
         "displayName": name,
         "versionDescription": json.dumps(description),
-        "labels": {**labels, LABEL: digest},
+        "labels": {LABEL: digest(image, about)},
         "artifactUri": artifact,
         "containerSpec": {
             "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
@@ -86,28 +84,24 @@ def schemata(about: Servable) -> dict[str, str]:
     """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
     if about.latent_dim:
         whole = {"type": "integer"}
-        instance: dict[str, Any] = _object({"seed": whole, **({"label": whole} if about.classes else {})})
-        prediction: dict[str, Any] = _object({"b64": {"type": "string"}})
+        schemas = {"instance": _object({"seed": whole, **({"label": whole} if about.classes else {})}),
+                   "prediction": _object({"b64": {"type": "string"}})}  # fmt: skip
     else:
-        instance, prediction = (
-            _object({name: _schema(kind, shape) for name, (kind, shape) in named.items()})
-            for named in (about.inputs, about.outputs)
-        )
-        instance, prediction = (  # one value stands without its name
-            next(iter(whole["properties"].values())) if len(whole["properties"]) == 1 else whole
-            for whole in (instance, prediction)
-        )
-    named = {"instance": instance, "prediction": prediction}
-    return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in named.items()}
+        schemas = {}
+        for kind, values in (("instance", about.inputs), ("prediction", about.outputs)):
+            properties = {name: _schema(dtype, shape) for name, (dtype, shape) in values.items()}
+            # One value stands without its name.
+            schemas[kind] = next(iter(properties.values())) if len(properties) == 1 else _object(properties)
+    return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in schemas.items()}
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict(properties), "required": list(properties)}
 
 
-def _schema(kind: str, shape: Sequence[int | None]) -> dict[str, Any]:
+def _schema(dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
     """Returns the schema of nested lists of this shape."""
-    schema: dict[str, Any] = {"type": _TYPES[kind[0]]}
+    schema: dict[str, Any] = {"type": _TYPES[dtype[0]]}
     for size in reversed(shape):
         schema = {"type": "array", "items": schema, **({"minItems": size, "maxItems": size} if size else {})}
     return schema

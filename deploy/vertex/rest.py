@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.tiers.images import tag_name
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
 from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
@@ -35,16 +34,18 @@ class Backend:
 
     def state(self, name: str) -> JobStatus:
         """Returns the current status of the job; ApiError 404 if it does not exist."""
-        return api.parse_job(self._call("GET", f"{self._service}/{name}"))
+        return api.parse_job(self.call("GET", name))
 
     def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
         """Returns the trials of a study as the API's JSON has them."""
         with api.unreadable_as_lost():
-            return list(self._call("GET", f"{self._service}/{name}").get("trials", []))
+            return list(self.call("GET", name).get("trials", []))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
-        return [api.parse_job(job) for kind in api.kinds_of(label) for job in self._listed(kind.collection, label)]
+        only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
+        return [api.parse_job(job) for kind in api.kinds_of(label)
+                for job in self.listed(f"{self.parent}/{kind.collection}", kind.collection, filter=only)]  # fmt: skip
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
@@ -58,30 +59,15 @@ class Backend:
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
-        self._call("POST", f"{self._service}/{name}:cancel", json={})
-
-    def has_image(self, uri: str) -> bool:
-        """Returns whether Artifact Registry has the image; True if it is elsewhere, or the account may not read it."""
-        registry = address("ARTIFACTREGISTRY", "https://artifactregistry.googleapis.com")
-        try:
-            return not tag_name(uri) or bool(self._call("GET", f"{registry}/v1/{tag_name(uri)}"))
-        except ApiError as error:
-            if error.transient:
-                raise
-            return error.code != 404
+        self.call("POST", f"{name}:cancel", json={})
 
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
         return self._call(method, f"{self._service}/{path}", **request)
 
-    def listed(self, path: str, key: str) -> Iterator[Any]:
+    def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
         """Yields the items of a list of Vertex AI, of all its pages."""
-        return pages(key, lambda token: self.call("GET", path, params=token))
-
-    def _listed(self, collection: str, label: str) -> Iterator[Any]:
-        only = {"filter": f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"}
-        url = f"{self._service}/{self.parent}/{collection}"
-        return pages(collection, lambda token: self._call("GET", url, params={**only, **token}))
+        return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
     @property
     def _service(self) -> str:
@@ -116,15 +102,17 @@ def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
-    """Yields the items of all pages; `call` gets {} or the token of the next page."""
-    token: dict[str, str] = {}
+    """Yields the items of all pages; `call` gets {} or the token of the next page. Raises ApiError if they repeat."""
+    tokens = [""]
     while True:
-        page = call(token)
+        page = call({"pageToken": tokens[-1]} if tokens[-1] else {})
         with api.unreadable_as_lost():
             yield from page.get(key, [])
-            if not page.get("nextPageToken"):
-                return
-            token = {"pageToken": str(page["nextPageToken"])}
+            tokens.append(str(page.get("nextPageToken") or page.get("pageToken") or ""))
+        if not tokens[-1]:
+            return
+        if tokens[-1] in tokens[:-1]:
+            raise ApiError(0, f"the list of {key} has no end: its pages repeat: run it again later")
 
 
 def address(service: str, default: str) -> str:

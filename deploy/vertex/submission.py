@@ -2,10 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 
 from deploy.tiers.checks import check_continent, multi_regional
-from deploy.tiers.images import IMAGE_RECORD
 from deploy.tiers.job_spec import Job
 from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.output import say, tell
@@ -18,17 +16,13 @@ from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import watch_hint
 from deploy.vertex.reservation import LISTED_S, OpenBackend, Reservation
-from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock, retried
+from deploy.vertex.retry import Clock
 from deploy.vertex.spending import price_label
 from trainer.base.errors import PlatformFault, UserError
 
 
-def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
-    """Raises UserError if an input or the image does not exist, or a bucket is on another continent than the machines.
-
-    Of images, only one that was built in this folder is looked for.
-    """
+def check_resources(job: Job) -> None:
+    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
     inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
         location = buckets.location(bucket)
@@ -39,8 +33,6 @@ def check_resources(job: Job, backend: Backend, clock: Clock) -> None:
     for name, address in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
-    if job.image.built and not retried(partial(backend.has_image, job.image.uri), clock):
-        raise UserError(f"{job.image.uri}, built in this folder, is gone: build it again, or remove {IMAGE_RECORD}")
 
 
 def upload_packages(packages: Sequence[Package], bucket: str) -> None:
@@ -83,7 +75,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
-        raise StateUnknownError(f"{error}: {_finds(record)}") from None
+        raise StateUnknownError(error.code, f"{error}: {_finds(record)}") from None
     except (ApiError, UserError, PlatformFault) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
@@ -110,7 +102,7 @@ def _interrupted(creation: Creation, record: Submission) -> None:
         tell("not looked for any longer")
     if not attempt.job:
         record.write()
-        raise StateUnknownError(f"{attempt.error}: {_finds(record)}")
+        raise StateUnknownError(0, f"{attempt.error}: {_finds(record)}")
     attempt.error = ""
     record.write()
     tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")

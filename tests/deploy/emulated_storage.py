@@ -56,17 +56,24 @@ def _objects(google: Any, match: re.Match[str], query: Query, body: bytes) -> Re
 
 
 def _upload(google: Any, match: re.Match[str], query: Query, body: bytes) -> Response:
-    """Reads multipart/related: the object's metadata, then its content."""
+    """Reads the content alone, or multipart/related: the object's metadata, then its content."""
+    if query.get("uploadType") == "media":
+        return _store(google, f"{match[1]}/{query['name']}", query, body)
     boundary = body.split(b"\r\n" if b"\r\n" in body[:100] else b"\n", 1)[0][2:]
     message = BytesParser().parsebytes(b'Content-Type: multipart/related; boundary="' + boundary + b'"\n\n' + body)
     parts: Any = message.get_payload()
     metadata, content = parts
     name = f"{match[1]}/{json.loads(metadata.get_payload())['name']}"
+    return _store(google, name, query, content.get_payload(decode=True))
+
+
+def _store(google: Any, name: str, query: Query, content: bytes) -> Response:
+    """Replaces an object, if its generation is as asked for."""
     with google.lock:
         generation = google.generations.get(name, 1) if name in google.objects else 0
         if query.get("ifGenerationMatch", str(generation)) != str(generation):
             return 412, error(412, _CONDITION)
-        google.objects[name] = content.get_payload(decode=True)
+        google.objects[name] = content
         google.generations[name] = google.generations.get(name, 0) + 1
     return 200, _metadata(google, name)
 

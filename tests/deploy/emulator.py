@@ -66,7 +66,6 @@ class Emulator:
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.secrets: dict[str, bytes] = {}  # by the names of their versions
-        self.tags: set[str] = set()  # of images, as Artifact Registry names them
         self.bucket_location = "US"
         self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
         self.issued = 0  # number of tokens
@@ -86,7 +85,6 @@ class Emulator:
         """Returns the variables that direct gcloud and Google's clients here. `token`: a file with any text."""
         return {
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": f"{self.url}/",
-            "CLOUDSDK_API_ENDPOINT_OVERRIDES_ARTIFACTREGISTRY": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
             "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token),
@@ -355,10 +353,6 @@ def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
 
 
-def _tag(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    return (200, {"name": match[1]}) if match[1] in google.tags else (404, error(404, f"{match[1]} is not found"))
-
-
 _KINDS = "(customJobs|hyperparameterTuningJobs)"
 _ROUTES: dict[str, Callable[..., Response]] = {
     rf"POST /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _create,
@@ -366,7 +360,6 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
     rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
-    r"GET /v1/(projects/[^/]+/locations/[^/]+/repositories/[^/]+/packages/[^/]+/tags/[^/]+)": _tag,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,
     r"GET /v1/userinfo": _userinfo,

@@ -88,7 +88,7 @@ def test_a_run_that_resumes(
         run_result.resume(Progress(5, 10, steps_per_epoch=5, examples_per_step=1))
         drop_stats_after(folder, 5)
         job_dir.append_stats({"step": 6})
-        run_result.write_failure("so", 2)
+        run_result.write_end("failed", "so", 2)
 
     with at_most(64):
         one_line(resume)

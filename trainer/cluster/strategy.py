@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +23,6 @@ SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a 
 ONE_MACHINE = Cluster()
 
 Vector = npt.NDArray[np.float64]
-
-_DRIVER = Path("/proc/driver/nvidia/version")  # of the driver that is loaded
 
 
 @dataclass(frozen=True)
@@ -206,9 +202,7 @@ def _check_expected(expected: int, visible: int) -> None:
         return
     build = tf.sysconfig.get_build_info()
     cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
-    version = re.search(r"Kernel Module.*?\s(\d[\d.]+)", _DRIVER.read_text()) if _DRIVER.is_file() else None
-    driver = f"driver {version[1]}" if version else f"no driver in {_DRIVER.parent}"
-    software = f"TensorFlow {tf.__version__}, built {cuda}; {driver}"
+    software = f"TensorFlow {tf.__version__}, built {cuda}"
     raise UserError(
         f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({software}): check the "
         "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "

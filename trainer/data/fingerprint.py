@@ -14,7 +14,6 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +29,13 @@ _BLOCKS, _BLOCK = 2048, 64 * 1024  # of all of them, at least two of each, and b
 _THREADS = 16  # for a network's delays
 
 
-@dataclass(frozen=True)
-class DataFiles:
-    """Describes the files or objects of a data set."""
+def files_of(config: TrainConfig) -> dict[str, Any]:
+    """Returns the number, bytes and digest of the files of `config.data`, unread, by names for messages.
 
-    files: int
-    bytes: int
-    digest: str
-    sampled: bool = False  # whether the digest is of a part of the content
-
-    def named(self) -> dict[str, Any]:
-        """Returns the values by names for messages."""
-        values = {"files": self.files, "bytes": self.bytes, "sample" if self.sampled else "digest": self.digest}
-        return {f"{name} of data": value for name, value in values.items()}
-
-
-def files_of(config: TrainConfig) -> DataFiles | None:
-    """Returns the number, sizes and digest of the files of `config.data`, unread; None for a name or a function.
-
-    Raises UserError or PlatformFault if a bucket cannot be listed.
+    {} for a name or a function. Raises UserError or PlatformFault if a bucket cannot be listed.
     """
     if is_named(config.data):
-        return None
+        return {}
     location = split_kind(config.data)[1]
     if address := parse(location, "data"):
         below = len(address.prefix)
@@ -60,10 +44,10 @@ def files_of(config: TrainConfig) -> DataFiles | None:
             (item.address.name[below:], item.size, item.crc32c or str(item.generation)) for item in remotes
         )
     path = expanded(location)
-    return _local(path) if os.path.exists(path) else None
+    return _local(path) if os.path.exists(path) else {}
 
 
-def _local(path: Path) -> DataFiles:
+def _local(path: Path) -> dict[str, Any]:
     if (path / INDEX).is_file():
         content = (path / INDEX).read_bytes()  # it holds the checksums of all shards
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
@@ -77,7 +61,7 @@ def _local(path: Path) -> DataFiles:
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: _sample(path / name if name else path, sizes[name], blocks), sampled)
         samples = dict(zip(sampled, digests, strict=True))
-    return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), sampled=True)
+    return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample")
 
 
 def _add_sizes(folder: str, prefix: str, sizes: dict[str, int]) -> None:
@@ -110,11 +94,13 @@ def _sample(file: Path, size: int, blocks: int) -> str:
     return total.hexdigest()
 
 
-def _digested(files: Iterable[tuple[str, int, str]], *, sampled: bool = False) -> DataFiles:
+def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:
+    """Returns a description of files by name, size and content; "sample" names a digest of a part of the content."""
     entries = sorted(files)
-    text = "\n".join([f"{name}\0{size}\0{content}" for name, size, content in entries])
+    text = "\n".join([f"{file}\0{size}\0{content}" for file, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
-    return DataFiles(len(entries), sum(size for _, size, _ in entries), digest, sampled)
+    total = sum(size for _, size, _ in entries)
+    return {"files of data": len(entries), "bytes of data": total, f"{name} of data": digest}
 
 
 def _key(name: str) -> int:

@@ -41,8 +41,7 @@ class Source:
 
 def source_of(config: TrainConfig, per_shard: int) -> Source:
     """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
-    files = files_of(config)  # before they are read: they may change meanwhile
-    known = files.named() if files else {}
+    known = files_of(config)  # before they are read: they may change meanwhile
     if sources.is_named(config.data):
         return _loaded(config, per_shard, known)
     kind, path = sources.kind_and_path(config.data, config.cache_dir)

@@ -50,15 +50,15 @@ def prepare(
             return index
         raise UserError(f"{destination} contains shards of other data or settings: use another folder, or remove it")
     journal = Journal(folder, source.fingerprint)
-    total, done = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
+    total, items = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
     written: dict[str, list[dict[str, Any]]] = {}
     for split, pieces in source.splits.items():
         written[split] = []
         for number, piece in enumerate(pieces):
             name = f"{split}-{number:05d}.bin"
             written[split].append(journal.entry(name) or journal.write(name, piece))
-            done += piece.items
-            on_piece(done, total)
+            items += piece.items
+            on_piece(items, total)
     index = _index(config, source, written)
     folder.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
     folder.remove(JOURNAL)

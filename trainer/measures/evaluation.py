@@ -155,14 +155,10 @@ class Evaluation:
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
         trace = tf.function(self._tested, autograph=False)
         trace.get_concrete_function(specs, self._part(1, 0).element_spec)
-        return [name for name in self._returned if name not in self._metric_names]
-
-    @property
-    def _metric_names(self) -> set[str]:
-        """Returns the names of the results of the metrics that test_step updates."""
         with keras.StatelessScope():
             self.model.reset_metrics()
-            return {*results_of(self.model, self._updated)}
+            of_metrics = {*results_of(self.model, self._updated)}  # of those that test_step updates
+        return [name for name in self._returned if name not in of_metrics]
 
     @property
     def _variables(self) -> list[Any]:

@@ -157,14 +157,6 @@ def measures(reals: Features, fakes: Features) -> Scalars:
     return distances | neighbour_metrics(reals, fakes)
 
 
-def _labels_of(reals: Examples, rows: Any, batch: int) -> Any:
-    """Returns the labels of these rows, (rows,) int32: read together with their images if not in memory."""
-    if reals.targets is not None:
-        return reals.targets[rows.numpy()].astype(np.int32)
-    parts = [reals.gather(rows[first : first + batch])[1] for first in range(0, len(rows), batch)]
-    return np.concatenate([part.numpy() for part in parts]).astype(np.int32)
-
-
 class Fid:
     """Measures a generator's images against as many real examples, at most `samples`, drawn by the seed.
 
@@ -194,7 +186,12 @@ class Fid:
         chosen = np.sort(shuffled(np.arange(self.samples), reals.count, seed, "fid"))
         self._rows = tf.constant(np.resize(chosen, padded), tf.int64)
         self._noise = noise(seed + 1, padded, model.latent_dim, keras.config.floatx())
-        self._labels = _labels_of(reals, self._rows, batch) if conditional else None
+        self._labels: Any = None
+        if conditional and reals.targets is not None:
+            self._labels = reals.targets[self._rows.numpy()].astype(np.int32)
+        elif conditional:  # read together with their images, as they are not in memory
+            parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
+            self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None
         self._of_fakes = self._extracting(self._fake_images)
 

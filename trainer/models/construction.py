@@ -80,8 +80,9 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
                 f"model={config.model}: it cannot be called with x of {config.data}, {described(dataset.spec[0])} an "
                 f"example: {message_of(error)}"
             ) from error
+        part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
         raise as_user_mistake(error) or UserError(
-            f"model={config.model}: its {_misfit(error)} not fit {config.data} ({dataset.shape}): "
+            f"model={config.model}: its {part} not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
     if not _has_loss(model, rows):
@@ -93,11 +94,6 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:
         model.counted_losses = _has_counted_losses(model, rows)
-
-
-def _misfit(error: Exception) -> str:
-    """Returns which part of a model an error of Keras is about, with the verb."""
-    return "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
 
 
 def _has_counted_losses(model: keras.Model, rows: Any) -> bool:

@@ -25,14 +25,8 @@ def learning_rate(
     if config.learning_rate_schedule == "constant" and not config.warmup_steps and not later:
         return config.learning_rate
     schedule = Schedule(dataset.train.count, config.global_batch_size, batches_per_step, config.seed)
-    return StepSchedule(
-        config.learning_rate,
-        config.learning_rate_schedule,
-        config.warmup_steps,
-        schedule.total_steps(config.steps, config.epochs),
-        updates_per_step,
-        later,
-    )
+    total, kind = schedule.total_steps(config.steps, config.epochs), config.learning_rate_schedule
+    return StepSchedule(config.learning_rate, kind, config.warmup_steps, total, updates_per_step, later)
 
 
 class StepSchedule(keras.optimizers.schedules.LearningRateSchedule):

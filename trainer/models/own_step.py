@@ -1,8 +1,7 @@
 """Prepares the optimizers of a model with a train_step of its own that was written for `fit`, with stock optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from functools import wraps
 from typing import Any
 
 import keras
@@ -33,7 +32,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
     too. Sets `model.means_of_rows`.
     """
-    optimizers = [each for each in _optimizers(model) if not sums_first(each)]
+    optimizers = [optimizer for optimizer in _optimizers(model) if not sums_first(optimizer)]
     if not optimizers:
         return
     given, asked = _traced(model, optimizers, config, dataset)
@@ -42,25 +41,15 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
             if not optimizer.built:
                 optimizer.build(variables)
             sum_first(optimizer, mean=not asked)
-            optimizer.apply = _with_own_losses(model, optimizer.apply)
+            # A step may read `model.losses` after it: these are still those of its replica.
+            optimizer.apply = losses_kept(model)(optimizer.apply)
     model.means_of_rows = not asked
 
 
-def _with_own_losses(model: keras.Model, apply: Callable[..., None]) -> Callable[..., None]:
-    """Returns `apply` for a step that reads `model.losses` after it: these are still those of its replica."""
-
-    @wraps(apply)
-    def apply_alone(*arguments: Any, **named: Any) -> None:
-        with losses_kept(model):
-            apply(*arguments, **named)
-
-    return apply_alone
-
-
 def _optimizers(model: keras.Model) -> list[Any]:
-    found = [each for each in reachable(model) if isinstance(each, keras.optimizers.Optimizer)]
-    inner = {id(getattr(each, "inner_optimizer", None)) for each in found}
-    return [each for each in found if id(each) not in inner]
+    optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
+    return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
 
 def _traced(

@@ -12,6 +12,7 @@ from trainer.base.storage import write_whole
 
 GOLDEN_FORMAT = 1
 RECORDED_STEPS = (1, 2, 4, 8, 16, 30)
+PACKAGES = ("tensorflow", "keras", "numpy")  # whose versions may change numbers
 
 
 def recorded_steps(last: int) -> list[int]:
@@ -33,7 +34,7 @@ class Golden:
     control: Mapping[str, Any]  # how far other orders of the rows are from it
     data: Mapping[str, Any]
     sources: Mapping[str, str]
-    packages: Mapping[str, str]
+    packages: Mapping[str, str]  # versions of PACKAGES
     digests: dict[str, Mapping[str, str]]  # of all bits, by the instruction set of the processor
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.proofs.golden_file import Golden
+from trainer.proofs.golden_file import PACKAGES, Golden
 from trainer.proofs.sketches import distances, losses_apart, root_mean_square
 
 EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
@@ -84,5 +84,5 @@ def causes(golden: Golden, settings: Mapping[str, Any], measured: Mapping[str, A
         yield f"{part} differ: {', '.join(names[:5])}" if names else f"{part} equal"
     before, after = golden.packages, measured["packages"]
     versions = [f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}"
-                for name in ("tensorflow", "keras", "numpy") if before.get(name) != after.get(name)]  # fmt: skip
+                for name in PACKAGES if before.get(name) != after.get(name)]  # fmt: skip
     yield f"versions differ: {', '.join(versions)}" if versions else "versions equal"

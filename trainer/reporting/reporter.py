@@ -24,6 +24,8 @@ from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 
+_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "profile")  # of a checkpoint
+
 
 class Reporter:
     """Counts every call to the device; reports at report steps and at epoch ends.
@@ -72,22 +74,12 @@ class Reporter:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
-        return {
-            "since_report": asdict(self._since_report),
-            "since_epoch": asdict(self._since_epoch),
-            "epoch_seconds": self._epoch_seconds,
-            "final": self._final,
-            "measured": self._measured,
-            "evaluated": self._evaluated,
-            "quality": self._quality,
-            "classes": self._classes,
-            "profile": self._profile,
-        }
+        means = {"since_report": asdict(self._since_report), "since_epoch": asdict(self._since_epoch)}
+        return {**means, **{name: getattr(self, f"_{name}") for name in _STATE}}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        self._since_report, self._since_epoch = (
-            RunningMeans.restored(state[f"since_{name}"]) for name in ("report", "epoch")
-        )
+        self._since_report = RunningMeans.restored(state["since_report"])
+        self._since_epoch = RunningMeans.restored(state["since_epoch"])
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
@@ -209,12 +201,12 @@ class Reporter:
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
         measured = cast(dict[str, Scalars], by_kind(self._measured))
-        final: dict[str, Any] = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
-        if self._quality:
-            final["quality"] = self._quality
-        peak = peak_device_memory_gib(self._devices)
-        epochs = [round(seconds, 4) for seconds in self._epoch_seconds]
-        result: Result = {"peak_device_memory_gib": peak, "epoch_seconds": epochs, "final": final}
+        final = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
+        result: Result = {
+            "peak_device_memory_gib": peak_device_memory_gib(self._devices),
+            "epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds],
+            "final": {**final, **({"quality": self._quality} if self._quality else {})},
+        }
         if self._profile:
             result["profile"] = self._profile
         if self._classes:
@@ -223,12 +215,9 @@ class Reporter:
 
     def close(self) -> None:
         """Closes the bar and the event files."""
-        if self._bar:
-            self._bar.close()
-        if self._gpus:
-            self._gpus.close()
-        if self._tensorboard:
-            self._tensorboard.close()
+        for part in (self._bar, self._gpus, self._tensorboard):
+            if part:
+                part.close()
 
     def _entry(self, kind: str, progress: Progress, running: RunningMeans) -> StatsEntry:
         return {

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
@@ -65,21 +67,16 @@ class Gpus:
         self._closed.set()
 
     def _watch(self, tool: str) -> None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
+        ours = [f"--id={visible}"] if visible else []
+        command = [tool, *ours, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
+        limits: dict[str, Any] = {"timeout": _LONGEST_QUERY_SECONDS, "check": True}
         while not self._closed.is_set():
-            self._gpus = parse_nvidia_smi(_query(tool))[: self._count]
+            text = ""
+            with suppress(OSError, subprocess.SubprocessError):
+                text = subprocess.run(command, capture_output=True, text=True, **limits).stdout
+            self._gpus = parse_nvidia_smi(text)[: self._count]
             self._closed.wait(_QUERY_EVERY_SECONDS)
-
-
-def _query(tool: str) -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
-    ours = [f"--id={visible}"] if visible else []
-    command = [tool, *ours, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_LONGEST_QUERY_SECONDS, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, float | None]]:

@@ -87,15 +87,12 @@ class RunResult:
         if self.job_dir:
             self.job_dir.write_result({**self._counts(state, error), **measured})
 
-    def write_failure(self, error: str, exit_code: int) -> None:
-        """Records a failure in result.json, which keeps its other values; that of a finished run is left alone."""
-        self._write_end("failed", error, {"exit_code": exit_code, "settings": self.settings})
+    def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
+        """Records a failure, or that a guard stopped a hanging loop, in result.json, which keeps its other values.
 
-    def write_stopped(self, reason: str) -> None:
-        """Records that a guard ended this job, whose loop hangs: the last checkpoint is what is left."""
-        self._write_end("stopped", reason, {})
-
-    def _write_end(self, state: str, error: str, about: Result) -> None:
+        That of a finished run is left alone.
+        """
+        about: Result = {} if exit_code is None else {"exit_code": exit_code, "settings": self.settings}
         if self.job_dir:
             with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
                 if (known := self.job_dir.read_result()).get("state") != "done":

@@ -1,7 +1,7 @@
 """Compiles the exported model as the trained one, where Keras alone can load that, with or without optimizer state."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,6 +9,8 @@ import keras
 
 from trainer.base.log import warn_once
 from trainer.user_code.interface import ModelInterface
+
+_STEPS = ("train_step", "test_step", "compute_loss")
 
 
 @contextmanager
@@ -45,35 +47,29 @@ def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
     has_steps: whether the template has the model's own train_step and test_step.
     """
     kind = type(model)
-    steps = {
-        "train_step": kind.train_step is not keras.Model.train_step,
-        "test_step": kind.test_step is not keras.Model.test_step,
-        "compute_loss": kind.compute_loss is not keras.Model.compute_loss,
-    }
-    overridden = [name for name, is_own in steps.items() if is_own and not has_steps]
+    own = [name for name in _STEPS if getattr(kind, name) is not getattr(keras.Model, name) and not has_steps]
+    why = f"{kind.__name__} has a {own[0]} of its own" if own else ""
+    config: Mapping[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Keras's, of a lambda
         try:
-            config = {} if overridden else model.get_compile_config()
+            config = config if own else model.get_compile_config()
         except Exception as error:  # of a user's get_config
-            config, overridden = {}, [f"get_config, which fails ({error})"]
+            why = f"the get_config of a part of it fails ({error})"
     code = [str(part.get("registered_name") or part["class_name"]) for part in _parts(config) if not _is_of_keras(part)]
-    if not (overridden or code):
+    why = why or (f"its {code[0]} is code of yours" if code else "")
+    if not why:
         return lambda: keras.saving.deserialize_keras_object(config)
-    why = f"{kind.__name__} has a {overridden[0]} of its own" if overridden else f"its {code[0]} is code of yours"
     warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
     return None
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
     """Yields the serialized objects in the configuration of `compile`."""
-    if isinstance(config, dict):
-        if "class_name" in config:
-            yield config
-        for value in config.values():
-            yield from _parts(value)
-    elif isinstance(config, (list, tuple)):
-        for value in config:
+    if isinstance(config, dict) and "class_name" in config:
+        yield config
+    if isinstance(config, (dict, list, tuple)):
+        for value in config.values() if isinstance(config, dict) else config:
             yield from _parts(value)
 
 

@@ -5,8 +5,8 @@ import logging
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,7 @@ def export(model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer:
         with compiled_as(template, model, save_optimizer=save_optimizer) if is_model else nullcontext():
             for name, network in copies.items():
                 _save(network, beside / f"{name}.keras")
-        if why := _not_in_h5(template, beside / "model.keras"):
-            warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
-        else:
-            _save_h5(template, beside / "model.h5")
+        _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
         _describe(beside, template, interface, named_leaves(model_inputs(template, input_spec)), **about)
 
@@ -57,27 +54,21 @@ def _describe(
     image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
     """Writes serving.json. A generator is one whose inputs are noise and, if it has classes, a label."""
+
+    def specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
+
+    outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
+    names = ["predictions"] if len(outputs) == 1 else output_names(template)
     generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
     write_servable(
         folder,
-        inputs=_specs(inputs),
-        outputs=_specs(_outputs(template)),
+        inputs=specs(inputs),
+        outputs=specs(zip(names, outputs, strict=False)),
         image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
         class_names=class_names,
         latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
         classes=interface.generated_classes if generates else 0,
-    )
-
-
-def _specs(named: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
-
-
-def _outputs(template: keras.Model) -> list[tuple[str, Any]]:
-    """Returns names and symbolic outputs, as far as they are known before a call."""
-    outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
-    return (
-        [("predictions", outputs[0])] if len(outputs) == 1 else list(zip(output_names(template), outputs, strict=False))
     )
 
 
@@ -107,27 +98,19 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
     try:
-        weights = _weights_of(path, origin)
-    except UserError:
-        if not _load_weights_alone(templates["model"], path):
-            raise
-        return
-    if _shapes(weights) != _shapes(templates["model"].weights):
-        raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
+        weights = load_template(path, origin).get_weights()
+    except UserError:  # a class may be unknown here
+        with suppress(Exception):  # Keras raises many types
+            templates["model"].load_weights(path)
+            return
+        raise
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
-        saved = _weights_of(beside, origin) if name != "model" and beside.exists() else weights
-        if _shapes(saved) == _shapes(network.weights):
+        saved = load_template(beside, origin).get_weights() if name != "model" and beside.exists() else weights
+        if [weight.shape for weight in saved] == [tuple(weight.shape) for weight in network.weights]:
             network.set_weights(saved)
-
-
-def _load_weights_alone(network: keras.Model, path: Path) -> bool:
-    """Sets the weights of a file without a model that Keras can make, as a class is unknown; False if they misfit."""
-    try:
-        network.load_weights(path)
-    except Exception:  # Keras raises many types
-        return False
-    return True
+        elif name == "model":
+            raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
 
 
 def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
@@ -143,14 +126,6 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
         raise UserError(f"{origin}: cannot be loaded as a model.keras: {reason(error)}") from error
 
 
-def _weights_of(path: Path, origin: str) -> list[Any]:
-    return list(load_template(path, origin).get_weights())
-
-
-def _shapes(weights: Sequence[Any]) -> list[tuple[int, ...]]:
-    return [tuple(weight.shape) for weight in weights]
-
-
 def plain_copy(model: keras.Model) -> keras.Model:
     """Returns a copy without strategy, synchronized batch norm and 16-bit arithmetic; a subclassed model unchanged."""
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
@@ -164,7 +139,10 @@ def plain_copy(model: keras.Model) -> keras.Model:
     if copy is model:
         return model
     copy.set_weights(model.get_weights())
-    for trained, plain in zip(_layers(model), _layers(copy), strict=True):
+    # Networks within the model may share inputs, and their copies do not.
+    both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
+            for network in (model, copy))  # fmt: skip
+    for trained, plain in zip(*both, strict=True):
         if hasattr(trained, "save_assets"):
             _copy_assets(trained, plain)
     refresh_normalization(copy)
@@ -180,11 +158,6 @@ def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.la
         return model
     finally:
         model.compiled = compiled
-
-
-def _layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns all layers but inputs, which networks within the model may share, and their copies do not."""
-    return [layer for layer in all_layers(model) if not isinstance(layer, keras.layers.InputLayer)]
 
 
 def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -208,19 +181,20 @@ def _copy_assets(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None
         plain.load_assets(folder)
 
 
-def _not_in_h5(template: keras.Model, saved: Path) -> str:
-    """Returns what of the template, which is `saved` as .keras, the legacy format has no place for; "" for nothing."""
-    if not symbolic_inputs(template):
-        return "a subclassed model; model.keras needs its class"
-    if not saved.is_file():
-        return "a class without get_config"
-    with zipfile.ZipFile(saved) as archive:
-        assets = any(name.startswith("assets/") for name in archive.namelist())
-    return "a vocabulary, or another file that a layer saves; model.keras has it" if assets else ""
-
-
 def _save_h5(template: keras.Model, path: Path) -> None:
-    """Saves the model uncompiled: Keras cannot load what it saves of a compiled one in this format."""
+    """Saves the model, unless HDF5 has no place for it; uncompiled, as Keras cannot load what it saves otherwise."""
+    saved, why = path.with_suffix(".keras"), ""
+    if not symbolic_inputs(template):
+        why = "a subclassed model; model.keras needs its class"
+    elif not saved.is_file():
+        why = "a class without get_config"
+    else:
+        with zipfile.ZipFile(saved) as archive:
+            if any(name.startswith("assets/") for name in archive.namelist()):
+                why = "a vocabulary, or another file that a layer saves; model.keras has it"
+    if why:
+        warn_once(f"model.h5 is not written: HDF5 cannot hold {why}")  # not at the rehearsal and at the end
+        return
     # HDF5 crashes on a full disk: first write as many bytes as the weights and the metadata need.
     path.write_bytes(bytes(8 * template.count_params() + 64 * 1024))
     absl = logging.getLogger("absl")  # Keras warns at each save that the format is legacy

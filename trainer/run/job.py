@@ -6,15 +6,14 @@ import secrets
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from typing import Any
+from contextlib import closing, nullcontext, suppress
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
 from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.limits import read_limits
-from trainer.base.run_files.records import RunInfo, mapping, read_run_info
+from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
@@ -35,7 +34,6 @@ from trainer.run.start import Job
 from trainer.run.training_run import TrainingRun
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
-from trainer.training.compilation import Choice
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
 from trainer.training.guard import Guard, guarding
 from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
@@ -61,7 +59,9 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
             job.refuse_changed_data("files", job.files)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
-        with _proof(job, replicas) as proof:
+        proved = "replica_check" in read_run_info(job.job_dir.root)[0]
+        compares = job.is_chief and not proved and needs_proof(config, replicas.count)
+        with closing(ReplicaProof(command[3:])) if compares else nullcontext() as proof:
             while True:
                 try:
                     return _attempt(prepare(job, replicas), proof)
@@ -72,28 +72,21 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
                     log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
 
 
-def _proof(job: Job, replicas: Replicas) -> AbstractContextManager[ReplicaProof | None]:
-    """Starts the comparison of replicas, if this job needs one and has none yet; the context ends it."""
-    proved = "replica_check" in read_run_info(job.job_dir.root)[0]
-    if proved or not (job.is_chief and needs_proof(job.config, replicas.count)):
-        return nullcontext()
-    return closing(ReplicaProof(job.command[3:]))
-
-
 def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
+    job = run.job
     if ended := run.setup.replicas.from_chief(_ended_before(run)):
-        run.job.tracking.begin()  # an earlier start may have sent a part only
+        job.tracking.begin()  # an earlier start may have sent a part only
         log.info(ended)
         return DONE
-    if run.job.is_chief:
+    if job.is_chief:
         _describe(run)
-    run.job.tracking.begin()
+    job.tracking.begin()
     if proof and not run.state.restored:
         verdict = proof.verdict()
-        judge(verdict, allowed=run.job.config.allow_replica_dependence)
-        run.job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
-        run.job.result.depends_on_replicas = verdict.problems
+        judge(verdict, allowed=job.config.allow_replica_dependence)
+        job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
+        job.result.depends_on_replicas = verdict.problems
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
         control = _train_and_export(run)
@@ -106,32 +99,36 @@ def prepare(job: Job, replicas: Replicas) -> TrainingRun:
     goodput.enter(START)
     set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
     callbacks = load_callbacks(config)
-    scale = 0.5**job.result.rollbacks
-    names = [name for name in ("learning_rate", "fine_tune_learning_rate") if hasattr(config, name)]
-    rates = {name: getattr(config, name) * scale for name in names}
+    scale, names = 0.5**job.result.rollbacks, ("learning_rate", "fine_tune_learning_rate")
+    rates = {name: getattr(config, name) * scale for name in names if hasattr(config, name)}
     setup = build_setup(dataclasses.replace(config, **rates), replicas)
     for reason in _dependences(setup):
         log.warning(f"the result depends on the number of replicas: {reason}")
     checkpoints = Checkpoints(setup.model, replicas, job_dir.checkpoints, config.keep_checkpoints, job_dir.mirror)
     log.info(f"trains {config.model} on {setup.dataset.train.count:,} examples of {config.data}, {setup.dataset.shape}")
     with goodput.within(RESTORE):
-        restored = _initialise(config, setup, checkpoints)
-    if left_out := setup.schedule.left_out:
-        log.info(f"each epoch trains on whole batches and leaves out {left_out:,} rows (fit has a last, smaller batch)")
+        if restored := checkpoints.restore():
+            log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
+            refresh_normalization(setup.model)
+        else:
+            starting_weights(config, setup)
     schedule, total = setup.schedule, setup.schedule.total_steps(config.steps, config.epochs)
+    if schedule.left_out:
+        rows = f"{schedule.left_out:,} rows"
+        log.info(f"each epoch trains on whole batches and leaves out {rows} (fit has a last, smaller batch)")
     progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
     progress.unit = setup.dataset.unit
-    reporter = Reporter(
-        config, job_dir if job.is_chief else None, progress, lambda: checkpoints.latest, replicas.devices
-    )
+    written = job_dir if job.is_chief else None
+    reporter = Reporter(config, written, progress, lambda: checkpoints.latest, replicas.devices)
     reporter.rollbacks = job.result.rollbacks
-    state = RunState(
-        progress, reporter, Best(config, setup.model), callbacks, LearningRates(setup.model), restored,
-        str(checkpoints.restored),
-    )  # fmt: skip
+    best, rates_now = Best(config, setup.model), LearningRates(setup.model)
+    state = RunState(progress, reporter, best, callbacks, rates_now, restored, str(checkpoints.restored))
     state.resume()
     job.result.resume(progress)
-    return TrainingRun(job, setup, checkpoints, state, _earlier_choice(config, job_dir, resumed=bool(restored)))
+    about, _ = read_run_info(job_dir.root)
+    stored = mapping(about, "config")
+    same = bool(restored) or all(stored.get(name) == value for name, value in fixed_settings(config).items())
+    return TrainingRun(job, setup, checkpoints, state, about if same else {})
 
 
 def _dependences(setup: TrainingSetup) -> list[str]:
@@ -142,70 +139,42 @@ def _dependences(setup: TrainingSetup) -> list[str]:
     return depends_on_replicas(setup.model, setup.replicas.count, config.micro_batches)
 
 
-def _initialise(config: TrainConfig, setup: TrainingSetup, checkpoints: Checkpoints) -> dict[str, Any]:
-    """Loads this job's checkpoint, else the weights that the settings name; returns the restored state."""
-    if restored := checkpoints.restore():
-        log.info(f"resumes at step {restored['step']:,} from {checkpoints.restored or 'the chief'}")
-        refresh_normalization(setup.model)
-    else:
-        starting_weights(config, setup)
-    return restored
-
-
-def _earlier_choice(config: TrainConfig, job_dir: JobDir, *, resumed: bool) -> Choice | None:
-    """Returns whether XLA compiled the steps of this run before: a new run of other settings chooses again."""
-    about, _ = read_run_info(job_dir.root)
-    return Choice.read(mapping(about, "compilation")) if resumed or _same_settings(config, about) else None
-
-
-def _same_settings(config: TrainConfig, about: RunInfo) -> bool:
-    """Returns whether a start without a checkpoint repeats the run in run.json."""
-    before, now = mapping(about, "config"), fixed_settings(config)
-    return all(before.get(name) == value for name, value in now.items())
-
-
-def _identity(run: TrainingRun) -> str:
-    """Returns the id of the run: that of its earlier starts, if this one goes on with it or repeats it."""
-    about, _ = read_run_info(run.job.job_dir.root)
-    known = about.get("id") if run.state.restored or _same_settings(run.job.config, about) else None
-    return known or secrets.token_hex(8)
-
-
 def _ended_before(run: TrainingRun) -> str | None:
     """Returns what to report if this run has nothing left to do."""
-    config, earlier, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
-    if not run.job.is_chief or earlier.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
+    config, before, progress, job_dir = run.job.config, run.job.result.before, run.state.progress, run.job.job_dir
+    if not run.job.is_chief or before.get("steps") != progress.step or not job_dir.mirror.holds(job_dir.model):
         return None
-    wanted, done, is_done = progress.asked_steps, progress.step, earlier.get("state") == "done"
-    if is_done and progress.finished and progress.total_steps < wanted:
-        more = "more steps and a larger --patience" if config.early_stopping else "more steps"
-        return f"finished already: stopped early after {done:,} of {wanted:,} steps: use {more} to continue"
-    if is_done and (progress.finished or earlier.get("asked_steps") == wanted):
-        return f"finished already: {done:,} of {wanted:,} steps are done: use more steps to continue"
+    state, asked = before.get("state"), progress.asked_steps
+    if state == "done" and (progress.finished or before.get("asked_steps") == asked):
+        more, steps = "more steps", f"{progress.step:,} of {asked:,} steps"
+        if progress.total_steps < asked:
+            more += " and a larger --patience" if config.early_stopping else ""
+            return f"finished already: stopped early after {steps}: use {more} to continue"
+        return f"finished already: {steps} are done: use {more} to continue"
     minutes = config.max_minutes
-    if earlier.get("state") == "budget" and minutes and run.job.result.wall_seconds_before >= 60 * minutes:
-        return f"its budget of {minutes:g} minutes is spent after {done:,} steps: raise --max_minutes to continue"
+    if state == "budget" and minutes and run.job.result.wall_seconds_before >= 60 * minutes:
+        steps = f"after {progress.step:,} steps"
+        return f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
     return None
 
 
 def _describe(run: TrainingRun) -> None:
     """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
-    config, setup, job_dir = run.job.config, run.setup, run.job.job_dir
+    config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
     run.job.refuse_changed_data("content", setup.content)
     about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
-    notes = dict(setup.dataset.notes)
+    notes = dict(data.notes)
     if skipped := notes.pop("skipped", []):
         job_dir.write(SKIPPED_IMAGES, skipped)
-    about["data"] |= {"classes": list(setup.dataset.class_names), "skipped": len(skipped), **notes}
-    about["data"] |= {"example": setup.dataset.shape, "unit": setup.dataset.unit}
-    about["data"] |= {"files": dict(run.job.files), "content": setup.content}
+    about["data"] |= {"classes": list(data.class_names), "skipped": len(skipped), **notes, "example": data.shape}
+    about["data"] |= {"unit": data.unit, "files": dict(run.job.files), "content": setup.content}
     about["depends_on_replicas"] = _dependences(setup)
     if config.virtual_replicas:
         about["equal_bits"] = config.virtual_replicas
-    if checked := read_run_info(job_dir.root)[0].get("replica_check"):
-        about["replica_check"] = checked
+    if verdict := read_run_info(job_dir.root)[0].get("replica_check"):
+        about["replica_check"] = verdict
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
-    about["id"] = _identity(run)
+    about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)
     if config.track:
         job_dir.mirror.finish()  # a restart elsewhere goes on with this run, not with another of the tracker
@@ -213,10 +182,10 @@ def _describe(run: TrainingRun) -> None:
 
 def _train_and_export(run: TrainingRun) -> Control:
     """Trains, saves and, unless a signal stopped the run, exports the model."""
-    setup, job_dir = run.setup, run.job.job_dir
+    setup, job_dir, data = run.setup, run.job.job_dir, run.setup.dataset
     try:
         run.write_result("running")
-        with setup.dataset.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
+        with data.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
             control = run.train(stop)
             run.job.result.goodput.enter(SAVE)  # until the end, with the export
             run.save(pending=bool(control.signal))
@@ -226,9 +195,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
                 use_averages(optimizer, setup.model.trainable_variables)
-            data = setup.dataset
-            image = data.image_shape if data.holds_images else ()
-            about: dict[str, Any] = {"image": image, "class_names": data.class_names}
+            about = {"image": data.image_shape if data.holds_images else (), "class_names": data.class_names}
             keep = run.job.config.save_optimizer
             export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)
             job_dir.mirror.put(job_dir.model)
@@ -237,7 +204,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
             raise out_of_memory(run.job.config, setup.replicas) from error
-        if isinstance(error, NotFinite) and (row := first_unfit_input(setup.dataset.train)) is not None:
+        if isinstance(error, NotFinite) and (row := first_unfit_input(data.train)) is not None:
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error
         raise
@@ -251,7 +218,7 @@ def _guard(job: Job, request: StopRequest) -> Guard | None:
         return None
 
     def leave(reason: str) -> None:
-        result.write_stopped(reason)
+        result.write_end("stopped", reason)
         job.job_dir.mirror.leave()
         if job.peers:
             job.peers.abandon()
@@ -270,23 +237,20 @@ def _guard(job: Job, request: StopRequest) -> Guard | None:
 
 def _finish(run: TrainingRun, control: Control) -> int:
     """Writes how the run ended; returns the exit code."""
-    progress, job_dir = run.state.progress, run.job.job_dir
-    if control.stopped:
-        job_dir.mirror.finish()
-        run.write_result("stopped", control.stopped)
-        job_dir.mirror.finish()
-        log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
-        return DONE  # Vertex AI restarts what exits otherwise
-    if control.signal:
+    progress, mirror = run.state.progress, run.job.job_dir.mirror
+    if control.signal and not control.stopped:
         run.write_result("interrupted")
-        job_dir.mirror.leave()
+        mirror.leave()
         log.warning(f"{control.signal}: state saved at step {progress.step:,}; the same command resumes from it")
         return INTERRUPTED
-    job_dir.mirror.finish()  # all other files are sent before result.json reports the end
     spent = control.budget_spent and not progress.finished
-    run.write_result("budget" if spent else "done")
-    job_dir.mirror.finish()
+    mirror.finish()  # all other files are sent before result.json reports the end
+    run.write_result("stopped" if control.stopped else "budget" if spent else "done", control.stopped or None)
+    mirror.finish()
+    if control.stopped:
+        log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
+        return DONE  # Vertex AI restarts what exits otherwise
     state = f"the budget of {run.job.config.max_minutes:g} minutes is spent after" if spent else "done:"
-    where = f"; the model is in {job_dir.mirror.where(job_dir.model)}" if run.job.is_chief else ""
+    where = f"; the model is in {mirror.where(run.job.job_dir.model)}" if run.job.is_chief else ""
     log.info(f"{state} {progress.step:,} steps{where}")
     return DONE

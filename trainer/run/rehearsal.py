@@ -21,7 +21,6 @@ from trainer.training.state import check_fits, snapshot, variables_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
-_IMAGES = 2
 _ROWS = 2
 
 
@@ -43,9 +42,9 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
             parts["evaluation"] = evaluate.try_one_batch
         if sampler := interface.sampler:
             seed, kind = setup.config.seed, (sampler.latent_dim, keras.config.floatx())
-            drawn: tuple[Any, ...] = (noise(seed, _IMAGES, *kind),)
+            drawn: tuple[Any, ...] = (noise(seed, _ROWS, *kind),)
             if interface.generated_classes:
-                drawn = noise_and_labels(seed, 1, range(_IMAGES), *kind)
+                drawn = noise_and_labels(seed, 1, range(_ROWS), *kind)
             parts["sample"] = lambda: as_uint8(sampler.sample(*drawn))
         parts["export"] = lambda: _export(setup, folder / "exported")
         for part, attempt in parts.items():

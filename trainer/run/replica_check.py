@@ -35,12 +35,6 @@ _FEW_ROWS = 16
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
-def compare(config: TrainConfig) -> list[str]:
-    """Returns what differs between one and two replicas and what to change; an empty list if nothing differs."""
-    problems, _ = _compared(config)
-    return problems
-
-
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     """Returns the fields of a `trainer.run.replica_proof.Verdict`: of steps of few rows, or of all where few fail."""
     passes = config.virtual_replicas or 2 * config.micro_batches
@@ -48,7 +42,7 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     for rows in (few, whole):
         try:
             fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
-            problems, told = (compare_bits(fewer, 2), []) if config.virtual_replicas else _compared(fewer)
+            problems, told = (compare_bits(fewer, 2), []) if config.virtual_replicas else compare(fewer)
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
@@ -71,12 +65,16 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     ]
 
 
-def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
-    """Returns what differs between one and two replicas with likely reasons, and those that the log tells anyway."""
+def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
+    """Returns what differs between one and two replicas with likely reasons, and those that the log tells anyway.
+
+    Both are empty if nothing differs.
+    """
     (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
     # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
     # up to 1e-8 of an update: compare it with a hundred of them.
-    moved = 100 * COMPARED_STEPS * _learning_rate(alone, config)
+    rate = float(getattr(ModelInterface.of(alone).optimizer, "learning_rate", config.learning_rate))
+    moved = 100 * COMPARED_STEPS * rate
     differences = [
         float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
         for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
@@ -92,11 +90,6 @@ def _compared(config: TrainConfig) -> tuple[list[str], list[str]]:
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     told = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
     return [*problems, *([*_advice(ratios, draws), *told] or [_OTHERWISE])], told
-
-
-def _learning_rate(model: Any, config: TrainConfig) -> float:
-    optimizer = ModelInterface.of(model).optimizer
-    return float(getattr(optimizer, "learning_rate", config.learning_rate))  # a MultiOptimizer has none
 
 
 def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> tuple[Any, Any, list[str]]:

@@ -98,17 +98,14 @@ def make_parser(prog: str, description: str) -> Parser:
         help=f"weights of this checkpoint, {NEWEST} or {BEST} (default: those of the template model in {MODEL}/)",
     )  # fmt: skip
     parser.add_boolean("verbose", VERBOSE)
-    add_setting_flags(parser, [_as_of_run(_FIELDS[name]) for name in _FLAGS])
+    fields = [_FIELDS["replicas"]]
+    for name in _FLAGS:
+        if name != "replicas":
+            field: Field = setting("that of the run", **_FIELDS[name].metadata)  # which --help shows as the default
+            field.name, field.type = name, _FIELDS[name].type
+            fields.append(field)
+    add_setting_flags(parser, fields)
     return parser
-
-
-def _as_of_run(field: Field) -> Field:
-    """Returns the field as --help shows it: what the command line leaves out is that of the run, but for devices."""
-    if field.name == "replicas":
-        return field
-    shown: Field = setting("that of the run", **field.metadata)
-    shown.name, shown.type = field.name, field.type
-    return shown
 
 
 def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRun:
@@ -124,14 +121,15 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
     functions = Overrides({**_without_callbacks(mapping(info, "config")), **flags}).own
-    fields = [field for field in dataclasses.fields(functions.settings) if "data" in taken_by(field)]
+    fields = {field.name: field for field in dataclasses.fields(functions.settings) if "data" in taken_by(field)}
     known = parser.names
-    _refuse_flags(parser, fields, known)
-    add_setting_flags(parser, fields)
+    if twice := fields.keys() & {*known}:
+        name = min(twice)
+        raise UserError(f"--{name} is a flag of `{parser.prog}` and a setting of your own: rename the setting")
+    add_setting_flags(parser, [*fields.values()])
     options, unknown = parser.parse_known_args(arguments)
-    refuse_unknown(unknown, [*known, *(field.name for field in fields)], functions.hint)
-    names = (*_FLAGS, *(field.name for field in fields))
-    return RequestedRun(options.run, folder, dict(info), _settings(options, names), options)
+    refuse_unknown(unknown, [*known, *fields], functions.hint)
+    return RequestedRun(options.run, folder, dict(info), _settings(options, (*_FLAGS, *fields)), options)
 
 
 def _without_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,14 +139,6 @@ def _without_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(options: argparse.Namespace, names: Collection[str]) -> dict[str, str]:
     return {name: text for name, text in vars(options).items() if name in names}
-
-
-def _refuse_flags(parser: Parser, fields: Sequence[Field], known: Sequence[str]) -> None:
-    for field in fields:
-        if field.name in known:
-            raise UserError(
-                f"--{field.name} is a flag of `{parser.prog}` and a setting of your own: rename the setting"
-            )
 
 
 def _resolved(values: Mapping[str, Any], flags: Mapping[str, str]) -> TrainConfig:

@@ -39,24 +39,22 @@ class Best:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restores what `state()` returned."""
         if state and state["value"] is not None:
-            features = str(state.get("features", self._features))
-            self._state = self._measured(str(state["metric"]), features, float(state["value"]), int(state["step"]))
+            metric, features = str(state["metric"]), state.get("features", self._features)
+            features = str(features) if metric in OF_IMAGES else None
+            value, step = float(state["value"]), int(state["step"])
+            self._state = {"metric": metric, "features": features, "value": value, "step": step}
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
         """Compares a measurement with the best so far; the first one measured is the best."""
-        name = next((name for name in self._names if name in values), None)
-        if name is None or math.isnan(values[name]):
+        metric = next((name for name in self._names if name in values), None)
+        if metric is None or math.isnan(values[metric]):
             return
-        now, before = self._measured(name, self._features, values[name], step), self._state
-        comparable = all(before.get(part) == now[part] for part in ("metric", "features"))
-        better = operator.gt if rises(self._model, name, "best_metric") else operator.lt
-        if not comparable or better(now["value"], before["value"]):
+        features = self._features if metric in OF_IMAGES else None
+        now: dict[str, Any] = {"metric": metric, "features": features, "value": values[metric], "step": step}
+        comparable = all(self._state.get(part) == now[part] for part in ("metric", "features"))
+        better = operator.gt if rises(self._model, metric, "best_metric") else operator.lt
+        if not comparable or better(now["value"], self._state["value"]):
             self._state, self.improved = now, True
-
-    @staticmethod
-    def _measured(metric: str, features: str, value: float, step: int) -> dict[str, Any]:
-        of_images = metric in OF_IMAGES
-        return {"metric": metric, "features": features if of_images else None, "value": value, "step": step}
 
 
 @dataclass

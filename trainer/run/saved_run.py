@@ -38,8 +38,6 @@ from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
-write_npz = prediction.write_npz
-
 
 def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:
     """Returns the loss and the metrics by name, the number of examples, and what a classifier predicts of each class.
@@ -60,9 +58,9 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
             build_compiled(model, dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, examples.first(1))))
     if why := why_not_evaluated(model):
         raise UserError(f"{run.name} has nothing to evaluate: {why}")
-    _announce(run, "evaluates", weights, replicas, config.evaluation_batch)
-    names = dataset.class_names
-    evaluation = Evaluation(model, replicas, examples, config.evaluation_batch, dataset.as_fit, names)
+    batch = config.evaluation_batch
+    log.info(f"evaluates {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
+    evaluation = Evaluation(model, replicas, examples, batch, dataset.as_fit, dataset.class_names)
     with _fitting(run, dataset):
         values = evaluation()
     return {name.removeprefix("val_"): value for name, value in values.items()}, examples.count, evaluation.classes
@@ -80,7 +78,7 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
     batch = _fixed_batch(run, network, weights) or config.evaluation_batch
-    _announce(run, "predicts by", weights, replicas, batch)
+    log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _fitting(run, dataset):
         arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
     return arrays, examples.count
@@ -95,10 +93,6 @@ def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
         return about.fixed_batch
     call, specs = call_of(network, about)
     return independent_batch(call, specs, about, about.fixed_batch)
-
-
-def _announce(run: RequestedRun, verb: str, weights: Path, replicas: Replicas, batch: int) -> None:
-    log.info(f"{verb} {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
 
 
 def weights_of(run: RequestedRun) -> Path:
@@ -155,15 +149,12 @@ def _as_the_run_saw_it(run: RequestedRun, dataset: Dataset) -> Dataset:
     names, trained_names = dataset.class_names, tuple(map(str, items(about, "classes")))
     numbers = tuple(map(str, range(len(names))))  # of labels whose largest may be missing here
     if names != trained_names and (names != numbers or names != trained_names[: len(names)]):
+        these, those = (", ".join(shown[:10]) + ", …" * (len(shown) > 10) or "none" for shown in (names, trained_names))
         raise UserError(
-            f"data={run.config.data}: its classes are {_listed(names)}, but those of {run.name} are "
-            f"{_listed(trained_names)}: the same labels would stand for others"
+            f"data={run.config.data}: its classes are {these}, but those of {run.name} are {those}: the same labels "
+            "would stand for others"
         )
     return dataclasses.replace(dataset, class_names=trained_names)
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
 
 
 def _rebuilt(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,11 +85,9 @@ class Job:
 
     def connect(self) -> Replicas:
         """Starts TensorFlow, on all workers at once if there are several."""
-        if self.peers is None:
+        with self.peers.connecting() if self.peers else nullcontext():
             replicas = make_replicas(self.config, self.cluster)
-        else:
-            with self.peers.connecting():
-                replicas = make_replicas(self.config, self.cluster)
+        if self.peers:
             keep_handlers()
         by = f", summed by {replicas.collectives}" if self.cluster.several else ""
         log.info(f"{replicas.sentence()} on {', '.join(replicas.devices)}{by}")
@@ -105,24 +103,23 @@ class Job:
         if any(isinstance(value, str) and value.startswith("cannot be listed") for value in now.values()):
             return
         before = mapping(mapping(read_run_info(job_dir.root)[0], "data"), name)
-        if config.data in DATA_SOURCES:
-            before = {key: value for key, value in before.items() if not key.endswith(" digest")}
-        changes = differing(before, now)
+        compared = {key: old for key, old in before.items() if config.data not in DATA_SOURCES or "digest" not in key}
+        changes = differing(compared, now)
         if not changes or not job_dir.mirror.holds(job_dir.checkpoints):
             return
         if config.data_changed == "accept":
             log.warning(f"data={config.data} have changed ({changes}): the run goes on with other numbers")
             return
-        counts = [(number(before.get(key)), number(now.get(key))) for key in _COUNTS if key in now]
-        fewer = any(old is not None and new is not None and new < old for old, new in counts)
-        lost = "restore what is missing or, after a listing that was late, run the same command again" if fewer else ""
+        counts = [(number(before.get(key)) or 0, number(now.get(key)) or 0) for key in _COUNTS if key in now]
+        lost = "restore what is missing or, after a listing that was late, run the same command again"
+        advice = lost if any(new < old for old, new in counts) else "restore them"
         raise UserError(
-            f"data={config.data} have changed since this run began ({changes}): {lost or 'restore them'}; or use "
-            "another --job_dir, or continue with the changed data: --data_changed=accept"
+            f"data={config.data} have changed since this run began ({changes}): {advice}; or use another --job_dir, or "
+            "continue with the changed data: --data_changed=accept"
         )
 
     def _write_failure(self, error: str, code: int) -> None:
-        self.result.write_failure(error, code)
+        self.result.write_end("failed", error, code)
         self.job_dir.mirror.leave()
 
 
@@ -132,7 +129,6 @@ def _data_files(config: TrainConfig) -> dict[str, Any]:
     A failure is part of what is returned: workers compare it, and loading the data reports it.
     """
     try:
-        files = files_of(config)
+        return files_of(config)
     except (UserError, PlatformFault, OSError) as error:
         return {"files of data": f"cannot be listed: {error}"}
-    return files.named() if files else {}

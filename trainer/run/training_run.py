@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,10 +13,10 @@ import keras
 from trainer.base.log import log
 from trainer.base.run_files.breakdown import tried_by
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
-from trainer.base.run_files.records import Result
+from trainer.base.run_files.records import Result, mapping
 from trainer.base.settings.metric_names import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import Fid, make_fid
+from trainer.measures.fid import make_fid
 from trainer.measures.profiling import StepProfile
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.reporting.slow_worker import WorkerWaits
@@ -42,8 +42,12 @@ class TrainingRun:
     setup: TrainingSetup
     checkpoints: Checkpoints
     state: RunState
-    choice: Choice | None = None  # of plain or compiled steps, made before this run was resumed
+    earlier: Mapping[str, Any]  # run.json, if an earlier start was of this very run
+    choice: Choice | None = None  # of plain or compiled steps
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
+
+    def __post_init__(self) -> None:
+        self.choice = Choice.read(mapping(self.earlier, "compilation"))
 
     def save(self, *, pending: bool = False) -> None:
         """Saves the current step; with `pending`, the state before this step's hooks ran. Then updates result.json."""
@@ -63,10 +67,12 @@ class TrainingRun:
 
     def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it."""
-        model, state, progress, goodput = self.setup.model, self.state, self.state.progress, self.job.result.goodput
-        control = self._control(stop)
-        evaluate = evaluation(model, control.watched(), self.setup.dataset, self.job.config.evaluation_batch)
-        if has_own_parts(self.job.config) and self.job.is_chief and not state.restored:
+        config, model, state, goodput = self.job.config, self.setup.model, self.state, self.job.result.goodput
+        progress, peers, result = state.progress, self.job.peers, self.job.result
+        budget = 60 * config.max_minutes - result.wall_seconds if config.max_minutes else None
+        control = Control(self.setup.replicas, stop, 60 * config.checkpoint_every_minutes or None, budget)
+        evaluate = evaluation(model, control.watched(), self.setup.dataset, config.evaluation_batch)
+        if has_own_parts(config) and self.job.is_chief and not state.restored:
             rehearse(self.setup, evaluate)
         callbacks = bind([*state.callbacks, state.history], model, progress, evaluate.names if evaluate else ())
         model.stop_training = False
@@ -84,38 +90,27 @@ class TrainingRun:
         rows, profile, waits = self.setup.rows_from(progress.step), self._profile(), WorkerWaits()
 
         def begin() -> None:
-            if self.job.peers:
-                self.job.peers.begin_call()
+            if peers:
+                peers.begin_call()
             profile.before_call()
             goodput.enter(STEP if progress.first_call_ended else COMPILATION)
 
         def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
-            called = goodput.phase
+            phase = goodput.phase
             goodput.enter(OTHER)
-            if called == STEP:
+            if phase == STEP:
                 goodput.move(min(progress.call_seconds, logs.input_wait_seconds), STEP, INPUT)
-                self._name_slow(waits.count(logs.waits, progress.call_seconds))
+                if slow := waits.count(logs.waits, progress.call_seconds):
+                    why = f"the others wait for its batches, {slow[1]:.0%} of the time of all steps"
+                    result.name_slow(self.job.cluster.name(slow[0]), why)
             profile.after_call()
             return state.reporter.on_call(progress, logs)
 
         with closing(profile):
-            most_steps = most_steps_of_a_call(state.callbacks, self.job.config.steps_per_loop)
-            hooks, size = [*hooks, profile.cuts], CallSize(most_steps)
-            train(steps, rows, progress, hooks, callbacks, on_call, size, control, begin)
+            size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
+            train(steps, rows, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
         return control
-
-    def _name_slow(self, found: tuple[int, float] | None) -> None:
-        if found:
-            index, share = found
-            why = f"the others wait for its batches, {share:.0%} of the time of all steps"
-            self.job.result.name_slow(self.job.cluster.name(index), why)
-
-    def _control(self, stop: StopRequest) -> Control:
-        config = self.job.config
-        save_every = 60 * config.checkpoint_every_minutes if config.checkpoint_every_minutes else None
-        budget = 60 * config.max_minutes - self.job.result.wall_seconds if config.max_minutes else None
-        return Control(self.setup.replicas, stop, save_every, budget)
 
     def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
         """Returns the runner of plain or of compiled steps, once run.json holds the choice."""
@@ -148,40 +143,23 @@ class TrainingRun:
     def _hooks(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control
     ) -> list[Hook]:
-        """Returns the hooks that run between calls to the device, in order.
+        """Returns the hooks that run between calls to the device, in order: they report, measure, and end epochs.
 
         The first copies the state for a signal to save, so that all others run on resume. An epoch's end may stop the
         run: it comes early. The checkpoint is the last.
         """
+        config, model, best, reporter = self.job.config, self.setup.model, self.state.best, self.state.reporter
+        data, interface, during_events = self.setup.dataset, ModelInterface.of(model), self.job.result.goodput.within
+        epoch, fid = self.setup.schedule.steps_per_epoch, None
+        if config.fid_every_steps:
+            fid = make_fid(config, model, data.images("train"), control.watched())
+        reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
+        _check_best_metric(config.best_metric, model, evaluate, reporter.metric_names)
 
         def begin(progress: Progress) -> None:
             self.before_hooks = copy.deepcopy(self.state.content(pending=True))
             if control.signal:
                 raise Interrupted
-
-        config, best = self.job.config, self.state.best
-        reports = self._reports(callbacks, evaluate, self._fid(control), control)
-        save = Hook(
-            config.checkpoint_every_steps,
-            lambda progress: self.save(),
-            requested=lambda: control.save_due or best.improved,
-        )
-        return [Hook(0, begin, requested=lambda: True), *reports, save]
-
-    def _fid(self, control: Control) -> Fid | None:
-        """Returns what measures generated images, if that is asked for."""
-        config, data = self.job.config, self.setup.dataset
-        if not config.fid_every_steps:
-            return None
-        return make_fid(config, self.setup.model, data.images("train"), control.watched())
-
-    def _reports(
-        self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, fid: Fid | None, control: Control
-    ) -> list[Hook]:
-        """Returns the hooks that report and measure, and ends epochs for callbacks."""
-        config, model, reporter = self.job.config, self.setup.model, self.state.reporter
-        reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
-        _check_best_metric(config.best_metric, model, evaluate, reporter.metric_names)
 
         def end_epoch(progress: Progress) -> None:
             means = reporter.epoch_end(progress)
@@ -190,9 +168,18 @@ class TrainingRun:
             if not (progress.ends or model.stop_training):
                 callbacks.on_epoch_begin(int(progress.epoch))
 
-        epoch, hooks = self.setup.schedule.steps_per_epoch, []
+        def measuring(measure: Callable[[], dict[str, float]], report: Callable[..., None]) -> Callable[..., None]:
+            def act(progress: Progress) -> None:
+                with during_events(EVENTS):
+                    values = measure()
+                report(progress, values)
+                best.consider(values, progress.step)
+
+            return act
+
+        hooks = [Hook(0, begin, requested=lambda: True)]
         if evaluate:
-            hooks.append(Hook(epoch, self._measuring(evaluate, reporter.evaluated)))
+            hooks.append(Hook(epoch, measuring(evaluate, reporter.evaluated)))
         # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
@@ -200,25 +187,12 @@ class TrainingRun:
         if evaluate and evaluate.counts_classes:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
         if fid:
-            measure = self._measuring(fid, partial(reporter.quality, about=fid.about))
-            hooks.append(Hook(config.fid_every_steps, measure))
-        interface = ModelInterface.of(model)
+            hooks.append(Hook(config.fid_every_steps, measuring(fid, partial(reporter.quality, about=fid.about))))
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
-            hooks.append(Hook(config.sample_every_steps, self.job.result.goodput.within(EVENTS)(draw)))
-        return hooks
-
-    def _measuring(
-        self, measure: Callable[[], dict[str, float]], report: Callable[[Progress, dict[str, float]], None]
-    ) -> Callable[[Progress], None]:
-        measure = self.job.result.goodput.within(EVENTS)(measure)
-
-        def act(progress: Progress) -> None:
-            values = measure()
-            report(progress, values)
-            self.state.best.consider(values, progress.step)
-
-        return act
+            hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
+        save = partial(Hook, config.checkpoint_every_steps, lambda progress: self.save())
+        return [*hooks, save(requested=lambda: control.save_due or best.improved)]
 
 
 def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:

@@ -25,6 +25,7 @@ from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.job_request import JobRequest
+from deploy.tiers.machine_table import Price
 from deploy.tiers.tier import JOB_CONFIGS, Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
@@ -37,7 +38,7 @@ ONE, TWO, FOUR = TierFacts("one", "n1"), TierFacts("two", "g2", "NVIDIA_L4", 2),
 
 
 def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **more: Any) -> ComparisonRequest:
-    known = [Tier(**dataclasses.asdict(tier), spec={"workerPoolSpecs": [{}]}, pools=()) for tier in tiers]
+    known = [Tier(**dataclasses.asdict(tier), spec={"workerPoolSpecs": [{}]}, price=Price()) for tier in tiers]
     return ComparisonRequest(known, Overrides.parse(flags), *scaling, **more)  # type: ignore[arg-type]
 
 

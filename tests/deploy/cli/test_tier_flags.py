@@ -54,8 +54,8 @@ def test_flags_change_any_tier(
     assert job["encryptionSpec"] == {"kmsKeyName": KEY}
     strategy = scheduling["strategy"].lower()
     assert {"cost": "", "team": "vision"}.items() <= job["labels"].items()
-    pool = load_tier(tier).pools[0]
-    price = getattr(load_machines().price(pool.machine_type, pool.accelerator_type, pool.accelerators), strategy)
+    facts = load_tier(tier)
+    price = getattr(load_machines().price(facts.machine_type, facts.accelerator_type, facts.accelerators), strategy)
     labelled = job["labels"].get("usd-per-hour", "").replace("-", ".")
     assert labelled == (
         "" if price is None else f"{price + 100 * 0.17 / 730:.4f}"

@@ -30,7 +30,7 @@ SDK_LOGIN = "gcloud auth login"
         (["l4x4", *JOB, "--bucket"], "argument --bucket: expected one argument (write --name=value)"),
         (["l4x4", *JOB, "--print_config"], "--print_config trains nothing: use it with `python -m trainer.task`"),
         (["l4x4", *JOB, "--verbose"], "--verbose is a flag of one run on this machine: use it with `python -m train"),
-        (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? Known: a100-80x1/2/4/8, "),
+        (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? `python -m deploy machines` lists them"),
         (["L4x4", *JOB], "tier L4x4: no such tier; did you mean 'l4x4'?"),
         (["14x4", *JOB], "tier 14x4: no such tier; did you mean 'l4x4'?"),
         (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: separate several tiers by blanks: l4x1 l4x4"),

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from deploy.in_job import run_record
-from deploy.in_job.job_files import LocalFiles
 from deploy.in_job.run_record import Record
 from deploy.report.run_reader import RunRecord
 from trainer.base.run_files.records import read_stats
@@ -20,7 +19,7 @@ class Reporting:
 
     def __init__(self, folder: Path) -> None:
         self.time = 0.0
-        self.record = Record(LocalFiles(str(folder)), ABOUT, lambda: self.time)
+        self.record = Record(str(folder), ABOUT, lambda: self.time)
         self.record.begin()
 
     def at(self, seconds: float, **values: Any) -> None:

@@ -16,7 +16,7 @@ from deploy.__main__ import main
 from deploy.client.prepared_job import describe
 from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered, tag_name
+from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import Job, render, request_on, to_yaml
 from deploy.tiers.packages import Package
@@ -125,14 +125,6 @@ def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
         assert task(made)["imageUri"] == OWN.uri
         assert (made.packages, "command" in task(made)) == ((), False)
         assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
-
-
-def test_an_image_has_its_name_in_artifact_registry() -> None:
-    assert tag_name("us-docker.pkg.dev/p/r/x/y:1") == "projects/p/locations/us/repositories/r/packages/x%2Fy/tags/1"
-    of_a_domain = tag_name("us-east4-docker.pkg.dev/example.com/p/r/x:v1.0")
-    assert of_a_domain == "projects/example.com:p/locations/us-east4/repositories/r/packages/x/tags/v1.0"
-    for unknown in ("eu.gcr.io/p/x:1", "python:3.12-slim", f"us-docker.pkg.dev/p/r/x@sha256:{'0' * 64}"):
-        assert tag_name(unknown) == ""
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,13 @@ def from_parts(pool: dict[str, Any], kind: str) -> float | None:
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> None:
-    for pool, spec in zip(load_tier(str(path)).pools, yaml.safe_load(path.read_text())["workerPoolSpecs"], strict=True):
-        assert spec["diskSpec"]["bootDiskType"] == "pd-ssd"
-        assert pool.price.inferred
-        for kind in KINDS:
-            assert getattr(pool.price, kind) == pytest.approx(from_parts(spec, kind)), kind
+    price, pools = load_tier(str(path)).price, yaml.safe_load(path.read_text())["workerPoolSpecs"]
+    assert {pool["diskSpec"]["bootDiskType"] for pool in pools} == {"pd-ssd"}
+    assert price.inferred
+    for kind in KINDS:
+        parts = [(from_parts(pool, kind), pool.get("replicaCount", 1)) for pool in pools]
+        total = None if None in dict(parts) else sum(usd * count for usd, count in parts if usd is not None)
+        assert getattr(price, kind) == pytest.approx(total), kind
 
 
 def test_a_published_bill_is_met_to_the_cent() -> None:
@@ -81,7 +83,7 @@ def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
     assert table.price("a2-highgpu-1g", "NVIDIA_TESLA_A100", 1) == Price(
         list=3
     )  # the table's spot is not mixed with it
-    assert table.price("n2-standard-8", None, 0).list == 0.5
+    assert table.price("n2-standard-8", "", 0).list == 0.5
     assert table.price("g2-standard-24", "NVIDIA_L4", 2) == load_machines().price("g2-standard-24", "NVIDIA_L4", 2)
 
 

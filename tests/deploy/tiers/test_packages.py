@@ -17,10 +17,11 @@ from deploy.__main__ import main
 from deploy.cli import image
 from deploy.tiers import packages as package
 from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
-from deploy.tiers.packages import Package, build_wheel, built, packages_with, trainer_package, user_package
+from deploy.tiers.packages import Package, built, packages_with, trainer_package, user_package
 from deploy.tiers.plain_image import requirements
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
+from trainer.base.run_files.provenance import trainer_commit
 
 
 def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:
@@ -49,10 +50,11 @@ def test_the_name_is_that_of_the_sources(tmp_path: Path) -> None:
 
 def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     built = trainer_package()
-    wheel = build_wheel(built)
+    wheel = built.build()
     assert wheel == dist / built.folder / built.wheel
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
+        assert archive.read("trainer/commit.txt").decode().strip() == trainer_commit()
     assert {"trainer/task.py", "trainer/recipes/wgan_gp_digits.yaml", "trainer/data/digits.npz"} <= names
     assert {
         "deploy/tiers/machines.yaml",
@@ -65,7 +67,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     with tarfile.open(sdist) as archive:
         assert any(name.endswith("/trainer/task.py") for name in archive.getnames())
     before = wheel.stat().st_mtime_ns
-    assert build_wheel(built).stat().st_mtime_ns == before  # the same sources are not built again
+    assert built.build().stat().st_mtime_ns == before  # the same sources are not built again
 
 
 def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +78,7 @@ def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv("SOURCE_DATE_EPOCH", time)
         before = os.umask(umask)
         try:
-            wheels.append(build_wheel(user_package(str(mine(tmp_path / str(number))))))
+            wheels.append(user_package(str(mine(tmp_path / str(number)))).build())
         finally:
             os.umask(before)
     one, other = wheels
@@ -88,7 +90,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     """Whatever its spelling; pip wants small letters in the wheel's name."""
     folder = mine(tmp_path, name="My_Models")
     (folder / "requirements.txt").write_text("# what it needs\neinops>=0.7  # for shapes\n\n")
-    wheel = build_wheel(user_package(str(folder)))
+    wheel = user_package(str(folder)).build()
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         about = archive.read("my_models-0.dist-info/METADATA").decode()
@@ -106,7 +108,7 @@ def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: P
     (tmp_path / "other.py").write_text("")
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__init__.py").write_text("")
-    with zipfile.ZipFile(build_wheel(user_package(str(file)))) as archive:
+    with zipfile.ZipFile(user_package(str(file)).build()) as archive:
         assert {name for name in archive.namelist() if ".dist-info" not in name} == {"mine.py"}
     flags = ["--model=mine:build", "--data=digits", *WHERE, "--project=p"]
     assert main(["render", "cpu", *flags, f"--package={file}"]) == 0
@@ -126,17 +128,16 @@ def test_a_change_that_keeps_names_and_lengths_is_sent_anew(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "wheel"),
     [
-        ("my__models", "my_models"), ("_mods", "user_mods"), ("keras_", "user_keras"), ("modèles", "mod_les"),
-        ("__", "user"), ("Vertex_trainers", "vertex_trainers"),
+        ("my__models", "my_models"), ("Vertex_trainers", "vertex_trainers"),
     ],
 )  # fmt: skip
 def test_pip_has_a_name_for_whatever_python_imports(name: str, wheel: str, tmp_path: Path) -> None:
     assert user_package(str(mine(tmp_path, name=name))).wheel == f"{wheel}-0-py3-none-any.whl"
 
 
-@pytest.mark.parametrize("name", ["my__models", "_mods_"])
-def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path, dist: Path) -> None:
-    wheel = build_wheel(user_package(str(mine(tmp_path, name=name))))
+def test_what_is_imported_keeps_the_name_of_its_folder(tmp_path: Path, dist: Path) -> None:
+    name = "my__models"
+    wheel = user_package(str(mine(tmp_path, name=name))).build()
     with zipfile.ZipFile(wheel) as archive:
         assert f"{name}/gan.py" in archive.namelist()
         assert archive.testzip() is None
@@ -147,6 +148,8 @@ def test_what_is_imported_keeps_the_name_of_its_folder(name: str, tmp_path: Path
     [
         ("nothing", "a folder that Python can import"),
         ("my-models", "such as my_models"),
+        ("_models", "such as my_models"),
+        ("modèles", "such as my_models"),
         ("trainer", "a name of this project"),
         ("Vertex__trainer", "a name of this project"),
     ],
@@ -163,13 +166,13 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
     folder = mine(tmp_path)
     (folder / "requirements.txt").write_text("not a requirement\n")
     with pytest.raises(UserError, match=r"my_models could not be built: .*requirement"):
-        build_wheel(user_package(str(folder)))
+        user_package(str(folder)).build()
     assert not (dist / user_package(str(folder)).folder).exists()
 
 
 def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
     site, desk = tmp_path / "site", tmp_path / "desk"
-    zipfile.ZipFile(build_wheel(trainer_package())).extractall(site)
+    zipfile.ZipFile(trainer_package().build()).extractall(site)
     desk.mkdir()
     flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--dry_run"]
     done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
@@ -189,7 +192,7 @@ def test_vertex_installs_it_over_an_image_without_touching_tensorflow(dist: Path
 
     Under Python 3.10 with TensorFlow 2.17, as `make test-floor` runs it, that is the newest prebuilt image.
     """
-    wheel = build_wheel(trainer_package())
+    wheel = trainer_package().build()
     python = an_image(tmp_path)
     environment = {**os.environ, "PYTHONUSERBASE": str(tmp_path / "user"), "PYTHONNOUSERSITE": ""}
     pip = [python, "-m", "pip", "install", "--user", "--quiet", "--no-warn-script-location",

@@ -1,6 +1,8 @@
 """Tests the Model Registry: a run is one version, however answers are lost; real gcloud and the real SDK read it."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +134,37 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
+
+
+EXPORT = """
+import sys
+import keras
+from trainer.run.export import export
+export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), __import__("pathlib").Path(sys.argv[1]), None)
+"""
+
+
+@pytest.mark.slow
+def test_the_job_answers_the_rows_by_the_real_command(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a")
+    shutil.rmtree(folder / "model")
+    made = run([sys.executable, "-c", EXPORT, str(folder / "model")])
+    assert made.returncode == 0, made.stderr
+    assert registered(session, folder) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n{\n[3, 4]\n"
+
+    def predicts(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+        done = run([sys.executable, *task["command"][1:], *task["args"]])
+        google.end(job, "FAILED" if done.returncode else "SUCCEEDED", done.stderr)
+
+    cloud.run = predicts
+    words = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
+    answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
+    assert [json.loads(line)["row"] for line in answers] == [0, 2]
+    assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
 
 
 @pytest.mark.usefixtures("dist")

@@ -54,10 +54,6 @@ def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Pe
     assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [("no such folder", code)]
 
 
-def test_a_worker_beats_four_times_in_the_silence_that_counts_as_lost(met: tuple[Peers, Peers]) -> None:
-    assert [(side._silence_seconds, side._beat_seconds) for side in met] == [(10.0, 2.5)] * 2
-
-
 def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peers], monkeypatch: Patch) -> None:
     """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
     for side in met:

@@ -1,6 +1,5 @@
 """Tests how the devices of this machine become replicas, and the sentence about the batch."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import tensorflow as tf
 
 from tests.support import fresh_collectives, refused
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster import strategy
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, collective_implementation, local_devices, make_replicas
 
@@ -86,17 +84,13 @@ def test_workers_with_gpus_sum_by_nccl(
     assert resolver.num_accelerators() == ({"GPU": 1} if device == "GPU:0" else {})
 
 
-@pytest.mark.parametrize(("build", "driver", "shown"), [
-    ({"is_cuda_build": True, "cuda_version": "12.5.1"}, "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  T",
-     "built for CUDA 12.5.1; driver 535.129.03): check the machine's GPU count"),
-    ({"is_cuda_build": False}, "", "built without CUDA; no driver in "),
+@pytest.mark.parametrize(("build", "shown"), [
+    ({"is_cuda_build": True, "cuda_version": "12.5.1"}, "built for CUDA 12.5.1): check the machine's GPU count"),
+    ({"is_cuda_build": False}, "built without CUDA"),
 ])  # fmt: skip
 def test_missing_gpus_are_reported_with_the_software(
-    build: dict[str, object], driver: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: dict[str, object], shown: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strategy, "_DRIVER", tmp_path / "version")
     monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: build)
-    if driver:
-        (tmp_path / "version").write_text(driver)
     with refused(f"no accelerators are visible (TensorFlow {tf.__version__}, {shown}"):
         local_devices(TrainConfig(expect_devices=4), Cluster())

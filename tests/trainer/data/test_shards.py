@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support import refused
-from tests.trainer.data.test_sources import png, write_idx, write_tfrecord
+from tests.trainer.data.test_sources import png, write_tfrecord
 from tests.workers import ROOT
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.train_config import TrainConfig
@@ -120,32 +120,6 @@ def test_shards_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -
     (photos / "train" / "a" / "000.png").write_bytes(png(77))
     with pytest.raises(UserError, match="other data or settings: use another"):
         prepare(config(photos), destination, 64, quiet)
-
-
-@pytest.mark.parametrize("kind", ["npz", "idx", "tfrecord", "folder"])
-def test_shards_of_a_source_that_was_replaced_are_not_passed_off_as_new(tmp_path: Path, kind: str) -> None:
-    """Holds back a part, so that a folder and TFRecord files are read as a whole, like the other kinds."""
-    source = tmp_path / "source"
-
-    def write(level: int) -> None:
-        images = np.full((4, SIZE, SIZE), level, np.uint8)
-        source.mkdir(exist_ok=True)
-        for number in range(4 * (kind == "folder")):
-            (source / f"{number}.png").write_bytes(png(level))
-        if kind == "npz":
-            np.savez(source / "x.npz", images=images)
-        if kind == "idx":
-            write_idx(source / "train-images-idx3-ubyte", images)
-        if kind == "tfrecord":
-            write_tfrecord(source / "r.tfrecord", [{"image": png(level)}] * 4)
-
-    write(7)
-    given = config(source / "x.npz" if kind == "npz" else source, evaluation_fraction=0.25)
-    index = prepare(given, tmp_path / "shards", 64, quiet)
-    assert prepare(given, tmp_path / "shards", 64, quiet) == index
-    write(8)
-    with pytest.raises(UserError, match="contains shards of other data or settings"):
-        prepare(given, tmp_path / "shards", 64, quiet)
 
 
 def test_a_fraction_of_prepared_shards_is_refused(photos: Path, tmp_path: Path) -> None:

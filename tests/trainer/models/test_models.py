@@ -362,7 +362,7 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
     (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
-    assert line in "\n".join(replica_check.compare(resolve(["--data=digits", *flags, *CHECKED]).config))
+    assert line in "\n".join(replica_check.compare(resolve(["--data=digits", *flags, *CHECKED]).config)[0])
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

@@ -11,6 +11,7 @@ from trainer.base.run_files.records import last_reported_step, read_result
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
+from trainer.reporting.slow_worker import WorkerWaits
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 
@@ -58,7 +59,7 @@ def test_seconds_add_up_over_processes(monkeypatch: pytest.MonkeyPatch, tmp_path
     run_result.saving_seconds = 0.25
     result = written(run_result, "done")
     assert (result["wall_seconds"], result["saving_seconds"]) == (100.5, 1.75)
-    run_result.write_failure("after the end", USER_MUST_CHANGE)
+    run_result.write_end("failed", "after the end", USER_MUST_CHANGE)
     assert read_result(tmp_path)[0] == result  # that of a finished run is left alone
 
 
@@ -66,7 +67,7 @@ def test_a_failure_keeps_the_known_values(tmp_path: Path) -> None:
     """Covers values that this process wrote itself: the file did not exist when it began."""
     run_result = begun(tmp_path)
     run_result.write("running", {"final": {"losses": {"loss": 1.0}}})
-    run_result.write_failure("no such folder", USER_MUST_CHANGE)
+    run_result.write_end("failed", "no such folder", USER_MUST_CHANGE)
     failed: Any = read_result(tmp_path)[0]
     assert (failed["state"], failed["error"], failed["exit_code"]) == ("failed", "no such folder", 2)
     assert failed["final"] == {"losses": {"loss": 1.0}}
@@ -76,7 +77,7 @@ def test_a_failure_keeps_the_known_values(tmp_path: Path) -> None:
 def failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns the result.json of job 123, which failed for a mistake of the user's."""
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
-    begun(tmp_path).write_failure("step 3: loss is NaN", USER_MUST_CHANGE)
+    begun(tmp_path).write_end("failed", "step 3: loss is NaN", USER_MUST_CHANGE)
     return read_result(tmp_path)[0]
 
 
@@ -95,3 +96,15 @@ def test_on_vertex_the_same_job_with_the_same_settings_fails_with_the_old_error(
 def test_locally_the_same_command_is_tried_again(failed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
     refuse_hopeless_restart(CONFIG, failed)
+
+
+def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
+    """The second of three workers waits 40 % of the time for its batches, and the others for it."""
+    waits, run_result = WorkerWaits(), begun(tmp_path)
+    verdicts = [waits.count((0.1, 2.1, 0.1), 5.0) for _ in range(8)]
+    assert verdicts[:5] == [None] * 5  # less than LEAST_SECONDS of steps
+    assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
+    for why in ("the others wait for its batches", "its GPUs alone are idle"):
+        run_result.name_slow("worker 1", why)
+    assert written(run_result)["slow_worker"] == {"name": "worker 1", "why": "the others wait for its batches"}
+    assert WorkerWaits().count((9.0,), 99.0) is None  # one worker has nobody who waits for it

@@ -4,8 +4,11 @@ import base64
 import io
 import json
 import random
+import signal
+import socket
 import threading
 import time
+import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
+from benchmarks.proofs.equal_answers import ask, started
 from trainer import predict as command
 from trainer.base.errors import UserError
 from trainer.run.export import export
@@ -68,7 +72,7 @@ class Client:
             if self.server.started:
                 break
             time.sleep(0.01)
-        (port,) = {socket.getsockname()[1] for one in self.server.servers for socket in one.sockets}
+        (port,) = {listener.getsockname()[1] for one in self.server.servers for listener in one.sockets}
         self.url = f"http://127.0.0.1:{port}"
         return self
 
@@ -199,6 +203,41 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folde
     (error,) = failed
     assert isinstance(error, UserError)
     assert str(error) == "gs://b/run: there is no serving.json: wait until the run is done and its model is uploaded"
+
+
+@pytest.mark.slow
+def test_a_killed_server_goes_on_after_a_restart_and_a_stopped_one_answers_open_requests(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rows = images(6).tolist()
+    body = json.dumps({"instances": rows[3:]}).encode()
+    first = started(str(folder), port)
+    try:
+        answers = ask(port, rows[:3])
+    finally:
+        first.kill()
+        first.wait()
+    with pytest.raises(urllib.error.URLError):
+        ask(port, rows[3:])
+    second = started(str(folder), port)
+    try:
+        answers += ask(port, rows[3:])
+        assert ask(port, rows) == answers
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9]
+            )
+            time.sleep(0.5)
+            second.terminate()
+            time.sleep(0.5)
+            connection.sendall(body[9:])
+            reply = connection.makefile("rb").read()
+        assert reply.startswith(b"HTTP/1.1 200")
+        assert json.loads(reply.split(b"\r\n\r\n")[1])["predictions"] == answers[3:]
+        assert second.wait(30) == -signal.SIGTERM  # as uvicorn ends, once all is answered
+    finally:
+        second.kill()
+        second.wait()
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(

@@ -4,7 +4,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MANIFEST, MODEL, SAMPLES, STEP_PREFIX
+from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
 from trainer.base.storage.address import Address, expanded, parse
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.staging import Staged, stage
@@ -36,18 +36,18 @@ def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     Files of the same suffix beside the file come along, because a GAN has several. Without a file, returns the folder.
     """
     address = parse(path, name)
-    if address and (suffix := PurePosixPath(address.name).suffix) in _SUFFIXES:
-        beside = Staged(_parent(address), name, cache_dir)
-        return (
-            beside.fetch(lambda below: "/" not in below and below.endswith(suffix)) / PurePosixPath(address.name).name
-        )
-    local = Staged(address, name, cache_dir).fetch(_of_model) if address else expanded(path)
+    if address is None:
+        local = expanded(path)
+    elif (suffix := PurePosixPath(address.name).suffix) in _SUFFIXES:
+        folder = Staged(_parent(address), name, cache_dir)
+        if (file := PurePosixPath(address.name).name) not in folder.objects:
+            raise UserError(f"{name}={path}: no such object: check with `gcloud storage ls {path}`")
+        return folder.fetch(lambda below: "/" not in below and below.endswith(suffix)) / file
+    else:
+        folder = Staged(address, name, cache_dir)
+        needed = ".keras" if any(below.endswith(".keras") for below in folder.objects) else ""
+        local = folder.fetch(lambda below: below.endswith(needed) and not below.startswith(f"{CHECKPOINTS}/"))
     return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
-
-
-def _of_model(below: str) -> bool:
-    """Returns whether an object of a job directory is of its model; a folder with no .keras file is a SavedModel."""
-    return not re.match(rf"({CHECKPOINTS}|{LOGS}|{SAMPLES}|({MODEL}/)?saved_model)/", below)
 
 
 def _parent(address: Address) -> Address:

@@ -41,7 +41,7 @@ def own_sources(dotted: str) -> Iterator[tuple[str, Path]]:
 
 def packages() -> dict[str, str]:
     """Returns the version of each installed package, by its name."""
-    named = ((found.metadata["Name"], found.version) for found in distributions())
+    named = ((package.metadata["Name"], package.version) for package in distributions())
     return dict(sorted((name.lower().replace("_", "-"), version) for name, version in named if name))
 
 

@@ -50,7 +50,7 @@ class OwnSettings:
             for parameter in signature.parameters:
                 self._refuse_ours(function, parameter.name)
                 first, functions = taken.get(parameter.name, (parameter, ()))
-                if functions and not _same(parameter, first):
+                if functions and str(parameter) != str(first):
                     raise UserError(
                         f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {first.name}, as "
                         f"{first} and as {parameter}: give it one type and default, or two names"
@@ -121,12 +121,6 @@ def settings_of_models() -> dict[str, dict[str, Parameter]]:
     """Returns the settings of each built-in model by name."""
     signatures = {model: read_signature(path, f"model={model}") for model, path in MODELS.items()}
     return {model: {part.name: part for part in signature.parameters} for model, signature in signatures.items()}
-
-
-def _same(parameter: Parameter, other: Parameter) -> bool:
-    """Returns whether two parameters differ in what --help says of them alone."""
-    about = dataclasses.replace(parameter.about, meaning=other.about.meaning)
-    return dataclasses.replace(parameter, about=about) == other
 
 
 @lru_cache(maxsize=64)

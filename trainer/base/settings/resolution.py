@@ -153,14 +153,14 @@ def own_settings(arguments: Sequence[str], first: str = "") -> OwnSettings:
 
 def parse_flags(arguments: Sequence[str], first: str = "", **help_options: Any) -> dict[str, str]:
     """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
-    own = own_settings(arguments, first)
-    flags = flags_of(own.settings)
+    functions = own_settings(arguments, first)
+    flags = flags_of(functions.settings)
     # Description and epilog have their own lines.
     parser = Parser(formatter_class=argparse.RawDescriptionHelpFormatter, **(help_options or _help_of_task()))
     add_setting_flags(parser, flags)
     options, unknown = parser.parse_known_args(arguments)
     names = [field.name for field in flags]
-    refuse_unknown(unknown, [*names, "help"], own.hint)
+    refuse_unknown(unknown, [*names, "help"], functions.hint)
     return {name: text for name, text in vars(options).items() if name in names}
 
 

@@ -29,8 +29,8 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
     except Exception as error:  # YAML constructors raise anything, for example for `!!int text`
         raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
     if not isinstance(content, dict):
-        other = "it is empty" if content is None else f"this is {type(content).__name__}"
-        raise UserError(f"{name}: 'setting: value' lines are needed, {other}")
+        kind = "it is empty" if content is None else f"this is {type(content).__name__}"
+        raise UserError(f"{name}: 'setting: value' lines are needed, {kind}")
     return content
 
 

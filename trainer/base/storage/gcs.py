@@ -141,8 +141,8 @@ class Gcs:
 
     def location(self, bucket: str) -> str:
         """Returns where a bucket lies, as US or EUROPE-WEST4."""
-        found = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
-        return str(found.location)
+        about = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
+        return str(about.location)
 
     def download(
         self,

@@ -18,23 +18,23 @@ def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iter
     A negative number subtracts bytes that must be fetched again.
     """
     began = logged = time.monotonic()
-    done, lock = 0, threading.Lock()
+    transferred, lock = 0, threading.Lock()
 
     def advance(more: int) -> None:
-        nonlocal done, logged
+        nonlocal transferred, logged
         with lock:
-            done += more
+            transferred += more
             now = time.monotonic()
             log_now = not (bar.shown or quiet) and now - logged > _LOG_SECONDS
             logged = now if log_now else logged
         if log_now:
-            speed = done / 1e6 / (now - began)
-            log.info(f"{label}: {done / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
+            speed = transferred / 1e6 / (now - began)
+            log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
         bar.update(advance=more)
 
     with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
         yield advance
     if not quiet:
         seconds = max(time.monotonic() - began, 1e-9)
-        speed = done / 1e6 / seconds
+        speed = transferred / 1e6 / seconds
         log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")

@@ -17,13 +17,11 @@ from deploy.__main__ import main as deploy
 from deploy.client.arguments import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
-from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import own_settings, resolve, to_yaml
 from trainer.base.settings.signatures import read_signature
 from trainer.base.settings.train_config import TrainConfig
-from trainer.task import main as task
 
 NETS = """
 import keras
@@ -339,18 +337,3 @@ def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
     assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
     with refused("data=mine.data:load: it is called with (config, my_lambda=), but takes"):
         load_function(config.data, "data", ("config",), config)
-
-
-def test_print_config_of_a_wrong_setting_ends_with_two(mine: Path, capsys: Capture) -> None:
-    assert task([*OWN, "--rows=9", "--depth=1", "--print_config"]) == 2
-    assert "error: flags: depth=1 must be one of 2, 4." in capsys.readouterr().err
-    with pytest.raises(UserError):
-        resolve([*OWN, "--rows"])
-
-
-def test_comparing_on_this_machine_passes_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
-    out = f"--out={tmp_path / 'out'}"
-    assert deploy(["compare", "cpu", *RUN, "--my_lambda=0.5", "--dry_run", out, "--on=local"]) == 2
-    assert "--dry_run is for jobs of Vertex AI" in capsys.readouterr().err
-    assert deploy(["compare", "cpu", *RUN, "--my_lambd=0.5", out]) == 2
-    assert "unknown flag --my_lambd; did you mean 'my_lambda'?" in capsys.readouterr().err

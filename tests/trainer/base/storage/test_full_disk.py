@@ -12,9 +12,7 @@ import pytest
 
 from tests.support import fresh_collectives
 from trainer import task
-from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.reporting.tensorboard import EventFiles
 from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
 
 RUN = [
@@ -151,14 +149,3 @@ def test_a_disk_that_becomes_read_only(
     assert "cannot be written: Read-only file system" in told
     assert told.count("\n") == 1
     read_checkpoint(disk / "job" / "checkpoints" / "step-00000004")
-
-
-def test_event_files_on_a_full_disk_do_not_speak_of_memory(disk: Path) -> None:
-    events = EventFiles(disk / "logs")
-    fill_up(disk, 0)
-    with pytest.raises(UserError, match="logs cannot be written: No space left on device: free"):
-        for step in range(500):  # writes that fit into an allocated page succeed
-            events.scalars(step, {"loss": 1.0})
-            events.flush()
-    (disk / "ballast").unlink()
-    events.close()

@@ -50,19 +50,3 @@ def test_an_interrupted_prepare_goes_on_elsewhere(
     sent = [request for request in proxy.requests[before:] if "/upload/" in request and "train-" in request]
     assert ["train-00003" in sent[0], "train-00004" in sent[1], len(sent)] == [True, True, 2]
     assert len(json.loads(bucket.content("there/index.json"))["splits"]["train"]) == 5
-
-
-@pytest.mark.parametrize(("source", "destination", "line"), [
-    ("gs:/x", "D", "data=gs:/x: not an address: did you mean gs://x?"),
-    ("S/none", "D", "no objects found"),
-    ("digits", "gs://no-such-bucket-at-all/x", "bucket not found"),
-    ("digits", "gs:///x", "DST=gs:///x: not an address"),
-])  # fmt: skip
-def test_mistakes_are_one_line(
-    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, destination: str, line: str
-) -> None:
-    source = source.replace("S/", bucket.url())
-    assert main([source, destination.replace("D", str(tmp_path / "d")), f"--cache_dir={tmp_path}"]) == 2
-    err = capsys.readouterr().err
-    assert line in err
-    assert err.count("\n") == 1

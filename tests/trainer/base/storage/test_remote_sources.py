@@ -150,7 +150,7 @@ def test_markers_of_folders_are_no_data(bucket: Bucket, tmp_path: Path) -> None:
 def test_what_is_compared_is_what_is_staged(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     given = config(filled(bucket, tmp_path / "local", "npz")[1], tmp_path / "cache")
     before = files_of(given)
-    assert before is not None
+    assert before
     listings = proxy.count("GET", "/o?")
     load_dataset(given)
     assert proxy.count("GET", "/o?") == listings

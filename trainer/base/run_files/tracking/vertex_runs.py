@@ -71,8 +71,9 @@ class VertexApi:
     def tensorboard(self) -> str:
         """Returns the name of the TensorBoard instance that this package makes once a region."""
         instances = f"{self.parent}/tensorboards"
-        known = [one for one in self.listed(instances, "tensorboards") if one.get("displayName") == _DISPLAY_NAME]
-        return str((known[0] if known else self.call("POST", instances, {"displayName": _DISPLAY_NAME}) or {})["name"])
+        boards = {board.get("displayName"): board for board in self.listed(instances, "tensorboards")}
+        board = boards.get(_DISPLAY_NAME) or self.call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
+        return str(board["name"])
 
 
 class VertexRuns:
@@ -98,11 +99,13 @@ class VertexRuns:
         api.call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
         artifact = self._made_board_run(board, run, f"{identity}-tb-run")
         api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact]})
-        found = {
-            one["displayName"]: one for one in api.listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
+        series = api.listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
+        self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
+        steps = {
+            metric["displayName"]: int(about.get("maxStep", 0))
+            for metric in series
+            if (about := metric.get("metadata"))
         }
-        self._series = {metric: one["name"].rsplit("/", 1)[-1] for metric, one in found.items()}
-        steps = {metric: int(one["metadata"].get("maxStep", 0)) for metric, one in found.items() if one.get("metadata")}
         _, project, _, region = api.parent.split("/")
         page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
         return Opened(f"{page}{identity}?project={project}", lambda metric: steps.get(metric, -1))
@@ -119,8 +122,8 @@ class VertexRuns:
         labels = {"vertex_tensorboard_experiment_source": "vertex_experiment"}
         about = {"displayName": self._name, "labels": labels}
         experiment = self._api.made(f"{board}/experiments", self._name, "tensorboardExperimentId", about)["name"]
-        made = self._api.made(f"{experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})
-        self._board_run = made["name"]
+        board_run = self._api.made(f"{experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})
+        self._board_run = board_run["name"]
         artifacts = f"{self._context.partition('/contexts/')[0]}/artifacts"
         return str(self._api.made(artifacts, identity, "artifactId", {
             "displayName": identity, "schemaTitle": "google.VertexTensorboardRun", "schemaVersion": "0.0.1",
@@ -132,8 +135,8 @@ class VertexRuns:
         values = [(name, point, value) for point in points for name, value in point.values.items()]
         for name in dict.fromkeys(name for name, _, _ in values if name not in self._series):
             about = {"displayName": name, "valueType": "SCALAR", "pluginName": "scalars"}
-            made = self._api.call("POST", f"{self._board_run}/timeSeries", about) or {}
-            self._series[name] = made["name"].rsplit("/", 1)[-1]
+            series = self._api.call("POST", f"{self._board_run}/timeSeries", about) or {}
+            self._series[name] = series["name"].rsplit("/", 1)[-1]
         for start in range(0, len(values), _MOST):
             data = [{"tensorboardTimeSeriesId": self._series[name], "valueType": "SCALAR", "values": [{
                 "step": point.step, "scalar": {"value": value},
