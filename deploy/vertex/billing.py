@@ -109,7 +109,8 @@ def check_budget(
     key, value = label
     cost = billed(table, key, [value], month, clock).get(value, 0.0)
     recent = [job for job in jobs if job.labels.get(key) == value and now - (job.ended or now) < LAG_S]
-    later = sum(_expected(job, now) for job in recent)
+    # What has ended counts with its cost, what runs with its limit.
+    later = sum(spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600 for job in recent)
     parts = f"{cost:.2f} USD billed this month for {key}:{value}, {later:.2f} for {len(recent)} jobs of the last 48 h"
     if limit is None:
         raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
@@ -118,8 +119,3 @@ def check_budget(
             f"month_budget={budget:g}: {parts}, and up to {limit:.2f} for this job: wait, or use a lower --max_cost"
         )
     return f"{parts}, up to {limit:.2f} for this job, of {budget:g} USD"
-
-
-def _expected(job: JobStatus, now: float) -> float:
-    """Returns the cost of a job that has ended, and the limit of one that runs."""
-    return spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600

@@ -161,14 +161,13 @@ class GAN(keras.Model):
     ) -> None:
         super().__init__(name=config.model.replace(":", "_").replace(".", "_"))
         classes = self.generated_classes = classes_of(config, dataset) if shared.conditional else 0
-        self.generator, self.generator_average = (
-            build_generator(config, shared, initializer, classes) for _ in range(2)
-        )
+        generators = [build_generator(config, shared, initializer, classes) for _ in range(2)]
+        self.generator, self.generator_average = generators
         of_critic: dict[str, Any] = {"batch_norm": critic_batch_norm, "score_bias": score_bias, "classes": classes}
         self.critic = build_critic(config, shared, initializer, **of_critic)
         # What samples and templates run: the same networks, with labels as an input of their own.
         self.sampled, self.sampled_average = (
-            labelled(network, classes) if classes else network for network in (self.generator, self.generator_average)
+            [labelled(network, classes) for network in generators] if classes else generators
         )
         self.generator_average.set_weights(self.generator.get_weights())
         self.batches_per_step, self.latent_dim, self.ema_decay = batches_per_step, shared.latent_dim, shared.ema_decay
@@ -240,10 +239,6 @@ class GAN(keras.Model):
             images: list[Any] = tf.split(self.generator(tf.concat(noise, 0), training=True), len(noise))
         return images
 
-    def images_from(self, generated: Generated) -> Any:
-        """Returns the images, (rows, height, width, channels); makes them if there are none."""
-        return self.generator(generated.noise, training=True) if generated.images is None else generated.images
-
     def update_critic(self, step: StepContext, reals: Any, fakes: Generated, *others: Any) -> Any:
         """Updates the critic once; returns this replica's part of its losses.
 
@@ -251,7 +246,8 @@ class GAN(keras.Model):
         """
 
         def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
-            images = self.augmented(from_uint8(reals), self.images_from(fakes))
+            generated = self.generator(fakes.noise, training=True) if fakes.images is None else fakes.images
+            images = self.augmented(from_uint8(reals), generated)
             return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
@@ -272,7 +268,7 @@ class GAN(keras.Model):
         """Returns the loss, and a gradient of the scaled loss for each generator variable, over this replica's rows."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
-            images = self.images_from(generated)
+            images = self.generator(generated.noise, training=True)
         reals = None if generated.reals is None else self.augmented(generated.reals)[0]
         numbers = self.diff_augment.draw()
         loss, by_images = self.image_gradients(images, global_batch_size, generated.labels, numbers, reals)

@@ -34,9 +34,6 @@ def _within(value: float, most: float | None) -> str:
 
 
 def _rates(check: Any) -> Iterator[str]:
-    yield f"an empty step: {1e6 * check.empty_step_seconds:,.0f} µs"
-    there, back = check.host_to_device_bytes_per_second, check.device_to_host_bytes_per_second
-    yield f"host to device: {there / 1e9:.1f} GB/s; back: {back / 1e9:.1f} GB/s"
     first = next((row.speed for row in check.rows if row.speed), None)
     if first:
         size, spent = first.state_bytes / 1e6, 1e3 * first.snapshot_seconds

@@ -20,7 +20,7 @@ from trainer.data.sources import load_dataset
 from trainer.invariance.step import NotCompilable
 from trainer.proofs.bands import BANDS, Difference, Trained, banded_difference, difference, float32_difference, largest
 from trainer.proofs.check_table import table
-from trainer.proofs.rates import AllReduce, all_reduces, copies, empty_step
+from trainer.proofs.rates import AllReduce, all_reduces
 from trainer.proofs.variants import Speed, Trials, Variant, replicas_on
 from trainer.reporting.run_info import gpu_names, versions
 from trainer.run.build import set_precision_and_seed
@@ -56,9 +56,6 @@ class GpuCheck:
     rows: list[Row] = field(default_factory=list)
     all_reduces: list[AllReduce] = field(default_factory=list)
     collective: str = ""
-    host_to_device_bytes_per_second: float = 0.0
-    device_to_host_bytes_per_second: float = 0.0
-    empty_step_seconds: float = 0.0
     left_out: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -162,11 +159,8 @@ def _judge(row: Row, variant: Variant, trained: Trained, alone: Trained, referen
 
 
 def _measure_rates(check: GpuCheck, replicas: Replicas, seconds: float) -> None:
-    spend = seconds / 10
-    check.empty_step_seconds = empty_step(replicas, spend)
-    check.host_to_device_bytes_per_second, check.device_to_host_bytes_per_second = copies(replicas.devices[0])
     if replicas.count > 1:
-        check.all_reduces, check.collective = all_reduces(replicas, spend)
+        check.all_reduces, check.collective = all_reduces(replicas, seconds / 10)
         if replicas.devices[0].startswith("GPU") and "nccl" not in check.collective.lower():
             wrong = f"gradients are summed by {check.collective}, not by NCCL: GPUs then wait for the host"
             check.problems.append(wrong)

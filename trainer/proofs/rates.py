@@ -1,8 +1,7 @@
-"""Measures what the devices exchange: all-reduces by size, copies from and to the host, and a step without work."""
+"""Measures what the devices exchange: all-reduces by size."""
 
 import time
-import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,6 @@ from trainer.cluster.strategy import Replicas
 from trainer.training.steps import nodes_of
 
 SIZES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 64 * 2**20)  # bytes of an all-reduce: a batch norm to a large model
-_COPIED = 64 * 2**20  # bytes
-_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -29,36 +26,11 @@ def all_reduces(replicas: Replicas, seconds: float, sizes: Sequence[int] = SIZES
     """Returns the time of all-reduces by size, and the operation that TensorFlow uses for them."""
     measured, kind, count = list[AllReduce](), "", replicas.count
     for size in sizes:
-
-        def sum_over_devices(before: Any, size: int = size) -> Any:
-            values = tf.fill((size // 4,), before * 0.0 + 1.0)
-            return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)[0]
-
-        loop = _loop(replicas, sum_over_devices)
+        loop = _loop(replicas, size // 4)
         kind = kind or collective(loop)
         spent = _seconds_of(loop, seconds)
         measured.append(AllReduce(size, spent, 2 * (count - 1) / count * size / spent))
     return measured, kind
-
-
-def empty_step(replicas: Replicas, seconds: float) -> float:
-    """Returns the seconds of a step that adds one number on each device: what the loop itself costs."""
-    return _seconds_of(_loop(replicas, lambda before: before * 0.0 + 1.0), seconds)
-
-
-def copies(device: str) -> tuple[float, float]:
-    """Returns the bytes per second of copies from the host to the device, and back; on a CPU, those of its memory."""
-    with tf.device("CPU:0"):
-        host = tf.ones(_COPIED // 4)
-
-    def to_device() -> Any:
-        with tf.device(device):
-            copied = tf.identity(host)
-            return copied, float(copied[-1])  # reading a number waits for the copy
-
-    there, (on_device, _) = _fastest(to_device), to_device()
-    back = _fastest(on_device.numpy)
-    return _COPIED / there, _COPIED / back
 
 
 def collective(loop: Any) -> str:
@@ -69,13 +41,17 @@ def collective(loop: Any) -> str:
     return ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints)) or "none"
 
 
-def _loop(replicas: Replicas, step: Callable[[Any], Any]) -> Any:
-    """Returns a function that runs `step` so many times on all devices, each time with a number from the last."""
+def _loop(replicas: Replicas, count: int) -> Any:
+    """Returns a function that sums (count,) float32 over all devices so many times, each time after the last."""
+
+    def on_device(before: Any) -> Any:
+        values = tf.fill((count,), before * 0.0 + 1.0)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)[0]
 
     def run(times: Any) -> Any:
         total = tf.constant(0.0)
         for _ in tf.range(times):
-            results = replicas.strategy.run(tf.autograph.experimental.do_not_convert(step), args=(total,))
+            results = replicas.strategy.run(tf.autograph.experimental.do_not_convert(on_device), args=(total,))
             total = tf.add_n(list(replicas.strategy.experimental_local_results(results)))
         return total
 
@@ -93,7 +69,3 @@ def _seconds_of(loop: Any, seconds: float) -> float:
         if spent >= seconds or count >= 2**20:
             return spent / count
         count *= 4
-
-
-def _fastest(copy: Callable[[], Any]) -> float:
-    return min(timeit.repeat(copy, number=1, repeat=_REPEATS))

@@ -207,19 +207,14 @@ def _save_h5(template: keras.Model, path: Path) -> None:
 
 
 def _save_for_serving(template: keras.Model, interface: ModelInterface, input_spec: Any, folder: Path) -> None:
-    """Writes a SavedModel with the endpoint `serve`; of a conditional generator, `classes` gives their number too."""
-    serve, classes = interface.serve, interface.generated_classes
-    inputs = model_inputs(template, input_spec)
+    """Writes a SavedModel with the endpoint `serve`."""
+    serve, inputs = interface.serve, model_inputs(template, input_spec)
     signature = [tf.TensorSpec(leaf.shape, leaf.dtype, name=name) for name, leaf in named_leaves(inputs)]
     archive = keras.export.ExportArchive()
     archive.track(template)
     archive.add_endpoint(
         "serve", lambda *leaves: serve(template(keras.tree.pack_sequence_as(inputs, leaves))), signature
     )
-    if classes:
-        count = tf.function(lambda: tf.constant(classes), autograph=False)
-        count.get_concrete_function()
-        archive.add_endpoint("classes", count)
     with tensorflow_writing(folder), redirect_stdout(io.StringIO()):  # write_out prints a summary
         archive.write_out(str(folder))
 

@@ -13,7 +13,7 @@ from trainer.base.log import start_logging
 from trainer.cluster.strategy import make_replicas
 from trainer.proofs import on_gpus
 from trainer.proofs.on_gpus import check_on_gpus, variants
-from trainer.proofs.rates import all_reduces, copies, empty_step
+from trainer.proofs.rates import all_reduces
 from trainer.proofs.variants import Trials, Variant
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
@@ -99,8 +99,6 @@ def test_rates_are_measured() -> None:
     assert [(one.bytes, one.seconds > 0) for one in found] == [(1024, True), (4096, True)]
     assert found[0].bus_bytes_per_second == pytest.approx(1024 / found[0].seconds)
     assert kind != "none"
-    assert empty_step(replicas, 0) > 0
-    assert min(copies("CPU:0")) > 0
 
 
 def test_the_flags_of_the_check() -> None:
