@@ -1,6 +1,6 @@
 """Measures on this CPU what a step of a run needs: `python -m trainer.plan --recipe=NAME --out=plan.json [any flag]`.
 
-It runs a few steps with 8, and up to 64, rows of the data, reads TensorFlow's own trace of its allocations, and counts
+It runs a few steps with 8, 16 and 32 rows of the data, reads TensorFlow's own trace of its allocations, and counts
 FLOPs and bytes in the graph. plan.json then says for any batch what a GPU would have to hold and to compute;
 `python -m deploy plan` turns it into hours and USD of each tier.
 """

@@ -7,7 +7,8 @@ rows there some hours to two days after it ran, by its label; one without any is
 from collections.abc import Sequence
 
 from deploy.client.arguments import parser
-from deploy.vertex.billing import BIGQUERY_FIX, billed_by_job, billing_errors, checked_table
+from deploy.tiers.spec_changes import LABEL
+from deploy.vertex.billing import BIGQUERY_FIX, billed, billing_errors, checked_table
 from deploy.vertex.history import Attempt, attempt_label, find_attempt
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
@@ -22,7 +23,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     table = checked_table(asked.table)
     jobs = dict(label_and_attempt for run in asked.runs for label_and_attempt in _attempts(run))
     with billing_errors(table, BIGQUERY_FIX):
-        found = billed_by_job(table, list(jobs), "2000-01-01T00:00:00Z", session.clock)
+        found = billed(table, LABEL, list(jobs), "2000-01-01T00:00:00Z", session.clock)
     for label, attempt in jobs.items():
         print(f"{attempt.job or label} ({attempt.tier}): {_said(label, attempt, found.get(label))}")
     return DONE

@@ -14,7 +14,7 @@ from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
 from deploy.planning.kept import plan_of
-from deploy.planning.plan_table import PlanTable, Wish
+from deploy.planning.plan_table import PlanTable
 from deploy.report.collection import collect
 from deploy.tiers.checks import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
@@ -65,7 +65,6 @@ class Plan:
     """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy."""
 
     table: PlanTable
-    wish: Wish
 
     def __str__(self) -> str:
         """Returns the table, and what is to be said about it."""
@@ -80,7 +79,7 @@ class Plan:
     @property
     def sentences(self) -> list[str]:
         """Returns what a reader wants to know first."""
-        return [*self.table.sentences(self.wish)]
+        return [*self.table.sentences()]
 
     def best(self, within: str = "", budget: float | None = None) -> Choice:
         """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
@@ -151,8 +150,8 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
                 known, own_image = by_name.get(tier.name), remembered() is not None
                 told = forecast(tier, step_plan, config, load_machines(file), known, own_image=own_image)
                 found.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
-    table = PlanTable(step_plan, found, _about(step_plan, config), assumed)
-    return Plan(table, Wish(asked.within and asked.within / 3600, asked.budget))
+    within = asked.within and asked.within / 3600
+    return Plan(PlanTable(step_plan, found, _about(step_plan, config), assumed, within, asked.budget))
 
 
 def _places(regions: str, prices: str) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from deploy.vertex.api import JobStatus
-from deploy.vertex.cancellation import find_job
+from deploy.vertex.cancellation import jobs_of, newest_original
 from deploy.vertex.history import attempt_label
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
@@ -44,4 +44,4 @@ class SentJob:
 
     def find(self, backend: Backend, clock: Clock) -> JobStatus | None:
         """Returns the job's status, and cancels its doubles; None if it was never created."""
-        return find_job(attempt_label(self.submission), backend, clock)
+        return newest_original(jobs_of(attempt_label(self.submission), backend, clock), backend, clock)

@@ -118,20 +118,16 @@ def read(url: str, subject: str, role: str) -> bytes:
     """Returns what the job's account reads at a URL, with `role`. Exits with one line if it cannot be read."""
     try:
         return request(url, {"Authorization": f"Bearer {token()}"})
-    except Refused as error:
+    except PermissionError as error:
         end(f"{subject}: {error}: the job's account must be able to read it ({role})", MUST_CHANGE)
     except OSError as error:
         end(f"{subject}: cannot be read: {error}", FAULT)
 
 
-class Refused(OSError):
-    """Reports an answer that another try would not change."""
-
-
 def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
     """Returns the answer of a GET, or of a POST if there is a `body`; tries again while service or network fail.
 
-    `missing`: what to return for 404. Raises OSError in the end, Refused at once if the account may not do it.
+    `missing`: what to return for 404. Raises OSError in the end, PermissionError at once if the account may not do it.
     """
     problem = ""
     for attempt in range(TRIES):
@@ -145,7 +141,7 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
             if error.code == 404 and missing is not None:
                 return missing
             if error.code in (401, 403, 404):
-                raise Refused(problem) from None
+                raise PermissionError(problem) from None
         except (OSError, ValueError) as error:
             problem = str(error)
     raise OSError(problem)

@@ -24,14 +24,6 @@ _TEXTS = 3  # of the titles: texts, not numbers
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Holds what the user asked for: the most hours and the most USD."""
-
-    within_hours: float | None = None
-    budget_usd: float | None = None
-
-
-@dataclass(frozen=True)
 class PlanTable:
     """Holds the forecasts of all tiers, and every offer of them, the cheapest first."""
 
@@ -39,6 +31,8 @@ class PlanTable:
     forecasts: Sequence[Forecast]
     about: str  # what is trained
     assumed: Sequence[str]  # of the runs that times come from
+    within_hours: float | None = None  # the most hours and USD that the user asked for
+    budget_usd: float | None = None
 
     @cached_property
     def offers(self) -> list[Choice]:
@@ -60,20 +54,20 @@ class PlanTable:
         """Returns columns of text."""
         return terminal_table(TITLES, self.cells(), _TEXTS)
 
-    def to_markdown(self, wish: Wish) -> str:
+    def to_markdown(self) -> str:
         """Returns the table with everything that is said about it."""
-        said = [*self.sentences(wish), *self.notes()]
+        said = [*self.sentences(), *self.notes()]
         return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), said, _TEXTS)}"
 
-    def to_json(self, wish: Wish) -> str:
+    def to_json(self) -> str:
         """Returns every number."""
         content: dict[str, Any] = {
-            "about": self.about, "sentences": [*self.sentences(wish)], "notes": [*self.notes()],
+            "about": self.about, "sentences": [*self.sentences()], "notes": [*self.notes()],
             "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
         }  # fmt: skip
         return json.dumps(content, indent=2) + "\n"
 
-    def sentences(self, wish: Wish) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
         """Yields what the user wants to know first."""
         if not self.offers:
             yield _why_none(self.forecasts)
@@ -83,14 +77,14 @@ class PlanTable:
         yield _best("The fastest", by_time, lambda offer: offer.hours)
         yield from _worth(self.forecasts)
         yield from _try_it([self.offers[0], by_time[0]])
-        if wish.within_hours is not None:
+        if self.within_hours is not None:
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
-            what = f"The cheapest that ends within {figures(wish.within_hours)} hours"
-            yield _wished(what, self.offers, lambda offer: offer.hours, wish.within_hours, least)
-        if wish.budget_usd is not None:
+            what = f"The cheapest that ends within {figures(self.within_hours)} hours"
+            yield _wished(what, self.offers, lambda offer: offer.hours, self.within_hours, least)
+        if self.budget_usd is not None:
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
-            what = f"The fastest for {money(wish.budget_usd)}"
-            yield _wished(what, by_time, lambda offer: offer.usd, wish.budget_usd, least)
+            what = f"The fastest for {money(self.budget_usd)}"
+            yield _wished(what, by_time, lambda offer: offer.usd, self.budget_usd, least)
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""

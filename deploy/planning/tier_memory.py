@@ -1,15 +1,15 @@
 """Says whether a step fits the memory of a tier's devices, and the data its machines."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
-from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.run_files.plan_file import Line, Memory, StepPlan, largest_rows, peak_of
+from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
 USABLE = 0.93  # of what a card is sold with; the driver and its error correction keep the rest
@@ -31,14 +31,17 @@ class Fit:
     available: float
     largest_batch: int
     micro_batches: int | None  # the least number of passes, from that of the run on, that surely fits; None: none does
+    remat: float | None = None  # how much more a step computes with --remat=blocks, if it surely fits by that
 
     @property
     def words(self) -> str:
         """Returns the numbers in a line."""
         low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
-        if self.verdict != FITS and self.micro_batches:
-            batch += f", this one with --micro_batches={self.micro_batches}"
+        levers = [f"--micro_batches={self.micro_batches}"] if self.micro_batches else []
+        levers += [f"--remat={BLOCKS} (+{self.remat - 1:.0%} FLOPs)"] if self.remat else []
+        if self.verdict != FITS and levers:
+            batch += f", this one with {' or '.join(levers)}"
         return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}"
 
 
@@ -49,22 +52,25 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
         return None
     memory = plan.memory
     gpu, mixed = bool(tier.accelerators), config.precision.startswith("mixed")
-    lines = (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
-    worst = memory.worst_order * FRAGMENTS
     rows = config.global_batch_size // tier.devices
 
-    def needed(passes: int) -> Interval:
+    def lines_of(memory: Memory) -> Sequence[Line]:
+        return (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
+
+    def needed(passes: int, memory: Memory = memory) -> Interval:
+        lines, worst = lines_of(memory), memory.worst_order * FRAGMENTS
         held, beside = peak_of(lines, rows / passes), _beside(plan, config, tier, passes)
         return Interval(held * _LEAST, held, held * worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
 
     asked = config.passes(tier.devices)
     wanted = needed(asked)
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
-    most = (available - 1.5 * _beside(plan, config, tier, asked)) / worst
-    largest = largest_rows(lines, most) * asked * tier.devices
+    most = (available - 1.5 * _beside(plan, config, tier, asked)) / (memory.worst_order * FRAGMENTS)
+    largest = largest_rows(lines_of(memory), most) * asked * tier.devices
     passes = (count for count in range(asked, rows + 1) if rows % count == 0 and not config.virtual_replicas)
     fitting = next((count for count in passes if needed(count).high <= available), None)
-    return Fit(verdict, wanted, available, largest, fitting)
+    again = plan.recomputed and needed(asked, plan.recomputed).high <= available
+    return Fit(verdict, wanted, available, largest, fitting, plan.recomputed_flops if again else None)
 
 
 def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> float:

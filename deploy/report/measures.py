@@ -187,10 +187,6 @@ def _not_timed(row: TierSummary) -> str:
     return next(no_stats, "fewer than two reports were timed: lower report_every_steps")
 
 
-def _no_wait(row: TierSummary) -> str:
-    return f"{STATS} does not contain it" if row.step_seconds else _not_timed(row)
-
-
 def _no_speed(row: TierSummary) -> str:
     return f"{row.base.tier if row.has_speed else row.tier} has no finished run with images/s"
 
@@ -232,9 +228,8 @@ MEASURES = (
     Measure("workers", "", _workers),
     Measure("devices", "devices", _devices),
     Measure("simulated", "", _simulated),
-    Measure(
-        "depends_on_replicas", "", lambda row: any(run.result.get("depends_on_replicas") for run in row.group.runs)
-    ),
+    Measure("depends_on_replicas", "",
+            lambda row: any(run.result.get("depends_on_replicas") for run in row.group.runs)),
     Measure("repeats", "repeats", lambda row: len(row.done)),
     Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
     Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
@@ -245,19 +240,13 @@ MEASURES = (
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
     Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
     Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
-    Measure("input_wait", "waits for input", _input_wait, median, percent, _no_wait, LOWER),
+    Measure("input_wait", "waits for input", _input_wait, median, percent,
+            lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
     *map(_of_profile, WORDS),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
-    Measure(
-        "total_seconds",
-        "total s",
-        lambda run: run.wall_seconds if run.state == "done" else None,
-        median,
-        figures,
-        _NO_RESULT,
-        LOWER,
-    ),
+    Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
+            _NO_RESULT, LOWER),
     Measure("goodput", "goodput", _goodput, median, percent, _NO_RESULT, HIGHER),
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
@@ -275,7 +264,7 @@ MEASURES = (
     Measure("images", "", _images, common),
     Measure("unit", "", _unit),
     Measure("quality", "", _quality),
-)
+)  # fmt: skip
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:

@@ -77,12 +77,14 @@ class LocalStudy:
 
     def _work(self, share: Share) -> None:
         """Runs one trial after another on a share of the machine."""
-        while (trial := self._next()) is not None:
-            self._record(trial, *self._run_trial(trial, share))
-
-    def _next(self) -> "Trial | None":
-        with self._lock:
-            return None if self._jobs.stopped else next(self._to_run, None)
+        while True:
+            with self._lock:
+                trial = None if self._jobs.stopped else next(self._to_run, None)
+            if trial is None:
+                return
+            folders = [repeat_folder(self._out, f"trial-{trial.number + 1:03d}", repeat)
+                       for repeat in range(1, self._plan.repeats + 1)]  # fmt: skip
+            self._record(trial, folders, *self._run_trial(trial, folders, share))
 
     def _begin(self) -> "Iterator[Trial]":
         """Yields the trials that were killed, then new ones until there are as many as asked or no other settings."""
@@ -105,9 +107,9 @@ class LocalStudy:
         say(f"trial {number + 1}: {how}{shown(trial.params)}")
         return load().Trial(self._study, trial._trial_id)
 
-    def _run_trial(self, trial: "Trial", share: Share) -> tuple[str, str]:
+    def _run_trial(self, trial: "Trial", folders: list[Path], share: Share) -> tuple[str, str]:
         """Runs the repeats of a trial that are not done; returns the name of its Optuna state, and why."""
-        for repeat, job_dir in enumerate(self._folders(trial), start=1):
+        for repeat, job_dir in enumerate(folders, start=1):
             self._wait_for_orphan(trial, job_dir)
             if is_done(job_dir):
                 continue
@@ -118,11 +120,11 @@ class LocalStudy:
             prune = self._plan.pruning and repeat == 1
             metric_file = {"CLOUD_ML_HP_METRIC_FILE": str(job_dir.absolute() / METRIC_FILE)}
             end = self._jobs.run(request, job_dir, share, metric_file, partial(self._report, trial, job_dir, prune))
+            code = end.status or end.code
             if end.code == DONE:
                 continue
             if end.state == "CANCELLED" and not self._jobs.stopped:
                 return "PRUNED", _HOPELESS
-            code = end.status or end.code
             if code in (INTERRUPTED, _KILLED):
                 return "RUNNING", "killed by SIGKILL, most often out of memory" if code == _KILLED else ""
             reason = error_of(job_dir) or f"exit code {code}: see {job_dir}.log"
@@ -141,9 +143,9 @@ class LocalStudy:
                 return True
         return False
 
-    def _record(self, trial: "Trial", state: str, reason: str) -> None:
+    def _record(self, trial: "Trial", folders: list[Path], state: str, reason: str) -> None:
         """Records how a trial ended. One that was killed is left as it is, to be resumed."""
-        folders, plan = self._folders(trial), self._plan
+        plan = self._plan
         reports = [metric_reports(folder, plan.metric) for folder in folders if is_done(folder)]
         values = [of_run[-1] for of_run in reports if of_run]  # at the end of each run
         seconds = sum(number(read_result(folder)[0].get("wall_seconds")) or 0.0 for folder in folders)
@@ -160,10 +162,6 @@ class LocalStudy:
         value = "" if frozen.value is None else f" {plan.metric} {frozen.value:.6g}"
         ended = f"{state_of(frozen)}{value}{reason and f': {reason}'}"
         say(f"trial {trial.number + 1}: {ended} ({seconds:.0f} s)")
-
-    def _folders(self, trial: "Trial") -> list[Path]:
-        repeats = range(1, self._plan.repeats + 1)
-        return [repeat_folder(self._out, f"trial-{trial.number + 1:03d}", repeat) for repeat in repeats]
 
     def _wait_for_orphan(self, trial: "Trial", job_dir: Path) -> None:
         """Waits for a process that outlived a killed `tune`: it ends at its next line of output, or with its run."""

@@ -91,8 +91,8 @@ def propose(space: Sequence[StudyParameter], trials: Sequence["FrozenTrial"], go
     """
     samplers, taken = load().samplers, [trial.params for trial in trials]
     seed += len(trials)
-    sampler = samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM, constant_liar=True)
-    study = in_memory(goal, trials, sampler=sampler)
+    model = samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM, constant_liar=True)
+    study = in_memory(goal, trials, sampler=model)
     for attempt in range(_ATTEMPTS if len(taken) < configurations(space) else 0):
         if attempt == _ATTEMPTS // 2:  # the model insists on what was tried
             study.sampler = samplers.RandomSampler(seed=seed)
@@ -104,9 +104,11 @@ def propose(space: Sequence[StudyParameter], trials: Sequence["FrozenTrial"], go
 
 def _rounded(settings: TrialSettings, space: Sequence[StudyParameter]) -> TrialSettings:
     """Returns the settings with fractions of four digits, as a person would write them, within their ranges."""
-    ranges = [parameter for parameter in space if parameter.kind is float and not parameter.values]
-    near = {limits.name: float(f"{settings[limits.name]:.4g}") for limits in ranges}
-    return settings | {limits.name: min(max(near[limits.name], limits.low), limits.high) for limits in ranges}
+    for limits in space:
+        if limits.kind is float and not limits.values:
+            near = float(f"{settings[limits.name]:.4g}")
+            settings[limits.name] = min(max(near, limits.low), limits.high)
+    return settings
 
 
 def _distributions(space: Sequence[StudyParameter]) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class StudyOutcome:
         sign, states = -1.0 if self.plan.goal == "maximize" else 1.0, list(_STATES)
 
         def order(trial: "FrozenTrial") -> tuple[int, float, int]:
-            complete = state_of(trial) == "complete"
-            return states.index(trial.state.name), sign * trial.value if complete else 0.0, trial.number
+            state = states.index(trial.state.name)
+            return state, 0.0 if state else sign * trial.value, trial.number
 
         return sorted(self.trials, key=order)
 
@@ -64,11 +64,8 @@ class StudyOutcome:
     @property
     def best_command(self) -> str:
         """Returns the command that trains with the best settings; empty without a complete trial."""
-        if not self.complete:
-            return ""
-        return " ".join(
-            [self.command, *(f"--{key}={as_text(value)}" for key, value in self.complete[0].params.items())]
-        )
+        flags = [f"--{key}={as_text(value)}" for trial in self.complete[:1] for key, value in trial.params.items()]
+        return " ".join([self.command, *flags]) if flags else ""
 
     def verdict(self) -> list[str]:
         """Returns sentences: the best trial, how it compares with the recipe's own settings, and which are as good."""
@@ -81,9 +78,9 @@ class StudyOutcome:
         default = of_recipe(self.plan.space, self.plan.overrides)
         lines += [_against(best, trial) for trial in self.complete if trial.params == default]
         same = [str(trial.number + 1) for trial in others if _equal(best, trial)]
-        how = "within its spread" if self.plan.repeats > 1 else "equal to it"
         if same:
-            lines.append(f"Trial {same[0]} is {how}." if len(same) == 1 else f"Trials {', '.join(same)} are {how}.")
+            which = f"Trial {same[0]} is" if len(same) == 1 else f"Trials {', '.join(same)} are"
+            lines.append(f"{which} {'within its spread' if self.plan.repeats > 1 else 'equal to it'}.")
         return lines
 
     def notes(self) -> list[str]:
@@ -118,10 +115,11 @@ class StudyOutcome:
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Returns titles and cells of a table with a line for each trial, the best first."""
-        settings = {f"setting.{parameter.name}": parameter.name for parameter in self.plan.space}
-        usd = {} if self.usd_per_hour is None else {"usd": "paid USD"}
-        titles = {"trial": "trial", "state": "state", "value": self.plan.metric, **settings, "seconds": "seconds"}
-        titles |= {**usd, "reason": "reason"}
+        titles = {"trial": "trial", "state": "state", "value": self.plan.metric}
+        titles |= {f"setting.{parameter.name}": parameter.name for parameter in self.plan.space}
+        titles |= {"seconds": "seconds", "usd": "paid USD", "reason": "reason"}
+        if self.usd_per_hour is None:
+            del titles["usd"]
         lines = [{**record, "value": _value(trial)} for record, trial in zip(self.records(), self.ranked, strict=True)]
         return list(titles.values()), [[_cell(key, line[key]) for key in titles] for line in lines]
 
@@ -138,15 +136,16 @@ class StudyOutcome:
         """
         make_writable(out, "out")
         records, verdict, notes, command = self.records(), self.verdict(), self.notes(), self.best_command
+        titles, cells = self.rows()
         below = [*verdict, *([f"`{command}`"] if command else []), *notes]
-        write_whole(out / "table.md", markdown_table(*self.rows(), below))
+        write_whole(out / "table.md", markdown_table(titles, cells, below))
         flat = [{key: value for key, value in record.items() if not isinstance(value, list)} for record in records]
         write_whole(out / "table.csv", csv_text(flat))
         write_whole(out / "table.json", json.dumps(self.content(), indent=2, allow_nan=False) + "\n")
         try:
             pictures = self._draw(out) if self.complete else []
         finally:
-            table = terminal_table(*self.rows(), left=len(self.rows()[0]))
+            table = terminal_table(titles, cells, left=len(titles))
             say(table, *verdict, "", *notes, *(["", command] if command else []))
         say("", *map(str, pictures))
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.base.errors import UserError
@@ -56,17 +56,15 @@ class StudyParameter:
         return f"{self.name}={as_text(self.low)}..{as_text(self.high)}{':log' if self.log else ''}"
 
     def contains(self, value: Any) -> bool:
-        """Returns whether `value` is one of the possible values."""
-        return value in self.values if self.values else value is not None and self.low <= value <= self.high
+        """Returns whether `value`, of the parameter's kind, is one of the possible values."""
+        return value in self.values if self.values else bool(self.low <= value <= self.high)
 
     def samples(self) -> list[Any]:
         """Returns values to check: all, or both ends and some between; the first and last are the ends."""
-        if self.values:
-            return list(self.values)
-        if self.kind is float:
-            return [self.low, self.high]
-        steps = min(int(self.high - self.low), _MOST_VALUES - 1)
-        return sorted({int(self.low) + round(index * (self.high - self.low) / steps) for index in range(steps + 1)})
+        if self.values or self.kind is float:
+            return [*self.values] or [self.low, self.high]
+        step = (self.high - self.low) / (_MOST_VALUES - 1)
+        return sorted({round(self.low + index * step) for index in range(_MOST_VALUES)})
 
 
 def read_space(texts: Sequence[str], overrides: Overrides) -> list[StudyParameter]:
@@ -100,7 +98,12 @@ def _parameter(text: str, overrides: Overrides) -> StudyParameter:
     span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", asked)
     try:
         if span and kind in (int, float):
-            return _range(StudyParameter(name, kind, (), coerce(field, span[1]), coerce(field, span[2]), bool(span[3])))
+            low, high = coerce(field, span[1]), coerce(field, span[2])
+            if None in (low, high) or not low < high:
+                raise UserError(f"{low} is not below {high}: {_FORM}")
+            if span[3] and low <= 0:
+                raise UserError(f"a logarithmic range begins above 0, not at {as_text(low)}")
+            return StudyParameter(name, kind, (), low, high, bool(span[3]))
         values = tuple(coerce(field, value.strip()) for value in asked.split(","))
     except UserError as error:
         raise UserError(f"tune={text}: {error}") from None
@@ -109,35 +112,23 @@ def _parameter(text: str, overrides: Overrides) -> StudyParameter:
     return StudyParameter(name, kind, values)
 
 
-def _range(parameter: StudyParameter) -> StudyParameter:
-    if None in (parameter.low, parameter.high) or not parameter.low < parameter.high:
-        raise UserError(f"{parameter.low} is not below {parameter.high}: {_FORM}")
-    if parameter.log and parameter.low <= 0:
-        raise UserError(f"a logarithmic range begins above 0, not at {as_text(parameter.low)}")
-    return parameter
-
-
 def check_space(space: Sequence[StudyParameter], resolve: Callable[[TrialSettings], Any]) -> None:
     """Raises UserError if `resolve`, which a trial calls with its settings, refuses some of them.
 
     Each parameter is checked at all its values (of a range, both ends and some between), then all at their ends.
     """
-    for settings in _probes(space):
+    values = {parameter.name: parameter.samples() for parameter in space}
+    first = {name: samples[0] for name, samples in values.items()}
+    alone = ({**first, name: value} for name, samples in values.items() for value in samples)
+    ends = itertools.product(*((samples[0], samples[-1]) for samples in values.values()))
+    corners = (dict(zip(values, corner, strict=True)) for corner in itertools.islice(ends, _MOST_CORNERS))
+    for settings in itertools.chain(alone, corners):
         try:
             resolve(settings)
         except UserError as error:
             raise UserError(
                 f"a trial with {shown(settings)} would be refused: {error}; leave these values out of --tune"
             ) from None
-
-
-def _probes(space: Sequence[StudyParameter]) -> Iterator[TrialSettings]:
-    first = {parameter.name: parameter.samples()[0] for parameter in space}
-    for parameter in space:
-        yield from ({**first, parameter.name: value} for value in parameter.samples())
-    ends = [(parameter.samples()[0], parameter.samples()[-1]) for parameter in space]
-    for corner in itertools.islice(itertools.product(*ends), _MOST_CORNERS):
-        yield dict(zip(first, corner, strict=True))
 
 
 def configurations(space: Sequence[StudyParameter]) -> float:

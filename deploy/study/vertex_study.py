@@ -125,7 +125,7 @@ class VertexStudy:
         write_study(self._out, self._plan.asked("vertex"))
         keep_others_out(self._out, "out", str(self._out))
         with api_errors(self._gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
-            name = self._find() or self._send()
+            name = self._job_name()
             backend = self._open(self._gcp.project, self._gcp.region)
             status = watch_job(backend, name, self._gcp, self._session.clock, created=True)
             if status is None:
@@ -142,18 +142,15 @@ class VertexStudy:
         why_stopped = stopped(f"{self._output}/{content['id']}") if self._limited else ""
         return read_vertex_trial(content, self._plan, why_stopped)
 
-    def _find(self) -> str:
-        """Returns the name of the job that this study's folder records, and cancels its duplicates; empty if none."""
-        sent = SentJob.read(self._out)
-        status = sent.find(self._open(sent.project, sent.region), self._session.clock) if sent else None
-        if sent is None or status is None:
-            return ""
-        say(f"goes on with {status.name}")
-        self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
-        return status.name
-
-    def _send(self) -> str:
-        clock, gcp = self._session.clock, self._gcp
+    def _job_name(self) -> str:
+        """Returns the name of the job that the study's folder records, whose duplicates it cancels, or of a new one."""
+        clock, sent = self._session.clock, SentJob.read(self._out)
+        status = sent.find(self._open(sent.project, sent.region), clock) if sent else None
+        if sent and status:
+            say(f"goes on with {status.name}")
+            self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
+            return status.name
+        gcp = self._gcp
         check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)

@@ -16,8 +16,7 @@ from deploy.tiers.job_tracking import tensorboard_name
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.script import Script, ScriptRequest
-from deploy.tiers.spec_changes import check_kms_key
-from deploy.tiers.spec_rules import check_same_region
+from deploy.tiers.spec_rules import check_format, check_same_region
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
@@ -75,7 +74,9 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     request = dataclasses.replace(request, tier=_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
     of_region = tuple(check_region(tier, gcp))
-    check_kms_key(options.kms_key, gcp.region)
+    if options.kms_key:
+        check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
+        check_same_region("kms_key", options.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
     output = _output(spec, request, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}

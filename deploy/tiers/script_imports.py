@@ -58,20 +58,20 @@ def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
     """
     known = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE
     missing: dict[str, Import] = {}
-    waiting, visited = [(program, True)], set()
-    while waiting:
-        file, certain = waiting.pop()
-        if file in visited or file not in files:
-            continue
-        visited.add(file)
-        for found in imports_of(file, ast.parse(files[file].read_bytes())):
-            found = dataclasses.replace(found, certain=found.certain and certain)
-            if found.top in known or not found.top:
-                # The certain ones are taken first, from the end of the list.
-                reached = [(name, found.certain) for name in _files_of(found)]
-                waiting = [*waiting, *reached] if found.certain else [*reached, *waiting]
-            elif found.top not in missing or found.certain > missing[found.top].certain:
-                missing[found.top] = found
+    for certain in (True, False):  # first what is executed in any case, then the rest
+        waiting, visited = [program], set[str]()
+        while waiting:
+            file = waiting.pop()
+            if file in visited or file not in files:
+                continue
+            visited.add(file)
+            for found in imports_of(file, ast.parse(files[file].read_bytes())):
+                if found.certain < certain:
+                    continue
+                if found.top in known or not found.top:
+                    waiting += _files_of(found)
+                else:
+                    missing.setdefault(found.top, dataclasses.replace(found, certain=certain))
     return list(missing.values())
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.tiers.spec_rules import check_format, check_same_region, check_shape
+from deploy.tiers.spec_rules import check_shape
 from trainer.base.errors import UserError
 
 MOST_LABELS = 62  # of 64, because `submit` adds two
@@ -141,10 +141,3 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
         if pairs.setdefault(name, value) != value:
             raise UserError(f"{flag}={name}: it has two values: keep one of them")
     return pairs
-
-
-def check_kms_key(key: str, region: str) -> None:
-    """Raises UserError unless `key` names a key of Cloud KMS in the job's region; an empty one is none."""
-    if key:
-        check_format("EncryptionSpec.kmsKeyName", key, "kms_key")
-        check_same_region("kms_key", key, region)

@@ -34,7 +34,7 @@ class ApiError(Exception):
     `sent`: False if the request certainly did not reach the service.
     """
 
-    final = False  # whether neither a retry nor another tier helps, and the text says what does
+    final = False  # whether no other tier helps, and the text says what does
 
     def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
         super().__init__(" ".join(message.split()))
@@ -57,8 +57,7 @@ class ApiError(Exception):
     @property
     def transient(self) -> bool:
         """Returns whether a retry may help."""
-        temporary = self._fault_of_the_service or (self.code in (0, 408, 429) and not self.quota)
-        return temporary and not self.final
+        return self._fault_of_the_service or (self.code in (0, 408, 429) and not self.quota)
 
     @property
     def may_have_succeeded(self) -> bool:
@@ -69,7 +68,7 @@ class ApiError(Exception):
 class BrokenClientError(ApiError):
     """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
 
-    final = True
+    final, transient = True, False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
 from deploy.vertex.errors import VertexFault
 from deploy.vertex.rest import address, call, pages
@@ -97,11 +96,6 @@ def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str
         yield from ([cell["v"] for cell in row["f"]] for row in pages("rows", page))
 
 
-def billed_by_job(table: str, labels: Sequence[str], since: str, clock: Clock) -> dict[str, float]:
-    """Returns what was billed in USD for each job's label that has a row."""
-    return billed(table, LABEL, labels, since, clock)
-
-
 def check_budget(
     budget: float, label: tuple[str, str], table: str, jobs: Iterable[JobStatus], limit: float | None, clock: Clock
 ) -> str:
@@ -115,7 +109,8 @@ def check_budget(
     key, value = label
     cost = billed(table, key, [value], month, clock).get(value, 0.0)
     recent = [job for job in jobs if job.labels.get(key) == value and now - (job.ended or now) < LAG_S]
-    later = sum(_expected(job, now) for job in recent)
+    # What has ended counts with its cost, what runs with its limit.
+    later = sum(spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600 for job in recent)
     parts = f"{cost:.2f} USD billed this month for {key}:{value}, {later:.2f} for {len(recent)} jobs of the last 48 h"
     if limit is None:
         raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
@@ -124,8 +119,3 @@ def check_budget(
             f"month_budget={budget:g}: {parts}, and up to {limit:.2f} for this job: wait, or use a lower --max_cost"
         )
     return f"{parts}, up to {limit:.2f} for this job, of {budget:g} USD"
-
-
-def _expected(job: JobStatus, now: float) -> float:
-    """Returns the cost of a job that has ended, and the limit of one that runs."""
-    return spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600

@@ -64,11 +64,6 @@ def newest_original(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -
     return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
 
 
-def find_job(label: str, backend: Backend, clock: Clock) -> JobStatus | None:
-    """Returns the newest job with this label that is no duplicate, and cancels the others; None if there is none."""
-    return newest_original(jobs_of(label, backend, clock), backend, clock)
-
-
 def by_submission(jobs: Sequence[JobStatus]) -> list[list[JobStatus]]:
     """Returns the jobs in groups of one submission's attempt each."""
     groups: dict[str, list[JobStatus]] = {}

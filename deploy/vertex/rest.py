@@ -53,7 +53,7 @@ class Backend:
         wanted = f'{job} AND timestamp>="{since}"' if since else job
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {"resourceNames": [f"projects/{self._project}"], "filter": wanted, "pageSize": 1000}
-        found = pages("entries", lambda token: self._call("POST", url, json={**body, **token}))
+        found = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         with api.unreadable_as_lost():
             return [_log_entry(entry) for entry in found]
 
@@ -63,7 +63,7 @@ class Backend:
 
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
-        return self._call(method, f"{self._service}/{path}", **request)
+        return call(method, f"{self._service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
         """Yields the items of a list of Vertex AI, of all its pages."""
@@ -72,12 +72,6 @@ class Backend:
     @property
     def _service(self) -> str:
         return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
-
-    def _credentials(self) -> Any:
-        return self._login or credentials()
-
-    def _call(self, method: str, url: str, **request: Any) -> Any:
-        return call(method, url, self._credentials(), **request)
 
 
 def call(method: str, url: str, login: Any = None, **request: Any) -> Any:

@@ -8,6 +8,7 @@ from deploy.vertex.api import CustomJob
 from deploy.vertex.failures import converted_errors
 from deploy.vertex.rest import REQUEST_TIMEOUT_S, Backend
 from trainer.base.errors import UserError
+from trainer.base.storage.login import credentials
 
 
 class Sdk(Backend):
@@ -30,7 +31,7 @@ class Sdk(Backend):
         with converted_errors():
             endpoint = {"api_endpoint": self._service.removesuffix("/v1")}
             client = aiplatform.JobServiceClient(
-                credentials=self._credentials(), transport="rest", client_options=endpoint
+                credentials=self._login or credentials(), transport="rest", client_options=endpoint
             )
             job = {name: message.from_json(json.dumps(content))}
             create = getattr(client, f"create_{name}")

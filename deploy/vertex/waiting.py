@@ -27,20 +27,17 @@ class Waiting:
 
     def lines(self, status: JobStatus) -> Iterator[str]:
         """Yields a line every REPORT_S while the job waits."""
-        if _waits(status) and self._clock.now() >= self._due:
-            self._due = self._clock.now() + REPORT_S
-            yield f"{status.state} for {format_duration(self._waited(status))}: {self._reason(status)}"
+        now = self._clock.now()
+        if _waits(status) and now >= self._due:
+            self._due = now + REPORT_S
+            waited = format_duration(max(0.0, now - min(self._began, status.created or self._began)))
+            reason = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
+            advice = "" if self._max_wait_s < float("inf") else _ADVICE
+            yield f"{status.state} for {waited}: {reason.format(region=self._region)}{advice}"
 
     def too_long(self, status: JobStatus) -> bool:
         """Returns whether the job has waited for its longest time, by this machine's clock alone."""
         return _waits(status) and self._clock.now() - self._began >= self._max_wait_s
-
-    def _waited(self, status: JobStatus) -> float:
-        return max(0.0, self._clock.now() - min(self._began, status.created or self._began))
-
-    def _reason(self, status: JobStatus) -> str:
-        text = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
-        return text.format(region=self._region) + ("" if self._max_wait_s < float("inf") else _ADVICE)
 
 
 def _waits(status: JobStatus) -> bool:

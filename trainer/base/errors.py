@@ -24,7 +24,7 @@ def shortened(text: str, most: int = 300) -> str:
 
 
 def without_frames(text: str) -> str:
-    """Returns what follows the last frame of a traceback in an error's text: the cause; all of it without frames."""
+    """Returns the cause in an error's text, after the last frame of a traceback; the whole text if it has no frames."""
     frames = [*FRAME.finditer(text)]
     return text[frames[-1].end() :].partition("\n\n")[2] or text if frames else text
 

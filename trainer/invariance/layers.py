@@ -12,6 +12,7 @@ from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.compat import all_layers, layers_by_path
 from trainer.invariance.draws import draw_by_row_everywhere
 from trainer.invariance.layer_inputs import draw_by_row
+from trainer.invariance.remat import recompute
 
 # Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
 _DEPENDENT = {
@@ -36,6 +37,8 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
         draw_by_row(layer, path)
         if isinstance(layer, keras.layers.BatchNormalization):
             normalize_in_place(layer, synchronized=synchronized(config))
+    if config.remat:
+        recompute(model, config.remat)
     if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
         raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
 

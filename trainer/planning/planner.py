@@ -1,6 +1,6 @@
 """Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
 
-import math
+import dataclasses
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, peak_of, plan_key, versions
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
@@ -22,28 +22,27 @@ from trainer.planning.measured_step import MeasuredStep
 from trainer.planning.peaks import PeakMemory, Trace, peak_bytes, worst_order
 from trainer.run.build import set_precision_and_seed
 
-_FIRST_ROWS = 8
-_MOST_ROWS = 64
-_MOST_FLOPS = 2e11  # of a step that is run here: seconds on two cores
+_ROWS = (8, 16, 32)  # of the steps that are run
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
     """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail."""
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    first = _measured(config, dataset, _FIRST_ROWS)
+    first = _measured(config, dataset, _ROWS[0])
     updates, reduced = first.step.updates()
     if config.sync_batch_norm:
         updates += 2 * batch_norms(first.operations)
     state, batches = first.step.state_bytes, first.step.batches_per_step
-    needed = peak_bytes(first.trace, state, temporaries=True)
-    rows = larger(sum(op.flops for op in first.operations), needed, _memory_bytes())
-    others = [_measured(config, dataset, count) for count in rows]
+    _check_memory(peak_bytes(first.trace, state, temporaries=True))
+    small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
+    recomputed, more_flops = _recomputed(config, dataset, large)
     examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
-        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, others[0].trace, others[1].trace, state),
-        work=_work(first, others[-1]), all_reduces=updates, reduced_bytes=reduced,
+        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, small.trace, large.trace, state),
+        work=_work(first, large), all_reduces=updates, reduced_bytes=reduced, recomputed=recomputed,
+        recomputed_flops=more_flops,
     )  # fmt: skip
 
 
@@ -68,22 +67,27 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
     return _Measured(built[0], trace, _operations(built[0].graph, rows))
 
 
-def larger(flops: int, needed: int, memory: int) -> list[int]:
-    """Returns two more numbers of rows, the second twice the first, by what a step with _FIRST_ROWS takes.
+def _recomputed(config: TrainConfig, dataset: Dataset, plain: _Measured) -> tuple[Memory | None, float]:
+    """Returns the memory of steps with --remat=blocks, and their FLOPs over those of `plain`; None without blocks."""
+    if config.remat:
+        return None, 1.0
+    try:
+        again = dataclasses.replace(config, remat=BLOCKS)
+        small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
+    except UserError:  # as a plain step has none, the model has no blocks
+        return None, 1.0
+    flops = [sum(op.flops * op.times for op in measured.operations) for measured in (large, plain)]
+    return _memory(small.trace, small.trace, large.trace, large.step.state_bytes), flops[0] / max(flops[1], 1)
 
-    flops: of that step; needed: its bytes; memory: those of this machine. Raises UserError if the memory is too small.
-    """
-    most = _MOST_FLOPS / max(flops, 1) * _FIRST_ROWS
-    largest = min(_MOST_ROWS, max(4 * _FIRST_ROWS, 2 ** int(math.log2(max(most, 1)))))
-    if 2 * needed * largest / _FIRST_ROWS > memory:  # with what building the model and fragments add
-        largest = 4 * _FIRST_ROWS
-    if 2 * needed * largest / _FIRST_ROWS > memory:
-        gib = 2 * needed * largest / _FIRST_ROWS / 2**30
+
+def _check_memory(needed: int) -> None:
+    """Raises UserError if this machine's memory is too small for the largest step. needed: bytes of the smallest."""
+    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if most > memory:  # with what building the model and fragments add
         raise UserError(
-            f"a step with {largest} rows needs up to {gib:.1f} GiB, this machine has {memory / 2**30:.1f}: make the "
-            "plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
+            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
-    return [largest // 2, largest]
 
 
 def batch_norms(counted: Sequence[Operation]) -> int:
@@ -92,10 +96,6 @@ def batch_norms(counted: Sequence[Operation]) -> int:
     On one replica its kernel runs once a group of rows, within the scope of the layer's call.
     """
     return len({op.scope.rpartition("/")[0] for op in counted if op.type == "FusedBatchNormGradV3"})
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:

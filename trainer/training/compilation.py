@@ -109,7 +109,7 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Cho
     if config.jit_compile == "false":
         return Choice(False, "jit_compile=false")
     given = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    if barrier := _barrier(trial.replicas):
+    if barrier := _barrier(config, trial.replicas):
         return _plain(trial, barrier) if given and given.compiled else Choice(False, barrier)
     if given:
         with trial:
@@ -120,8 +120,10 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Cho
         return _measured(trial, steps_left)
 
 
-def _barrier(replicas: Replicas) -> str:
+def _barrier(config: TrainConfig, replicas: Replicas) -> str:
     """Returns why no step of these replicas can be compiled as a whole, "" if it may be."""
+    if config.remat:
+        return f"XLA may keep what remat={config.remat} computes again"
     if replicas.cluster.several:
         return "XLA cannot sum over several machines"
     if replicas.virtual:

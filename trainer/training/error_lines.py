@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, shortened
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.cluster.strategy import Replicas
 
 
@@ -25,6 +25,7 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     if replicas.virtual:
         finer, split = 2 * replicas.virtual if rows % (2 * passes) == 0 else None, "virtual_replicas"
     first = f"use --{split}={finer}, " if finer else ""
+    first += "" if config.remat else f"recompute activations by --remat={BLOCKS}, "
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"

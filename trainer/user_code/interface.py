@@ -124,7 +124,7 @@ def has_own_step(model: Any) -> bool:
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a train_step or test_step returned, with the values of a dict in it beside the others, as `fit`.
+    """Returns the scalars of a train_step or test_step, with the values of a dict in them beside the others, as `fit`.
 
     Keras's own container of compiled metrics gives such a dict.
     """

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -327,24 +326,3 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     assert output.endswith(f"interrupted: the same command again resumes from step {int(kept[5:]):,}\n")
     typed = shlex.join(["python", "-m", "deploy", "local", "cpu", *flags])
     assert json.loads((tmp_path / "job" / "run.json").read_text())["command"] == typed
-
-
-@pytest.mark.slow
-def test_a_closed_terminal_keeps_the_state(tmp_path: Path) -> None:
-    """A real one: the kernel sends the signal, and nothing can be printed any more."""
-    flags = [*SMALL, "--steps=100000", "--report_every_steps=5", f"--job_dir={tmp_path / 'job'}"]
-    ours, theirs = pty.openpty()
-    shell = ["sh", "-c", 'exec "$@" <"$0"', os.ttyname(theirs)]  # the first one that a session opens controls it
-    command = [*shell, *LOCAL, "cpu", *flags]
-    ends: Any = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests under nohup would hand on that it is ignored
-    with subprocess.Popen(command, cwd=ROOT, start_new_session=True, **ends) as process:
-        signal.signal(signal.SIGHUP, before)
-        os.close(theirs)
-        with open(ours, encoding="utf-8", errors="replace") as terminal:
-            for line in terminal:
-                if "step 10/" in line:
-                    break
-        process.wait(timeout=120)
-    result = json.loads((tmp_path / "job" / "result.json").read_text())
-    assert (result["state"], result["steps"] > 0) == ("interrupted", True)

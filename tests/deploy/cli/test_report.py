@@ -158,15 +158,6 @@ def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> No
     assert Path("runs/report/report.html").read_text().count('alt="samples of') == 2
 
 
-def test_many_tiers_are_told_apart(tmp_path: Path) -> None:
-    for number in range(10):
-        plant(tmp_path / f"tier{number}", noisy(0.1, 4))
-    svg = drawn(tmp_path)["Loss"]
-    lines = re.findall(r'clip-path="[^"]*" style="fill: none; (?:stroke-dasharray: ([^;]*);.*?)?stroke: ([^;]*);', svg)
-    tiers = [line for line in lines if line[1] != "var(--c01)"]  # without the grid
-    assert len(set(tiers)) == 10
-
-
 def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
     names = ["_old", r"a$\x$b", "$5"]
     for name in names:

@@ -12,7 +12,7 @@ from deploy.__main__ import main
 from deploy.planning.forecast import forecast
 from deploy.planning.interval import Interval
 from deploy.planning.offers import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
-from deploy.planning.plan_table import PlanTable, Wish
+from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
@@ -21,7 +21,7 @@ from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import plant, planted_plan
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -78,6 +78,19 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
         assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
     alone = step_seconds(plan, CONFIG, L4, 1)
     assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
+
+
+def test_recomputation_is_proposed_with_what_it_costs(tmp_path: Path) -> None:
+    plan = plan_with(tmp_path, row_gib=1.0)
+    halves = [dataclasses.replace(plan, recomputed=plan_with(tmp_path, row_gib=gib).memory, recomputed_flops=1.28)
+              for gib in (0.9, 0.05)]  # fmt: skip
+    still, fits = (fit_on(half, CONFIG, load_tier("l4x1"), TABLE) for half in halves)
+    assert still
+    assert fits
+    assert (still.remat, fits.remat) == (None, 1.28)
+    assert fits.words.endswith(", this one with --micro_batches=8 or --remat=blocks (+28% FLOPs)")
+    write_plan(tmp_path / "plan.json", halves[1])
+    assert read_plan(tmp_path / "plan.json") == halves[1]
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:
@@ -174,7 +187,7 @@ def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() ->
     four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
     table = PlanTable(PLAN, [], "", [])
     table.__dict__["offers"] = [one, four, eight]
-    cheapest, fastest, *_ = table.sentences(Wish())
+    cheapest, fastest, *_ = table.sentences()
     assert cheapest == "The cheapest: l4x1 as standard, 5.00 (4.00 - 6.00) hours, $1.25 ($1.00 - $1.50)."
     assert fastest.startswith("The fastest: l4x4 as standard, 1.20 ")
     assert fastest.endswith("; within its interval, and so equal: l4x8 as standard.")

@@ -71,10 +71,8 @@ def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
     assert one.missing["steps"] == "the repeats differ, or do not state it"
 
 
-# The seconds that three articles print, for the same work on each tier: name -> (seconds, devices).
+# The seconds that an article prints, for the same work on each tier: name -> (seconds, devices).
 DCGAN = {"cpu": (6503, 1), "gpu": (238, 1), "data-parallel": (238, 2), "distributed": (145, 2)}
-CNN = {"one": (21, 1), "several": (9, 4)}
-DENSE = {"one": (68.0, 1), "two": (90.6, 2)}
 
 
 def type_in(folder: Path, published: Mapping[str, tuple[float, int]], epochs: int = 6) -> Path:
@@ -109,17 +107,6 @@ def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
     shown = to_markdown(summarize(collection), []) + words_of(tmp_path, "cpu")
     assert "examples/s" in shown
     assert "images" not in shown
-
-
-def test_published_cnn_and_dense(tmp_path: Path) -> None:
-    type_in(tmp_path / "cnn", CNN)
-    assert rows_of(tmp_path / "cnn")["several"].speed_up == pytest.approx(21 / 9)
-    assert "Against one (1 device): several (4 devices) 2.33 x as fast." in words_of(tmp_path / "cnn")
-    type_in(tmp_path / "dense", DENSE)
-    assert rows_of(tmp_path / "dense")["two"].speed_up == pytest.approx(68.0 / 90.6)
-    assert rows_of(tmp_path / "dense")["two"].batch_per_replica == 50
-    slower = "2 devices are slower than 1: two reaches 0.75 x one; use a larger batch per replica or a larger model."
-    assert slower in words_of(tmp_path / "dense")
 
 
 def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert one.key == other.key == kept.stem
     assert (one.all_reduces, one.reduced_bytes) == (1, 4 * (28 * 28 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10))
     assert one.work == other.work
+    assert one.recomputed
+    assert 1 < one.recomputed_flops < 1.5
     assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
 
 

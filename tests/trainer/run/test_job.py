@@ -208,7 +208,9 @@ def test_a_failed_run_leaves_its_state(small_config: Make) -> None:
 @pytest.mark.slow  # TensorFlow waits ten seconds for memory before it gives up
 def test_out_of_memory_reports_what_to_lower(small_config: Make) -> None:
     config = small_config("--model=tests.models:hungry", "--replicas=1", "--global_batch_size=16")
-    with refused("out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, lower"):
+    with refused(
+        "out of memory with global batch 16 = 1 replica x 16, image_size=16: use --micro_batches=2, recompute"
+    ):
         run(config)
     assert read(Path(config.job_dir) / "result.json")["state"] == "failed"
 
@@ -233,9 +235,9 @@ def test_out_of_memory_names_no_precision_in_use_and_what_says_what_fits() -> No
         config = TrainConfig(precision=precision)
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
-        assert ": use --micro_batches=2, lower global_batch_size" in line
+        assert ": use --micro_batches=2, recompute activations by --remat=blocks, lower global_batch_size" in line
     config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
-    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, lower" in str(
+    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, recompute" in str(
         out_of_memory(config, make_replicas(config))
     )
 

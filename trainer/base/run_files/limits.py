@@ -21,7 +21,7 @@ class Limits:
 
     @property
     def text(self) -> str:
-        """Returns what `read` reads; "" without a limit."""
+        """Returns the limits as JSON, for `read_limits`; "" without a limit."""
         return json.dumps(asdict(self)) if self.idle_s or self.over_s else ""
 
     @property

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import trainer
 from trainer.base.errors import UserError
@@ -21,9 +21,9 @@ from trainer.base.storage.staging import cache_home
 PLAN_FORMAT = 2  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
-_FREE = MAY_CHANGE | {
+_FREE = (MAY_CHANGE - {"remat"}) | {
     "global_batch_size", "seed", "learning_rate", "fine_tune_learning_rate", "evaluation_batch_size", "dropout",
-    "gradient_penalty_weight", "warmup_steps",
+    "gradient_penalty_weight", "warmup_steps", "virtual_replicas",
 }  # fmt: skip
 
 
@@ -78,6 +78,8 @@ class StepPlan:
     work: Sequence[StepWork]  # of one step
     all_reduces: int  # of one step on several replicas, and the bytes that they sum
     reduced_bytes: int
+    recomputed: Memory | None = None  # with --remat=blocks; None if the run has it, or the model no blocks
+    recomputed_flops: float = 1.0  # of a step with it, over those without
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
@@ -111,12 +113,15 @@ def read_plan(path: Path) -> StepPlan:
     if content.pop("format", None) != PLAN_FORMAT:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
-        memory = content.pop("memory")
-        memory |= {name: _lines(memory[name]) for name in ("device", "device_16_bit", "cpu")}
+        memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
         work = [StepWork(kind, times, Line(*flops), Line(*moved)) for kind, times, flops, moved in content.pop("work")]
-        return StepPlan(**content, memory=Memory(**memory), work=work)
+        return StepPlan(**content, memory=memory, work=work, recomputed=_memory(recomputed) if recomputed else None)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
+
+
+def _memory(content: dict[str, Any]) -> Memory:
+    return Memory(**content | {name: _lines(content[name]) for name in ("device", "device_16_bit", "cpu")})
 
 
 def _lines(content: Sequence[Sequence[float]]) -> list[Line]:

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return [action.dest for action in self._actions]
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns what argparse returns; parse_args calls it too."""
+        """Returns the namespace and the unknown arguments, as argparse does; parse_args calls it too."""
         words = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._normalized(words), namespace)
 

@@ -7,7 +7,15 @@ from importlib import import_module
 from trainer.base.errors import UnknownData, UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.metric_names import CLASSIFIERS, check_metric_names
-from trainer.base.settings.train_config import AUGMENTATIONS, DATA_SOURCES, MODELS, TrainConfig, names_in
+from trainer.base.settings.train_config import (
+    AUGMENTATIONS,
+    BLOCKS,
+    DATA_SOURCES,
+    LAYERS,
+    MODELS,
+    TrainConfig,
+    names_in,
+)
 from trainer.base.storage import local_path
 from trainer.base.tracker import read_addresses
 
@@ -26,6 +34,10 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
+    if config.remat not in ("", BLOCKS) and not names_in(config.remat.removeprefix(LAYERS)):
+        raise UserError(f"remat={config.remat}: name the layers, as --remat={LAYERS}NAME,…, or use --remat={BLOCKS}")
+    if config.remat not in ("", BLOCKS) and not config.remat.startswith(LAYERS):
+        raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     _ = config.class_weights  # raises UserError for another form
     if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
         name = "label_smoothing" if config.label_smoothing else "mixup"

@@ -175,7 +175,7 @@ class _Module:
 
     @cached_property
     def bindings(self) -> dict[str, tuple[ast.AST, str]]:
-        """Returns what the names of the module are bound to at last: a node, and of an import the name there.
+        """Returns the last binding of each name of the module: a node and, of an import, the name in that module.
 
         Statements within `if` and `try` are not read.
         """

@@ -23,6 +23,8 @@ DATA_SOURCES = {
 # Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
 DATA_KINDS = ("idx", "npz", "tfrecord", "shards", "folder")
 
+BLOCKS, LAYERS = "blocks", "layers:"  # values of `remat`, the second with names of layers
+
 # Names for `augment`, one or several, separated by commas.
 AUGMENTATIONS = ("flip", "crop")
 
@@ -57,6 +59,7 @@ class TrainConfig:
     micro_batches: int = _training(
         1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
     )
+    remat: str = _training("", "recompute activations, for less memory: blocks, or layers:NAME,…; empty: nothing")
     virtual_replicas: int = _training(
         0, "parts in which each batch is computed on any number of replicas, for equal bits; 0: none", minimum=0
     )
@@ -281,7 +284,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
-    "save_optimizer",
+    "save_optimizer", "remat",
 })  # fmt: skip
 
 

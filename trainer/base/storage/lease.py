@@ -17,6 +17,7 @@ from trainer.base.storage.address import Address
 from trainer.base.storage.gcs import Gcs, Remote, writer
 from trainer.base.storage.gcs_errors import Conflict
 from trainer.base.storage.local_files import is_running
+from trainer.base.storage.transfers import TooSlow, in_time
 
 RENEW_SECONDS, STALE_SECONDS = 15.0, 45.0
 _POLL_SECONDS = 1.0
@@ -64,8 +65,9 @@ class Lease:
         if self._thread.ident is not None:
             self._thread.join(RENEW_SECONDS)
         if self._generation:
-            with suppress(UserError, PlatformFault):
-                self._gcs.delete(Remote(self._address, 0, "", self._generation))
+            held = Remote(self._address, 0, "", self._generation)
+            with suppress(UserError, PlatformFault, TooSlow):
+                in_time(lambda: self._gcs.delete(held), RENEW_SECONDS)
 
     def _may_replace(self, current: Remote) -> bool:
         """Returns whether the holder of the lease has certainly ended."""

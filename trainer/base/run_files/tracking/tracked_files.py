@@ -51,7 +51,7 @@ class RunFiles:
         return [*points, Point(result.get("steps", 0), time, {**named, **self.more})]
 
     def run(self, *, ended: bool) -> TrackedRun:
-        """Returns what a tracker shows of the run beside its points."""
+        """Returns the run without its points: settings, tags, state and files."""
         info, result = read_run_info(self.folder)[0], read_result(self.folder)[0]
         config = {key: text_of(value) for key, value in mapping(info, "config").items()}
         state = _STATES.get(str(result.get("state")), "killed") if ended else "running"
@@ -98,7 +98,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _tags(info: Mapping[str, Any], result: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns what is known of a run beside its settings, and of its job in Google's console, without what is not."""
+    """Returns the tags of a run and of its job on Vertex AI; facts that are not known are left out."""
     data = {key: value for key, value in mapping(info, "data").items() if key in ("files", "content")}
     submitted, job = json.loads(os.environ.get(TAGS) or "{}"), os.environ.get("CLOUD_ML_JOB_ID")
     page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"

@@ -1,0 +1,131 @@
+"""Tests that steps that recompute activations give the same numbers, and hold less."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from tests.support import refused, run_job, run_steps, small
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.training.state import snapshot, variables_of
+
+ROOT = Path(__file__).parents[3]
+SLOW = pytest.mark.slow
+BLOCKS = "--remat=blocks"
+WGAN_GP, TEXT = ("--model=wgan_gp",), ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens")
+
+
+@keras.saving.register_keras_serializable("test_remat")
+class Block(keras.layers.Layer):
+    """Draws, normalises and attends; its call has no `training`, which Keras tells its layers by another way."""
+
+    def __init__(self, width: int = 8, **named: Any) -> None:
+        super().__init__(**named)
+        self.width = width
+        self.attention = keras.layers.MultiHeadAttention(2, width // 2, dropout=0.2)
+        self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)
+
+    def build(self, shape: Any) -> None:
+        self.attention.build(shape, shape)
+        self.norm.build(shape)
+
+    def call(self, values: Any) -> Any:
+        return values + self.drop(self.norm(self.attention(values, values)))
+
+
+def blocks(config: TrainConfig, dataset: Dataset, *, penalty: float = 0.0) -> keras.Model:
+    layers: list[Any] = [keras.layers.Reshape((-1, 8)), *(Block(name=f"block{number}") for number in range(4))]
+    layers += [
+        keras.layers.GRU(4, dropout=0.2, activity_regularizer=keras.regularizers.L2(penalty) if penalty else None)
+    ]
+    model = keras.Sequential(
+        [keras.Input(dataset.image_shape), *layers, keras.layers.Dense(10), keras.layers.Softmax()]
+    )
+    model.compile(keras.optimizers.Adam(1e-2, global_clipnorm=1.0), "sparse_categorical_crossentropy")
+    return model
+
+
+def deep(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.layers.Conv2D(8, 3, padding="same", activation="gelu") for _ in range(16)]
+    end = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input(dataset.image_shape), *layers, *end])
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+OWN = (f"--model={__name__}:blocks",)
+
+
+def states(*flags: str, remat: str) -> list[dict[str, Any]]:
+    ways = (
+        run_steps(small(*flags, "--precision=float64", "--jit_compile=false", way), 3) for way in ("--remat=", remat)
+    )
+    return [snapshot(variables_of(model)) for model, _ in ways]
+
+
+@pytest.mark.parametrize(("flags", "remat"), [
+    pytest.param(("--model=cnn", "--image_size=20", "--dropout=0.3"), BLOCKS, id="cnn"),
+    pytest.param(OWN, BLOCKS, id="blocks"),
+    pytest.param(OWN, "--remat=layers:block1,block3", id="layers", marks=SLOW),
+    pytest.param((*OWN, "--replicas=2", "--micro_batches=2"), BLOCKS, id="passes", marks=SLOW),
+    pytest.param(WGAN_GP, BLOCKS, id="wgan_gp", marks=SLOW),
+    pytest.param(("--model=dcgan", "--replicas=2"), BLOCKS, id="dcgan", marks=SLOW),
+])  # fmt: skip
+def test_all_variables_are_those_of_plain_steps(flags: tuple[str, ...], remat: str) -> None:
+    plain, recomputed = states(*flags, remat=remat)
+    assert plain.keys() == recomputed.keys()
+    assert [name for name in plain if not np.array_equal(plain[name], recomputed[name])] == []
+
+
+@pytest.mark.slow
+def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
+    flags = ("--model=cnn", "--image_size=20", "--dropout=0.3", "--precision=float64", "--jit_compile=false")
+    straight, _ = run_steps(small(*flags), 4)
+    for steps, remat in ((2, "blocks"), (4, "")):
+        job_dir = run_job(small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", f"--remat={remat}"))
+    resumed = keras.saving.load_model(job_dir / "model" / "model.keras", compile=False)
+    assert all(map(np.array_equal, straight.get_weights(), resumed.get_weights()))
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (("--model=cnn", "--image_size=20", "--remat=layers:conv2"), "remat=layers:conv2: no such layer; did you mean"),
+    ((*OWN, "--penalty=0.1", BLOCKS), "adds a loss of its activations, which nothing would differentiate: name"),
+    ((*TEXT, BLOCKS), "has no block to recompute: no layer made of others, and no place where a single tensor"),
+    (("--remat=all",), "remat=all must be blocks, or layers:NAME,… with names of layers"),
+    (("--remat=layers:",), "remat=layers:: name the layers, as --remat=layers:NAME,…, or use --remat=blocks"),
+])  # fmt: skip
+def test_what_cannot_be_recomputed_is_refused(flags: tuple[str, ...], line: str) -> None:
+    with refused(line):
+        run_steps(small(*flags, "--jit_compile=false"), 1)
+
+
+# The peak of TensorFlow's own allocator, as on a GPU, above what lies there between steps.
+_PEAKS = """
+import tensorflow as tf
+from tests.support import build_setup, make_replicas, small
+for remat in ("", "blocks"):
+    flags = ["--model=tests.trainer.invariance.test_remat:deep", "--image_size=32", "--global_batch_size=64"]
+    config = small(*flags, f"--remat={remat}")
+    setup = build_setup(config, make_replicas(config))
+    runner, rows = setup.step_runner(), setup.rows_from(0)
+    runner(rows, 0, 1)
+    memory = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    runner(rows, 0, 1)
+    print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"] - memory)
+"""
+
+
+@pytest.mark.slow
+def test_a_deep_network_holds_half() -> None:
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", _PEAKS]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    plain, recomputed = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
+    assert recomputed < 0.6 * plain, done.stderr

@@ -1,0 +1,193 @@
+"""Recomputes activations in the backward pass (`--remat`), so that a step holds those of few layers at a time.
+
+Chen et al. 2016, https://arxiv.org/abs/1604.06174: a network is cut into some sqrt(n) blocks, of which only the inputs
+are kept. A block draws the same random numbers twice, and what it assigns to variables, as batch norm does to its
+averages, counts once.
+"""
+
+import contextvars
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import nearest
+from trainer.base.settings.train_config import LAYERS, names_in
+from trainer.invariance.compat import all_layers
+from trainer.invariance.step import in_step, running_step
+
+
+def recompute(model: keras.Model, remat: str) -> None:
+    """Makes the blocks of `model`, or the layers that `remat` names, recompute what they held for the backward pass.
+
+    Classes, names, weights and numbers stay; `call` is replaced. Raises UserError for an unknown layer, or if the model
+    has no block.
+    """
+    if remat.startswith(LAYERS):
+        for layer in _named(model, names_in(remat.removeprefix(LAYERS))):
+            layer.call = _recomputed(layer, layer.call)
+        return
+    if not sum(map(_recompute_blocks, [model] if _is_graph(model) else _composite(model))):
+        raise UserError(
+            f"remat={remat}: {model.name} has no block to recompute: no layer made of others, and no place where a "
+            f"single tensor joins two halves: name layers by --remat={LAYERS}NAME,…, or drop --remat"
+        )
+
+
+def _named(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.Layer]:
+    layers = {layer.name: layer for layer in all_layers(model) if layer is not model}
+    for name in names:
+        if name not in layers:
+            raise UserError(f"remat={LAYERS}{name}: no such layer{nearest(name, layers)}")
+        yield layers[name]
+
+
+def _is_graph(layer: Any) -> bool:
+    """Returns whether it is a network whose layers Keras calls itself: Functional, or Sequential and built."""
+    return bool(getattr(layer, "inputs", None)) and type(layer).call.__module__.startswith("keras.")
+
+
+def _composite(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns the outermost layers of a model that are made of several others."""
+    return [layer for layer in model.layers if len(all_layers(layer)) > 2]
+
+
+def _recompute_blocks(layer: Any) -> int:
+    """Makes a layer recompute itself, a network its blocks; returns how many blocks there are."""
+    if not _is_graph(layer):
+        layer.call = _recomputed(layer, layer.call)
+        return 1
+    blocks = _blocks(layer)
+    if not blocks:
+        return sum(map(_recompute_blocks, _composite(layer)))
+    original, calls = layer.call, [_recomputed(block, block.call) for block in blocks[:-1]]
+
+    @functools.wraps(original)
+    def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
+        if not training or running_step() is None:
+            return original(inputs, training=training, mask=mask, **named)
+        (values,) = keras.tree.flatten(inputs)
+        for block in calls:
+            values = block(values, training=training)
+        return blocks[-1].call(values, training=training)  # the backward pass begins with it: it would gain nothing
+
+    layer.call = call
+    return len(calls)
+
+
+def _blocks(network: Any) -> list[keras.Model]:
+    """Returns a network as models to run one after another, each of sqrt(n) layers at least; none if it has no cut.
+
+    Networks with several inputs or outputs, masks, or layers that are used twice are left whole.
+    """
+    operations = getattr(network, "operations", network.layers)
+    layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
+    masks = any(getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking) for layer in layers)
+    if masks or len(network.inputs) != 1 or len(network.outputs) != 1:
+        return []
+    ends = [0]
+    for cut in _cuts(network, layers):
+        if cut - ends[-1] >= math.isqrt(len(layers)) and cut < len(layers):
+            ends.append(cut)
+    joints = [network.inputs[0], *(layers[end - 1].output for end in ends[1:]), network.outputs[0]]
+    return [keras.Model(begin, end) for begin, end in itertools.pairwise(joints)] if ends[1:] else []
+
+
+def _cuts(network: Any, layers: Sequence[Any]) -> list[int]:
+    """Returns after how many layers a single tensor is used later, not counting all; none if a layer is used twice."""
+    uses = Counter(id(tensor) for layer in layers for tensor in keras.tree.flatten(layer.input))
+    left, cuts = {id(network.inputs[0]): uses[id(network.inputs[0])]}, []  # how often a tensor is used later
+    for number, layer in enumerate(layers, start=1):
+        for tensor in keras.tree.flatten(layer.input):
+            if id(tensor) not in left:
+                return []
+            left[id(tensor)] -= 1
+        left |= {id(tensor): uses[id(tensor)] for tensor in keras.tree.flatten(layer.output)}
+        if [key for key, count in left.items() if count] == [id(layer.output)]:
+            cuts.append(number)
+    return cuts if id(network.outputs[0]) in left else []
+
+
+class _Context(keras.layers.Layer):
+    """Tells whether layers train, and tells it to those that `function` calls: Keras does so within a layer alone."""
+
+    def __init__(self) -> None:
+        super().__init__(autocast=False, name="recomputed")
+        self.built = True
+        self.training: bool | None = None
+
+    def call(self, inputs: Any, function: Callable[[], Any] | None = None, training: bool | None = None) -> Any:
+        self.training = training
+        return function() if function else inputs
+
+
+def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `original`, the call of `layer`, which in a training step keeps its inputs and weights alone."""
+    context, raw = _Context(), {id(variable): variable.value for variable in layer.variables}
+
+    @functools.wraps(original)
+    def call(*args: Any, **named: Any) -> Any:
+        given = keras.tree.flatten((args, named))
+        places = [place for place, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        step = running_step()
+        if step is None or tf.executing_eagerly() or not places:
+            return original(*args, **named)
+        context(given[places[0]], **{name: value for name, value in named.items() if name == "training"})
+        if not context.training:
+            return original(*args, **named)
+        variables, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
+        around = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
+
+        def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
+            values = dict(enumerate(given)) | dict(zip(places, tensors, strict=True))
+            words, keys = keras.tree.pack_sequence_as((args, named), [*values.values()])
+            pairs = [*zip(variables, weights, strict=True)]
+            with keras.StatelessScope(pairs, collect_losses=True) as scope:
+                outputs = context(tensors[0], function=lambda: original(*words, **keys), training=True)
+            if scope.losses:
+                raise UserError(
+                    f"remat: {layer.name} adds a loss of its activations, which nothing would differentiate: name "
+                    f"other layers by --remat={LAYERS}NAME,…, or drop --remat"
+                )
+            return outputs, scope
+
+        def again(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
+            with in_step(replace(step, uses=Counter(uses), averaged=[])):
+                return run(tensors, weights)
+
+        def block(*values: Any) -> tuple[Any, Callable[..., Any]]:
+            tensors, weights = values[: len(places)], values[len(places) :]
+            forward[:] = run(tensors, weights)
+
+            def gradient(*upstream: Any) -> Any:
+                inputs = [_after(tensor, upstream[0]) for tensor in tensors]
+                with tf.GradientTape() as tape:
+                    tape.watch([*inputs, *weights])
+                    outputs = keras.tree.flatten(around.copy().run(again, inputs, weights)[0])
+                return tape.gradient(outputs, [*inputs, *weights], upstream, tf.UnconnectedGradients.ZERO)
+
+            return keras.tree.flatten(forward[0]), gradient
+
+        weights = [tf.convert_to_tensor(raw[id(variable)]) for variable in variables]
+        flat = tf.custom_gradient(block)(*(given[place] for place in places), *weights)
+        outputs, scope = forward
+        for variable in layer.non_trainable_variables:
+            if (value := scope.get_current_value(variable)) is not None:
+                variable.assign(value)
+        return keras.tree.pack_sequence_as(outputs, tf.nest.flatten(flat))
+
+    return call
+
+
+def _after(tensor: Any, upstream: Any) -> Any:
+    """Returns the tensor once `upstream` is there, by adding a 0 that no optimizer of graphs knows to be one."""
+    first = tf.reshape(upstream, (-1,))[:1]
+    nothing = tf.math.is_nan(first) & tf.math.is_inf(first)
+    return tensor + tf.reshape(tf.cast(nothing, tensor.dtype), [1] * max(1, len(tensor.shape)))
