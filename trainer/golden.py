@@ -102,7 +102,7 @@ def _check(arguments: Sequence[str]) -> int:
 
 def _bisect(arguments: Sequence[str]) -> int:
     options = parser_of("bisect").parse_args(arguments)
-    from trainer.proofs.bisection import bisect
+    from trainer.proofs.golden_check import bisect
 
     return bisect(Path(options.file), options.good, options.bad)
 

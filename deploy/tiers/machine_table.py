@@ -152,7 +152,6 @@ class Machines:
         return machine.price.plus(self.accelerators[accelerator].price, count)
 
 
-@cache
 def load_machines(price_file: str = "") -> Machines:
     """Returns the table, with the prices of a user's file; UserError if that file is invalid."""
     return _with_prices(_read_table(), price_file) if price_file else _read_table()

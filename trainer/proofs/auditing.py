@@ -19,8 +19,8 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.checksum import sha256_of
 from trainer.cluster.strategy import make_replicas
+from trainer.proofs.golden_file import root_mean_square
 from trainer.proofs.reordering import reordered
-from trainer.proofs.sketches import root_mean_square
 from trainer.proofs.stretches import Stretch, broken_links, chosen, manifests, stretches
 from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL
 from trainer.run.build import build_setup, starting_weights

@@ -1,9 +1,16 @@
-"""Records golden files and checks them; a verdict is a line for people and a test case for continuous integration."""
+"""Records golden files, checks them, and finds the commit that changed their numbers.
+
+A verdict is a line for people and a test case for continuous integration.
+"""
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,6 +24,12 @@ from trainer.proofs.processes import measured
 from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL, Verdict, causes, judge
 
 Way = tuple[int, int]  # replicas of each worker, workers
+# What `git bisect run` takes: 0 is good, 125 cannot be tested, every other code below 128 is bad.
+_SCRIPT = """\
+import subprocess, sys
+code = subprocess.run([sys.executable, "-m", "trainer.golden", "check", sys.argv[1]]).returncode
+sys.exit({0: 0, 2: 1}.get(code, 125))
+"""
 
 
 def record(out: Path, flags: Sequence[str], config: TrainConfig) -> None:
@@ -98,3 +111,30 @@ def _junit(failures: Mapping[str, str]) -> str:
         if failure:
             ElementTree.SubElement(case, "failure", message=failure)
     return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def bisect(file: Path, good: str, bad: str) -> int:
+    """Logs the first commit between `good` and `bad` with other numbers. Raises UserError where git refuses."""
+    read_golden(file)
+    if _git("status", "--porcelain", "--untracked-files=no"):
+        raise UserError("the working tree has changes, which git bisect would overwrite: commit or stash them")
+    with TemporaryDirectory(prefix="trainer-bisect-") as folder:
+        golden = copyfile(file, Path(folder) / file.name)  # other commits have other golden files
+        _git("bisect", "start", bad, good)
+        try:
+            lines = _git("bisect", "run", sys.executable, "-c", _SCRIPT, str(golden)).splitlines()
+        finally:
+            _git("bisect", "reset")
+    first = next((line.split()[0] for line in lines if line.endswith("is the first bad commit")), "")
+    if not first:
+        raise UserError(f"git bisect found no commit: {lines[-1] if lines else 'it printed nothing'}")
+    log.info(f"{file.stem}   {_git('log', '-1', '--format=%h %s', first)}: is the first with other numbers")
+    return DONE
+
+
+def _git(*words: str) -> str:
+    process = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
+    if process.returncode:
+        lines = (process.stderr or process.stdout).strip().splitlines()
+        raise UserError(f"git {' '.join(words[:2])}: {lines[-1] if lines else 'it failed'}")
+    return process.stdout.strip()

@@ -1,16 +1,26 @@
-"""Defines, reads and writes golden files: the numbers of a run's first steps, and what they were made of."""
+"""Defines, reads and writes golden files: the numbers of a run's first steps, and what they were made of.
 
+A tensor is described by two projections on random signs: the root mean square of their differences estimates the L2
+norm of the difference of two tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Imports no TensorFlow.
+"""
+
+import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import finite, read_json
 from trainer.base.storage import write_whole
 
 GOLDEN_FORMAT = 1
+PROJECTIONS = 2
 RECORDED_STEPS = (1, 2, 4, 8, 16, 30)
 PACKAGES = ("tensorflow", "keras", "numpy")  # whose versions may change numbers
 
@@ -30,7 +40,7 @@ class Golden:
     names: Sequence[str]  # of the variables in order: weights, then optimizers' slots and averages
     sizes: Sequence[int]
     learning_rate: float
-    moments: Mapping[str, Any]  # as of `trainer.proofs.sketches.moment`
+    moments: Mapping[str, Any]  # as of `moment`
     control: Mapping[str, Any]  # how far other orders of the rows are from it
     data: Mapping[str, Any]
     sources: Mapping[str, str]
@@ -65,3 +75,55 @@ def write_golden(path: Path, golden: Golden) -> None:
         lines.append(f' "{name}": ' + (f"{{\n{inner}\n }}" if inner else json.dumps(finite(value))))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> dict[str, Any]:
+    """Returns what is kept of a step as JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
+
+    The order of the tensors counts, their names do not.
+    """
+    digest = hashlib.sha256()
+    for tensor in tensors.values():
+        digest.update(np.ascontiguousarray(tensor).tobytes())
+    projections = [_projections(tensor, place) for place, tensor in enumerate(tensors.values())]
+    return {"losses": dict(losses), "digest": digest.hexdigest(), "projections": projections}
+
+
+def _projections(tensor: npt.NDArray[Any], place: int) -> list[float]:
+    """Returns the projections of a tensor; the signs depend on its place among all tensors alone."""
+    values = np.asarray(tensor, np.float64).ravel()
+    draw = np.random.Generator(np.random.Philox(key=place))
+    signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
+    return [float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values]
+
+
+def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[float]:
+    """Returns the estimated L2 norm of the difference of each tensor of two moments; infinite for NaN and null."""
+    pairs = zip(measured["projections"], recorded["projections"], strict=True)
+    return [root_mean_square([_number(a) - _number(b) for a, b in zip(*pair, strict=True)]) for pair in pairs]
+
+
+def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> float:
+    """Returns the largest difference of a loss or metric, relative to the largest of `others`.
+
+    Infinite if a name is missing, or a number is not finite in one of them alone.
+    """
+    if losses.keys() != others.keys():
+        return math.inf
+    pairs = [(_number(losses[name]), _number(value)) for name, value in others.items()]
+    pairs = [pair for pair in pairs if any(map(math.isfinite, pair))]
+    if not all(math.isfinite(value) for pair in pairs for value in pair):
+        return math.inf
+    scale = max((abs(value) for _, value in pairs), default=0.0)
+    return max((abs(a - b) for a, b in pairs), default=0.0) / max(scale, 1e-300)
+
+
+def root_mean_square(values: Sequence[float]) -> float:
+    """Returns the root of the mean of squares, infinite if a value is not finite."""
+    mean = sum(value * value for value in values) / len(values)
+    return math.sqrt(mean) if math.isfinite(mean) else math.inf
+
+
+def _number(value: float | None) -> float:
+    """Returns a number of JSON, which has null for what is not finite."""
+    return math.nan if value is None else value

@@ -13,9 +13,8 @@ from trainer.base.run_files.records import write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
-from trainer.proofs.golden_file import PACKAGES
+from trainer.proofs.golden_file import PACKAGES, losses_apart, moment
 from trainer.proofs.reordering import reordered
-from trainer.proofs.sketches import losses_apart, moment
 from trainer.run.build import TrainingSetup, build_setup
 from trainer.training.state import snapshot, variables_of
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.proofs.golden_file import PACKAGES, Golden
-from trainer.proofs.sketches import distances, losses_apart, root_mean_square
+from trainer.proofs.golden_file import PACKAGES, Golden, distances, losses_apart, root_mean_square
 
 EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
 TIMES_CONTROL = 3.0  # of what another order of the rows does, as in `trainer.check --on_gpus`

@@ -17,8 +17,15 @@ from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
 from trainer.proofs.golden_check import described
-from trainer.proofs.golden_file import Golden, read_golden, recorded_steps, write_golden
-from trainer.proofs.sketches import distances, losses_apart, moment
+from trainer.proofs.golden_file import (
+    Golden,
+    distances,
+    losses_apart,
+    moment,
+    read_golden,
+    recorded_steps,
+    write_golden,
+)
 from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, Verdict, judge
 
 STEPS = [1, 2]
