@@ -35,7 +35,17 @@ UNSTABLE = {
     r"done \([\d.]+ s\)": "done (… s)",
 }
 # Rows of a comparison's table.
-MEASURED = ("ms/step", "s/epoch", "examples/s", "speed-up", "waits for", "start-up s", "total s", "peak memory GiB")
+MEASURED = (
+    "ms/step",
+    "s/epoch",
+    "examples/s",
+    "speed-up",
+    "waits for",
+    "start-up s",
+    "training s",
+    "total s",
+    "peak memory GiB",
+)
 
 
 class ThisPython(AsyncKernelManager):

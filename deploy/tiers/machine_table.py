@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class Rates:
 class Accelerator:
     """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred.
 
-    regions: on both of Google's pages; `only_locations` and `only_quotas`: on one of them. `tensorflow`: whether
+    regions: on both of Google's pages; `one_page`: on one of them, by the page. `tensorflow`: whether
     TensorFlow's wheels run on it. `support_ended`: the date, if there is one.
     """
 
@@ -74,18 +74,12 @@ class Accelerator:
     quota_metric: str | None
     regions: tuple[str, ...]
     note: str
-    only_locations: tuple[str, ...] = ()
-    only_quotas: tuple[str, ...] = ()
+    one_page: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict, hash=False)
     tensorflow: bool = True
     support_ended: str = ""
     price: Price = Price()
     quota_metric_seen: bool = True
     rates: Rates | None = None
-
-    @property
-    def one_page(self) -> Mapping[str, tuple[str, ...]]:
-        """Returns the regions that one of Google's two pages has, by the page."""
-        return {"locations": self.only_locations, "quotas": self.only_quotas}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +152,6 @@ class Machines:
         return machine.price.plus(self.accelerators[accelerator].price, count)
 
 
-@cache
 def load_machines(price_file: str = "") -> Machines:
     """Returns the table, with the prices of a user's file; UserError if that file is invalid."""
     return _with_prices(_read_table(), price_file) if price_file else _read_table()
@@ -189,9 +182,8 @@ def accelerator_of(gpu: str) -> str:
 
 
 def _accelerator(name: str, facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Accelerator:
-    read: dict[str, Any] = {"price": _price(facts, prices)}
-    read |= {"rates": Rates(**facts["rates"])} if "rates" in facts else {}
-    read |= {key: tuple(facts.get(key, ())) for key in ("regions", "only_locations", "only_quotas")}
+    rates = Rates(**facts["rates"]) if "rates" in facts else None
+    read = {"price": _price(facts, prices), "rates": rates, "regions": tuple(facts["regions"])}
     return Accelerator(name, **{**facts, **read})
 
 

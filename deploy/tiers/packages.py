@@ -173,11 +173,13 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
     name, first = (path.stem, path.name) if alone else (path.name, f"{path.name}/__init__.py")
-    if not (path.parent / first).is_file() or not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
+    if not (path.parent / first).is_file():
         inside = [f"did you mean {address}/{file.parent.name}?" for file in sorted(path.glob("*/__init__.py"))]
-        advice = (*inside, "such as my_models with an __init__.py, or one module, as mine.py")[0]
+        advice = (*inside, "such as my_models with an __init__.py, or one module, such as mine.py")[0]
+        raise UserError(f"package={address}: must be a folder that Python can import: {advice}")
+    if not re.fullmatch(r"[A-Za-z](\w*[A-Za-z0-9])?", name, re.ASCII):
         raise UserError(
-            f"package={address}: must be a folder that Python can import, named by letters, digits and _: {advice}"
+            f"package={address}: pip takes letters, digits and _ between them: rename it, such as my_models"
         )
     if name in ("trainer", "deploy") or _distribution(name) == _distribution(TRAINER):
         raise UserError(f"package={address}: {name} is a name of this project: rename your package")

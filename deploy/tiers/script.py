@@ -61,11 +61,6 @@ class Script:
         """Returns what identifies the script, as flags of a command."""
         return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
 
-    @property
-    def start_folder(self) -> Path:
-        """Returns the folder in which Python starts on this machine."""
-        return self.folder.parent if self.command[0] == "-m" else self.folder
-
     def package(self, most_mb: float = MOST_MB) -> CodeArchive:
         """Returns the archive of a job: the folder, and the programs that run the script.
 
@@ -111,7 +106,8 @@ class ScriptRequest(JobRequest):
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
         """Returns the program that runs a script here, and its variable; the script's own folder is used."""
-        plan = {**self._plan(str(job_dir)), "folder": str(self.script.start_folder)}
+        folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
+        plan = {**self._plan(str(job_dir)), "folder": str(folder)}
         return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
 
     def check_folder(self, job_dir: Path) -> None:

@@ -89,11 +89,6 @@ def kind_of(name_or_label: str) -> JobKind:
     return TUNING if name_or_label.startswith(STUDY_LABEL) or f"/{TUNING.collection}/" in name_or_label else CUSTOM
 
 
-def kinds_of(label: str) -> tuple[JobKind, ...]:
-    """Returns the kinds of jobs that may have this label; all without one."""
-    return (kind_of(label),) if label else (CUSTOM, TUNING)
-
-
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
     """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""

@@ -48,7 +48,8 @@ class Creation:
                 raise failure
             tell(f"the submission failed ({failure}): {'looks for the job' if self._unclear else 'tries again'}")
             if not self._unclear:
-                self._clock.sleep_told(wait, "tries again after a wait")
+                with told(f"tries again after {wait:.0f} s"):
+                    self._clock.sleep(wait)
             elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
                 return self.name
             if last:

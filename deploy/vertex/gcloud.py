@@ -28,7 +28,8 @@ class Gcloud(Backend):
     def create_command(self, request: CustomJob) -> list[str]:
         """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
         config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
-        flags = [f"--display-name={request.display_name}", _labels(request.labels), f"--config={config}"]
+        labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
+        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         place = [f"--project={self._project}", f"--region={self._region}"]
         return ["gcloud", "ai", request.kind.command, "create", *place, *flags]
@@ -81,10 +82,6 @@ def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
             log.append(line)
             if _RETRIES in line:
                 _kill(process)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    return f"--labels={','.join(f'{key}={value}' for key, value in labels.items())}"
 
 
 @contextlib.contextmanager

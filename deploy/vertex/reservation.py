@@ -19,7 +19,7 @@ from deploy.tiers.output import tell
 from deploy.vertex import buckets
 from deploy.vertex.cancellation import jobs_of
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock
+from deploy.vertex.retry import Clock, told
 from deploy.vertex.spending import format_duration, spent
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs_errors import Conflict, NoPermission
@@ -112,7 +112,8 @@ class Reservation:
                     f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
                     f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
                 )
-            self._clock.sleep_told(until - now, "a submission that ended here may have created a job: looks for it")
+            with told(f"looks for {until - now:.0f} s for a job of a submission that ended here"):
+                self._clock.sleep(until - now)
 
 
 def _machine() -> str:

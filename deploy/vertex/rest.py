@@ -44,7 +44,8 @@ class Backend:
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        return [api.parse_job(job) for kind in api.kinds_of(label)
+        kinds = (api.kind_of(label),) if label else (api.CUSTOM, api.TUNING)
+        return [api.parse_job(job) for kind in kinds
                 for job in self.listed(f"{self.parent}/{kind.collection}", kind.collection, filter=only)]  # fmt: skip
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:

@@ -26,14 +26,6 @@ class Clock:
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
-    def sleep_told(self, seconds: float, what: str) -> None:
-        """Sleeps, and prints every TELL_S what is waited for."""
-        until = self.now() + seconds
-        while (left := until - self.now()) > 0:
-            self.sleep(min(left, TELL_S))
-            if left > TELL_S:
-                tell(f"{what}: {seconds - left + TELL_S:.0f} s of {seconds:.0f} s")
-
 
 SYSTEM_CLOCK = Clock()
 

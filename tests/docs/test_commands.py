@@ -208,7 +208,7 @@ RULES: Mapping[str, Rule] = {
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
-    "docs.rooms": module_exists, "trainer.serve": module_exists,
+    "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,
 }  # fmt: skip
 
 

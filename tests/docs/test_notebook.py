@@ -50,10 +50,14 @@ def check_outputs(cells: Cells) -> None:
 
 def check_story(cells: Cells) -> None:
     """Asserts that the cells showed what the text around them says."""
-    task, check, plan, comparison, job = (
-        printed(cells, f"!python -m {command} ")
-        for command in ("trainer.task", "trainer.check", "deploy plan", "deploy compare", "deploy submit")
+    beginnings = (
+        "from vertex_trainer",
+        "!python -m trainer.check ",
+        "tiers = ",
+        "settings = ",
+        "!python -m deploy submit ",
     )
+    task, check, plan, comparison, job = (printed(cells, beginning) for beginning in beginnings)
     (recognised,) = re.findall(r"fit: ([\d.]+)% of the 297 digits", printed(cells, "import keras\n"))
     accuracies = re.findall(r"(?m)^step \d+ .* val_accuracy ([\d.]+)", task)
     assert min(float(recognised) / 100, float(accuracies[-1])) > 0.9

@@ -101,7 +101,6 @@ _machine = st.sampled_from(["g2-standard-12", "NVIDIA_L4", "n1-standard-8", "n1-
 @given(prices=st.dictionaries(_machine, st.dictionaries(_machine, scalars, max_size=3) | values, max_size=3) | values)
 def test_prices(prices: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = written(tmp_path_factory.getbasetemp() / "prices.yaml", yaml.dump(prices))
-    load_machines.cache_clear()
     table = one_line(lambda: load_machines(path))
     if table:
         assert all(offer.price.list is None or offer.price.list > 0 for offer in table.options())

@@ -134,20 +134,20 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
 
     @functools.wraps(original)
     def call(*args: Any, **named: Any) -> Any:
-        given = keras.tree.flatten((args, named))
-        places = [place for place, value in enumerate(given) if tf.is_tensor(value) and value.dtype.is_floating]
+        values = keras.tree.flatten((args, named))
+        places = [place for place, value in enumerate(values) if tf.is_tensor(value) and value.dtype.is_floating]
         step = running_step()
         if step is None or tf.executing_eagerly() or not places:
             return original(*args, **named)
-        context(given[places[0]], **{name: value for name, value in named.items() if name == "training"})
+        context(values[places[0]], **{name: value for name, value in named.items() if name == "training"})
         if not context.training:
             return original(*args, **named)
         variables, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
         around = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
 
         def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
-            values = dict(enumerate(given)) | dict(zip(places, tensors, strict=True))
-            words, keys = keras.tree.pack_sequence_as((args, named), [*values.values()])
+            changed = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
+            words, keys = keras.tree.pack_sequence_as((args, named), [*changed.values()])
             pairs = [*zip(variables, weights, strict=True)]
             with keras.StatelessScope(pairs, collect_losses=True) as scope:
                 outputs = context(tensors[0], function=lambda: original(*words, **keys), training=True)
@@ -162,21 +162,21 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             with in_step(replace(step, uses=Counter(uses), averaged=[])):
                 return run(tensors, weights)
 
-        def block(*values: Any) -> tuple[Any, Callable[..., Any]]:
-            tensors, weights = values[: len(places)], values[len(places) :]
+        def block(*inputs: Any) -> tuple[Any, Callable[..., Any]]:
+            tensors, weights = inputs[: len(places)], inputs[len(places) :]
             forward[:] = run(tensors, weights)
 
             def gradient(*upstream: Any) -> Any:
-                inputs = [_after(tensor, upstream[0]) for tensor in tensors]
+                tied = [_after(tensor, upstream[0]) for tensor in tensors]
                 with tf.GradientTape() as tape:
-                    tape.watch([*inputs, *weights])
-                    outputs = keras.tree.flatten(around.copy().run(again, inputs, weights)[0])
-                return tape.gradient(outputs, [*inputs, *weights], upstream, tf.UnconnectedGradients.ZERO)
+                    tape.watch([*tied, *weights])
+                    outputs = keras.tree.flatten(around.copy().run(again, tied, weights)[0])
+                return tape.gradient(outputs, [*tied, *weights], upstream, tf.UnconnectedGradients.ZERO)
 
             return keras.tree.flatten(forward[0]), gradient
 
         weights = [tf.convert_to_tensor(raw[id(variable)]) for variable in variables]
-        flat = tf.custom_gradient(block)(*(given[place] for place in places), *weights)
+        flat = tf.custom_gradient(block)(*(values[place] for place in places), *weights)
         outputs, scope = forward
         for variable in layer.non_trainable_variables:
             if (value := scope.get_current_value(variable)) is not None:

@@ -78,10 +78,12 @@ def rises(model: keras.Model, monitor: str, setting: str) -> bool:
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
     path = config.callbacks
-    found: Any = load_function(path, "callbacks", (), config)() if path else []
-    if not isinstance(found, (list, tuple)) or not all(isinstance(one, keras.callbacks.Callback) for one in found):
-        raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {found!r}")
-    return [*found, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
+    callbacks: Any = load_function(path, "callbacks", (), config)() if path else []
+    if not isinstance(callbacks, (list, tuple)) or not all(
+        isinstance(item, keras.callbacks.Callback) for item in callbacks
+    ):
+        raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
+    return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
 _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # older checkpoints have no `monitor`
@@ -89,7 +91,7 @@ _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # older che
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
     """Returns the state of early stopping. Other callbacks have none, but LearningRates stores the rate they set."""
-    return {name: getattr(one, name) for one in callbacks if isinstance(one, EarlyStopping) for name in _STATE}
+    return {name: getattr(item, name) for item in callbacks if isinstance(item, EarlyStopping) for name in _STATE}
 
 
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:

@@ -162,8 +162,8 @@ def has_pending_hooks(state: Mapping[str, Any]) -> bool:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
-    found = [path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0]
-    return sorted(found, key=lambda path: step_of(path.name))
+    folders = [path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0]
+    return sorted(folders, key=lambda path: step_of(path.name))
 
 
 def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> Link:
@@ -197,12 +197,12 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise Damaged(f"{folder.name}/{MANIFEST} is not of this trainer")
     for name, fingerprint in files.items():
         try:
-            found = _fingerprint(folder / name)
+            actual = _fingerprint(folder / name)
         except (OSError, ValueError):
             raise Damaged(f"{folder.name}/{name} is missing") from None
-        if found != fingerprint:
-            what = "has another size" if found["bytes"] != fingerprint.get("bytes") else "has another checksum"
-            raise Damaged(f"{folder.name}/{name} {what}")
+        if actual != fingerprint:
+            difference = "has another size" if actual["bytes"] != fingerprint.get("bytes") else "has another checksum"
+            raise Damaged(f"{folder.name}/{name} {difference}")
     try:
         reader = tf.train.load_checkpoint(str(folder / _PREFIX))
         return manifest, {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
@@ -217,7 +217,7 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
     """
     origin = origin or f"initial_checkpoint={path}"
     candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / CHECKPOINTS))]
-    whole = next((one for one in candidates if (one / MANIFEST).is_file()), None)
+    whole = next((folder for folder in candidates if (folder / MANIFEST).is_file()), None)
     if whole is None:
         raise UserError(f"{origin}: no checkpoint found: use a job directory, or one of its step-… folders")
     try:

@@ -108,12 +108,12 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Cho
     """
     if config.jit_compile == "false":
         return Choice(False, "jit_compile=false")
-    given = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
+    wanted = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     if barrier := _barrier(config, trial.replicas):
-        return _plain(trial, barrier) if given and given.compiled else Choice(False, barrier)
-    if given:
+        return _plain(trial, barrier) if wanted and wanted.compiled else Choice(False, barrier)
+    if wanted:
         with trial:
-            return _if_possible(given, trial)
+            return _if_possible(wanted, trial)
     if why := _not_tried(config, trial, steps_left):
         return Choice(False, why)
     with trial:
@@ -127,7 +127,7 @@ def _barrier(config: TrainConfig, replicas: Replicas) -> str:
     if replicas.cluster.several:
         return "XLA cannot sum over several machines"
     if replicas.virtual:
-        return f"XLA would add those of virtual_replicas={replicas.virtual} in another order"
+        return f"XLA would add the gradients of virtual_replicas={replicas.virtual} in another order"
     if passes := replicas.micro_batches - 1:
         return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
     on_cpus = not replicas.devices[0].startswith("GPU")

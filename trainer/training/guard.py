@@ -45,16 +45,16 @@ class Guard:
             idle = used and all(percent is not None and percent < IDLE_PERCENT for percent in used)
             self._idle = self._idle + elapsed if idle else 0.0
         reason = self._peers.stop_reason if self._peers else ""
-        each = self._peers.share_idle(self._idle) if self._peers else [self._idle]
+        idle_seconds = self._peers.share_idle(self._idle) if self._peers else [self._idle]
         if not self._peers or self._peers.is_chief:
-            times = [(min(each), limits.idle_s, limits.idle), (self._job_seconds(), limits.over_s, limits.over)]
+            times = [(min(idle_seconds), limits.idle_s, limits.idle), (self._job_seconds(), limits.over_s, limits.over)]
             for seconds, limit, text in times:
                 self._warn(
                     limit and seconds >= limit / 2, f"half of the time is over until this job ends itself: {text}"
                 )
             reason = next((text for seconds, limit, text in times if limit and seconds >= limit), "")
-            if limits.idle_s and max(each) >= limits.idle_s > min(each):
-                self._slow(each.index(max(each)), max(each))
+            if limits.idle_s and max(idle_seconds) >= limits.idle_s > min(idle_seconds):
+                self._slow(idle_seconds.index(max(idle_seconds)), max(idle_seconds))
         if reason:
             log.warning(f"stops: {reason}")
             self._request.reason, self._stopped_at = reason, now

@@ -25,13 +25,13 @@ def variables_of(model: keras.Model) -> dict[str, Any]:
     Metrics are left out, as every call to the device resets them, and so are rates, which LearningRates holds.
     """
     metrics = {id(variable) for metric in model.metrics for variable in metric.variables}
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for variable in _all(model, metrics):
         if not _is_rate(variable):
-            part = WEIGHTS if len(found) < len(model.weights) else "training/"
+            part = WEIGHTS if len(variables) < len(model.weights) else "training/"
             kind = variable.name.split(":")[0].split("_")[-1]  # without Keras's count of layers
-            found[f"{part}{len(found):04d}/{kind}"] = variable
-    return found
+            variables[f"{part}{len(variables):04d}/{kind}"] = variable
+    return variables
 
 
 class LearningRates:
@@ -39,18 +39,18 @@ class LearningRates:
 
     def __init__(self, model: keras.Model) -> None:
         self._rates = [variable for variable in _all(model, set()) if _is_rate(variable)]
-        self._given = self._now()
+        self._configured = self._now()
 
     def _now(self) -> list[float]:
         return [float(keras.ops.convert_to_numpy(rate)) for rate in self._rates]
 
     def state(self) -> list[float]:
         """Returns a factor for each rate; 1 if no callback changed it."""
-        return [now / given if given else 1.0 for now, given in zip(self._now(), self._given, strict=True)]
+        return [now / before if before else 1.0 for now, before in zip(self._now(), self._configured, strict=True)]
 
     def resume(self, factors: Sequence[float]) -> None:
-        for rate, given, factor in zip(self._rates, self._given, factors, strict=True):
-            rate.assign(given * float(factor))
+        for rate, before, factor in zip(self._rates, self._configured, factors, strict=True):
+            rate.assign(before * float(factor))
 
 
 def _is_rate(variable: Any) -> bool:

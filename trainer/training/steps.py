@@ -60,7 +60,7 @@ class StepRunner:
         with tf.profiler.experimental.Trace(EVENT_OF_A_CALL, step_num=first_step, _r=1):
             steps = self._run(iterator, begin, tf.constant(count)).numpy()
         values, waited = self._over_workers(steps, time.time())
-        counts = tuple(keras.ops.convert_to_numpy(one).astype(np.float64) for one in self._counters())
+        counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 
     def _over_workers(self, steps: Vector, end: float) -> tuple[Vector, tuple[float, ...]]:
@@ -91,11 +91,13 @@ class StepRunner:
         """Returns the results of Keras metrics by name, for variables that hold `counts`."""
         if not counts:
             return {}
-        held = [(one, tf.cast(count, one.dtype)) for one, count in zip(self._counters(), counts, strict=True)]
-        updated = {id(one) for one, count in zip(self._counters(), counts, strict=True) if np.any(count)}
+        held = [
+            (counter, tf.cast(count, counter.dtype)) for counter, count in zip(self._counters(), counts, strict=True)
+        ]
+        updated = {id(counter) for counter, count in zip(self._counters(), counts, strict=True) if np.any(count)}
         with keras.StatelessScope(held):
-            found = results_of(self.model, updated)
-        return {name: float(value) for name, value in found.items()}
+            results = results_of(self.model, updated)
+        return {name: float(value) for name, value in results.items()}
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.
@@ -210,11 +212,11 @@ def nodes_of(graph: Any) -> list[Any]:
 
 def refuse_draws(graph: Any) -> None:
     """Raises NotCompilable if `graph`, or a function in it, draws random numbers by an operation of TensorFlow."""
-    if found := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
-        raise NotCompilable(f"its train_step draws random numbers by {', '.join(found)}, for which XLA has other ones")
+    if draws := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
+        raise NotCompilable(f"its train_step draws random numbers by {', '.join(draws)}, for which XLA has other ones")
 
 
 def refuse_text(data: Any) -> None:
     """Raises NotCompilable if the data of a step hold text: after XLA has refused it, its next compilation aborts."""
-    if any(one.dtype == tf.string for one in tf.nest.flatten(data)):
+    if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
         raise NotCompilable("its data hold text, which XLA cannot take")

@@ -19,7 +19,7 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
-from tests.deploy.emulator import METRIC, POSTS, QUOTA, RATE, Emulator, Fault, ends
+from tests.deploy.emulator import METRIC, POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
@@ -228,21 +228,6 @@ def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) ->
     assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
 
 
-@pytest.mark.parametrize(
-    ("code", "line"),
-    [
-        (400, "the service rejected the job"),
-        (401, "not logged in, or the login has expired (401): run `gcloud auth login`"),
-        (403, "request roles/aiplatform.user on my-proj"),
-        (404, "not found: check --project=my-proj"),
-    ],
-)
-def test_a_refusal_says_what_to_do(code: int, line: str, cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault(POSTS, code, times=9)]
-    with pytest.raises(UserError, match=re.escape(line)):
-        submit.main(["cpu", *SDK], session)
-
-
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     cloud: Emulator, flying: FlyingClock, unknown: Command
 ) -> None:
@@ -252,25 +237,6 @@ def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     assert expected in unknown("cpu", *SDK)
     assert 300 <= flying.slept < 400
     assert cloud.jobs == {}
-
-
-@pytest.mark.parametrize("message", ["Too many requests", RATE])
-def test_too_many_calls_are_waited_for(message: str, cloud: Emulator, session: Session) -> None:
-    cloud.run = ends("SUCCEEDED")
-    cloud.faults = [Fault(where, 429, times=3, message=message) for where in (POSTS, "GET .*/customJobs/")]
-    assert submit.main(["cpu", *SDK], session) == 0
-    assert len(cloud.jobs) == 1
-
-
-@pytest.mark.parametrize("code", [401, 503])
-def test_a_job_that_was_just_made_is_not_called_failed_when_it_cannot_be_seen(
-    code: int, cloud: Emulator, unknown: Command
-) -> None:
-    cloud.faults = [Fault("GET .*/customJobs/", code, times=1000)]
-    error = unknown("cpu", *SDK)
-    (job,) = cloud.jobs.values()
-    assert f"watch it: python -m deploy watch {job['name']}" in error
-    assert record()["attempts"][0]["state"] == "SUBMITTED"
 
 
 def test_detached_it_is_named_in_the_record_and_watched_later(
@@ -286,34 +252,6 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
     assert record()["attempts"][0]["state"] == "SUCCEEDED"
     with pytest.raises(UserError, match="--detach is for one tier in one region"):
         submit.main(["cpu", "t4x1", *SDK, "--detach"], session)
-
-
-def test_the_price_and_the_limit_go_along(cloud: Emulator, session: Session) -> None:
-    cloud.run = ends("SUCCEEDED")
-    assert submit.main(["l4x4", *SDK, "--max_cost=5", "--disable-retries"], session) == 0
-    (job,) = cloud.jobs.values()
-    hourly = load_tier("l4x4").price_per_hour
-    assert hourly
-    assert job["labels"]["usd-per-hour"] == f"{hourly:.4f}".replace(".", "-")
-    scheduling = job["jobSpec"]["scheduling"]
-    assert (scheduling["timeout"], scheduling["disableRetries"]) == (f"{int(5 / hourly * 3600)}s", True)
-
-
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--recipe=wgan_gp_digits"], "trains wgan_gp on digits, global batch 64, 4,000 steps"),
-        (["--model=mlp"], "trains mlp on digits, global batch 64, 1 epoch"),
-    ],
-)
-def test_what_is_trained_is_said(cloud: Emulator, capsys: Capture, flags: list[str], line: str) -> None:
-    assert main(["submit", "cpu", *WHERE, *flags, "--dry_run"]) == 0
-    assert f"# {line}" in capsys.readouterr().out.splitlines()
-
-
-def test_a_missing_project_is_refused_before_anything() -> None:
-    with pytest.raises(UserError, match="project is missing: use --project=ID"):
-        submit.main(["cpu", *WHERE, *JOB])
 
 
 def test_without_the_sdk_it_says_how_to_get_it(

@@ -9,11 +9,9 @@ import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.client.job_handle import attach
-from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import JobStatus, parse_time
 from deploy.vertex.errors import JobUnknown, VertexFault, stocked_out
 from deploy.vertex.history import Attempt, Submission
-from deploy.vertex.logs import LogTail
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
 from deploy.vertex.spending import format_duration
@@ -79,22 +77,6 @@ def test_states_and_the_logs_of_all_workers_in_order_and_once(
     assert shown[-1] == "SUCCEEDED after 0:30:00 on its machines, about 1.80 USD"
 
 
-def test_a_tail_forgets_old_entries(cloud: Emulator, session: Session, job: Job) -> None:
-    backend, lines = session.open("sdk", "my-proj", "us-central1"), list[str]()
-    tail = LogTail(
-        backend,
-        job["name"],
-        GcpConfig("my-proj", "us-central1", ""),
-        session.clock,
-        lambda line: lines.append(line.text),
-    )
-    for minute in range(60):
-        cloud.log(job, f"minute {minute}", time=f"2026-11-20T10:{minute:02}:00Z")
-        tail.print_new()
-        assert (len(lines), lines[-1]) == (minute + 1, f"minute {minute}")
-    assert len(tail._seen) < 5
-
-
 @pytest.mark.parametrize(
     ("state", "error", "code", "line"),
     [
@@ -139,13 +121,6 @@ def test_ten_minutes_of_failures_are_survived(
     assert len(cloud.requests) < 40  # backoff
     until = time.strftime("%H:%M", time.gmtime(began + RETRY_S))
     assert line.endswith(f" ({'no response' if kind == 'cut' else kind}): retrying until {until} UTC; Ctrl-C stops")
-
-
-def test_a_slow_response_is_awaited(cloud: Emulator, watched: Watched, job: Job) -> None:
-    cloud.end(job, "SUCCEEDED")
-    cloud.faults = [Fault("GET .*customJobs/", "slow")]
-    watched()
-    assert len([request for request in cloud.requests if "customJobs/" in request]) == 1
 
 
 @pytest.mark.parametrize(("code", "fix"), [(401, "gcloud auth login"), (503, "the service fails: try again later")])
@@ -195,12 +170,6 @@ def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest
         )
 
 
-def test_logs_without_permission_do_not_end_the_watch(cloud: Emulator, watched: Watched, job: Job) -> None:
-    cloud.end(job, "SUCCEEDED")
-    cloud.faults = [Fault("entries", 403, times=99)]
-    assert "no logs: " in watched()[1]
-
-
 def test_the_last_logs_are_retried(cloud: Emulator, watched: Watched, job: Job) -> None:
     cloud.log(job, "the last words")
     cloud.end(job, "SUCCEEDED")
@@ -214,14 +183,6 @@ def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
     step_by_step(flying, lambda: cloud.begin(job), flying.interrupt)
     assert f"watch it: python -m deploy watch {job['name']}" in watched(75)[0]
     assert job["state"] == "JOB_STATE_RUNNING"
-
-
-def test_a_job_is_watched_by_its_number(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
-    cloud.begin(job)
-    cloud.log(job, "hello")
-    cloud.end(job, "SUCCEEDED")
-    assert watch.main([job["name"].rsplit("/", 1)[-1], "--region=us-central1"], session) == 0
-    assert "workerpool0-0  hello" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

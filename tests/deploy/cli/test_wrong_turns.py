@@ -4,20 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from deploy.__main__ import main
-from deploy.cli import compare, submit
+from deploy.cli import submit
 from deploy.client.arguments import parse
-from deploy.tiers import packages
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.errors import describe_error
 from deploy.vertex.failures import gcloud_error
 from deploy.vertex.session import Session
-from tests.deploy.conftest import WHERE, Capture, Command
+from tests.deploy.conftest import WHERE, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
-from trainer.base.settings.resolution import Overrides, resolve
+from trainer.base.settings.resolution import resolve
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
@@ -51,24 +49,10 @@ SDK_LOGIN = "gcloud auth login"
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )  # fmt: skip
-@pytest.mark.parametrize("verb", ["submit", "render"])
 def test_mistakes_of_the_command_come_before_those_of_the_account(
-    verb: str, arguments: list[str], line: str, capsys: Capture
+    arguments: list[str], line: str, refused: Command
 ) -> None:
-    code = main([verb, *arguments])
-    if verb == "render" and "project is missing" in line:
-        assert code == 0  # it sends nothing
-        return
-    shown = capsys.readouterr()
-    assert (code, shown.out) == (2, "")
-    assert shown.err.startswith(f"error: {line}")
-    assert shown.err.count("\n") == 1
-
-
-@pytest.mark.parametrize("more", [["--recipe=wgan_gp_digit"], [*JOB, "--stepz=4"]])
-def test_a_comparison_on_vertex_is_no_different(more: list[str]) -> None:
-    with pytest.raises(UserError, match="did you mean"):
-        compare.main(["cpu", "l4x1", "--on=vertex", *more])
+    assert refused("submit", *arguments).startswith(f"error: {line}")
 
 
 @pytest.mark.parametrize("verb", ["local", "compare", "plan"])
@@ -157,22 +141,6 @@ def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(code: int, lat
 def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:
     Path("runs").write_text("a file where a folder belongs")
     assert refused("submit", "cpu", *JOB, *WHERE).startswith("error: runs/submitted: Not a directory")
-
-
-def resolved(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, int]:
-    """Returns how often a command resolves the settings, and how often it reads the package's sources."""
-    calls: list[str] = []
-    for owner, name in ((Overrides, "resolve"), (packages, "trainer_package")):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
-    assert main([*arguments, *JOB, *WHERE, "--project=p"]) == 0
-    return calls.count("resolve"), calls.count("trainer_package")
-
-
-def test_settings_are_resolved_once_a_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert resolved(monkeypatch, "submit", "l4x4", "--dry_run") == (1, 1)
-    three = ["compare", "l4x1", "l4x2", "l4x4", "--on=vertex", f"--out={tmp_path}", "--dry-run"]
-    assert resolved(monkeypatch, *three) == (3, 1)
 
 
 @pytest.mark.parametrize(

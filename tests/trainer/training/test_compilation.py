@@ -261,6 +261,15 @@ def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
     assert forced.compiled is (devices == ("GPU:0", "GPU:1"))
 
 
+def test_what_is_computed_again_or_added_in_one_order_runs_plain(auto: TrainConfig) -> None:
+    told, clock = dataclasses.replace(auto, jit_compile="true"), Clock(1.0, 0.1)
+    again = choose(dataclasses.replace(told, remat="blocks"), planted(clock), 1000)
+    assert again == Choice(False, "XLA may keep what remat=blocks computes again")
+    cut = choose(told, planted(clock, virtual=4), 1000)
+    assert cut == Choice(False, "XLA would add the gradients of virtual_replicas=4 in another order")
+    assert clock.calls == []
+
+
 def test_auto_measures_on_one_gpu(auto: TrainConfig) -> None:
     """Convolutions by depth, which are slow on CPUs, are measured too."""
     for plain, compiled in ((0.1, 1.0), (1.0, 0.1)):
