@@ -22,7 +22,7 @@ from deploy.tiers.job_spec import Job, Program, render, request_on
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
-from deploy.vertex.api import ApiError, CustomJob, JobStatus
+from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import api_errors, exit_code, stocked_out
 from deploy.vertex.gcloud import Gcloud
@@ -136,8 +136,7 @@ class PreparedSubmission:
         self.asked, program = parse_program(submit_flags(), arguments)
         self.session, asked = session, self.asked
         check_budget_flags(asked)
-        if asked.register:
-            _check_registration(asked, program)
+        self._register = _registration(asked, program) if asked.register else ("", "")
         if asked.check and not program.values.keys() & {"recipe", "model"}:
             program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
         options = read_options(asked, program)
@@ -160,7 +159,10 @@ class PreparedSubmission:
     @property
     def paste(self) -> str:
         """Returns shell commands that do what `submit` would with the first job."""
-        return paste(self.jobs[0], self.asked, attempt_label(self.record.submission))
+        job = self.jobs[0]
+        request = custom_job(job, attempt_label(self.record.submission))
+        command = Gcloud(job.gcp.project, job.gcp.region).shell_command(request)
+        return "\n".join(filter(None, [package_command(job, self.asked), command]))
 
     def send(self, confirm: Confirm) -> SubmittedJob:
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
@@ -183,9 +185,7 @@ class PreparedSubmission:
             return submitted
 
     def _submitted(self, record: Submission, jobs: Sequence[Job]) -> SubmittedJob:
-        image = "" if installs(self.asked.image) else self.asked.image
-        register = (self.asked.register, self.asked.register and serving_image(image))
-        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, register)
+        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self._register)
 
     def _interrupted(self) -> SubmittedJob | None:
         """Returns the job of the same command that was interrupted before; None if there is none."""
@@ -228,12 +228,11 @@ def submit(
         return prepared.send(lambda text: False)
 
 
-def _check_registration(asked: argparse.Namespace, program: Program) -> None:
-    """Raises UserError if the model of this job could not be registered at its end."""
+def _registration(asked: argparse.Namespace, program: Program) -> tuple[str, str]:
+    """Returns the name of the model of this job, and its image. Raises UserError if it could not be registered."""
     if asked.detach or asked.check or isinstance(program, Script):
         raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
-    checked_name(asked.register)
-    serving_image("" if installs(asked.image) else asked.image)
+    return checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
 
 
 def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
@@ -297,15 +296,9 @@ def describe(jobs: Iterable[Job]) -> Iterator[tuple[str, str]]:
         yield from ((WHAT, f"warning: {line}") for line in job.warnings)
 
 
-def paste(job: Job, asked: argparse.Namespace, label: str) -> str:
-    """Returns shell commands that do what `submit` would."""
-    gcloud = Gcloud(job.gcp.project, job.gcp.region)
-    return "\n".join(filter(None, [package_command(job, asked), gcloud.shell_command(custom_job(job, label))]))
-
-
 def request_of(job: Job, label: str) -> dict[str, Any]:
     """Returns the request of a job as a JSON document shows it."""
-    request: CustomJob = custom_job(job, label)
+    request = custom_job(job, label)
     place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
     return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
             "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip

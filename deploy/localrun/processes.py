@@ -159,7 +159,13 @@ def _kill(process: "subprocess.Popen[str]") -> None:
 
 @contextlib.contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Calls `handler` for the signals `numbers`, and once for SIGHUP unless nohup ignores it, within the block."""
+    """Calls `handler` for the signals `numbers`, and once for SIGHUP unless nohup ignores it, within the block.
+
+    Does nothing in another thread than the main one, in which alone Python handles signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     hangup = getattr(signal, "SIGHUP", None)
 
     def handle(number: int, frame: FrameType | None) -> None:

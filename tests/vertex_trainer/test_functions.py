@@ -17,7 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import planted_plan
-from vertex_trainer import PlatformFault, UserError, attach, compare, jobs, plan, submit, train
+from vertex_trainer import Comparison, PlatformFault, UserError, attach, compare, jobs, plan, submit, train
 
 TINY: dict[str, Any] = {
     "model": "mlp", "data": "digits", "image_size": 8, "steps": 4, "report_every_steps": 2, "global_batch_size": 8,
@@ -187,7 +187,15 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
 
 def test_compare_returns_the_table(cloud: Emulator, session: Session, command: Any, target: list[str]) -> None:
     command("l4x1", "l4x2")
-    again = compare("l4x1", "l4x2", settings=TINY, session=session, **flags_of(target))
+    found = list[Comparison]()
+
+    def run_again() -> None:
+        found.append(compare("l4x1", "l4x2", settings=TINY, session=session, **flags_of(target)))
+
+    thread = threading.Thread(target=run_again)
+    thread.start()
+    thread.join()
+    (again,) = found
     assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
     assert again.verdict
     assert len(cloud.jobs) == 2

@@ -52,7 +52,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     """
     job = Job.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
-    alive = kept_alive(job.job_dir.root) if job.is_chief else nullcontext()
+    alive = kept_alive(job.job_dir.root, began) if job.is_chief else nullcontext()
     with closing(job.job_dir.mirror), alive, signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:

@@ -1,5 +1,6 @@
 """Tests, with a planted clock and planted GPUs, when a job ends itself and when it does not."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch,
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     monkeypatch.setattr("time.time", lambda: 1000.0 + now)
+    monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
     first = Goodput(100.0, {})
     for seconds, phase in ((30.0, STEP), (50.0, SAVE), (2.0, STEP)):
         now += seconds
@@ -134,7 +136,7 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch,
     }
     assert before["goodput"] == {**dict.fromkeys(before["goodput"], 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
     (tmp_path / ".alive").touch()
-    __import__("os").utime(tmp_path / ".alive", (1000.0 + now + 7,) * 2)
+    os.utime(tmp_path / ".alive", (1000.0 + now + 7,) * 2)
     now += 27
     for paid, restarts, unpaid in ((True, 20.0, 0.0), (False, 0.0, 20.0)):
         again = Goodput(now, before)
@@ -143,5 +145,10 @@ def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch,
         assert (found["wasted_progress_from_disruption"], again.unpaid_seconds) == (7.0, unpaid)
         assert found["infrastructure_recovery_from_disruption"] == restarts
         assert sum(found.values()) == 82 + 7 + restarts
+    (tmp_path / ".alive").write_text(f"{1000.0 + now - 60} none")  # killed before it wrote a result.json
+    os.utime(tmp_path / ".alive", (1000.0 + now - 10,) * 2)
+    first = Goodput(now, {})
+    first.recover({}, tmp_path, paid=False)
+    assert (sum(first.seconds().values()), first.unpaid_seconds) == (50, 10)
     older = Goodput(now, {"wall_seconds": 12.0})
     assert older.seconds()["other"] == 12.0, "of a version that counted no classes"

@@ -4,6 +4,7 @@ Classes are named as in the package ml-goodput-measurement, in lower case, where
 https://github.com/AI-Hypercomputer/ml-goodput-measurement
 """
 
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ CLASSES = {
     RESTART: "restarts",  # of one job, whose machines are paid for meanwhile
     OTHER: "other",
 }
+_JOB = "CLOUD_ML_JOB_ID"  # Vertex AI sets it
 _ALIVE, _ALIVE_SECONDS = ".alive", 1.0  # a file whose time says when a killed process was last there
 
 
@@ -73,11 +75,14 @@ class Goodput:
         paid: both belong to one job of Vertex AI, whose machines are paid for in that time, too.
         """
         written, now = number(before.get("written_at")), time.time() - (time.monotonic() - self._since)
+        alive, killed = folder / _ALIVE, before.get("state") == "running"
+        if written is None:  # killed before its first result.json, if at all
+            with suppress(OSError, ValueError):
+                began, job = alive.read_text(encoding="utf-8").split()
+                written, killed, paid = float(began), True, job == os.environ.get(_JOB)
         if written is None:
             return
-        alive = folder / _ALIVE
         last = max(written, min(alive.stat().st_mtime, now) if alive.is_file() else written)
-        killed = before.get("state") == "running"
         self._seconds[REPEATED if killed else OTHER] += last - written
         if paid:
             self._seconds[RESTART] += max(0.0, now - last)
@@ -91,9 +96,14 @@ class Goodput:
 
 
 @contextmanager
-def kept_alive(folder: Path) -> Iterator[None]:
-    """Touches a file of the local job directory within the block, for `recover` after a kill; removes it at the end."""
+def kept_alive(folder: Path, began: float) -> Iterator[None]:
+    """Touches a file of the local job directory within the block, for `recover` after a kill; removes it at the end.
+
+    began: time.monotonic() when this process began; the file holds the time of the first one that was killed.
+    """
     over = threading.Event()
+    with suppress(OSError), (folder / _ALIVE).open("x", encoding="utf-8") as file:
+        file.write(f"{time.time() - (time.monotonic() - began):.3f} {os.environ.get(_JOB) or 'none'}")
 
     def touch() -> None:
         while not over.wait(_ALIVE_SECONDS):
