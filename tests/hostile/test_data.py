@@ -151,8 +151,8 @@ def masked(content: bytes) -> bytes:
     return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def record(content: bytes) -> bytes:
-    size = struct.pack("<Q", len(content))
+def record(content: bytes, length: int | None = None) -> bytes:
+    size = struct.pack("<Q", len(content) if length is None else length)
     return size + masked(size) + content + masked(content)
 
 
@@ -172,10 +172,11 @@ def example(image: bytes, label: int) -> bytes:
 
 SUBMISSIONS = b"".join(record(example(png(image), int(label))) for image, label in zip(IMAGES, LABELS, strict=True))
 _records = st.lists(damaged(example(png(IMAGES[0]), 1)).map(record), min_size=2, max_size=3).map(b"".join)
+_length = st.builds(record, st.just(b"x"), st.sampled_from([0, 2, 2**20, 2**31, 2**40, 2**62, 2**64 - 4, 2**64 - 1]))
 
 
 @examples(15)
-@given(content=damaged(SUBMISSIONS) | _records, zipped=st.booleans())
+@given(content=damaged(SUBMISSIONS) | _records | _length.map(lambda lies: SUBMISSIONS + lies), zipped=st.booleans())
 def test_tfrecord(content: bytes, zipped: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
     name = "x.tfrecord.gz" if zipped else "x.tfrecord"
     folder = put(tmp_path_factory.getbasetemp() / HERE / name, **{name: gzip.compress(content) if zipped else content})

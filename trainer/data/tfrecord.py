@@ -1,5 +1,6 @@
 """Reads TFRecord files of tf.train.Example with encoded image bytes and a label."""
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from trainer.data.encoded import Encoded, encoded_dataset
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
 _EVALUATION = ("val", "test")
+_HEADER, _FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; the record's checksum
+_MOST_BYTES = 16 * 2**30  # of an unpacked file
 
 
 def is_tfrecord(path: Path) -> bool:
@@ -51,12 +54,28 @@ def _records(file: Path) -> Iterator[tuple[bytes, int | None, Path]]:
     """Yields the image bytes, the label and the name of each record."""
     compression = "GZIP" if file.suffix == ".gz" else ""
     try:
+        _check_lengths(file)
         for number, record in enumerate(tf.data.TFRecordDataset(str(file), compression_type=compression)):
             yield *_parse(record.numpy(), file), Path(f"{file}#{number}")
     except UserError:
         raise
     except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
-        raise UserError(f"{file}: damaged, or not a TFRecord file: {reason(error)}") from None
+        raise _damaged(file, reason(error)) from None
+
+
+def _check_lengths(file: Path) -> None:
+    """Raises UserError if a record claims more bytes than follow: TensorFlow would ask for them, and abort."""
+    zipped = file.suffix == ".gz"
+    with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
+        end, limit = 0, _MOST_BYTES if zipped else file.stat().st_size
+        while header := content.read(_HEADER):
+            end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
+            if end > limit or content.seek(end - 1) != end - 1 or not content.read(1):
+                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {limit:,}")
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(f"{file}: damaged, or not a TFRecord file: {why}")
 
 
 def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
