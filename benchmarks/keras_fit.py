@@ -11,8 +11,8 @@ from benchmarks.trainer_loop import networks, new_optimizers, peer_batches, work
 from benchmarks.tutorial import GAN
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.run.build import TrainingSetup, build_setup
 from trainer.run.export import plain_copy
+from trainer.run.training_setup import TrainingSetup, build_setup
 
 
 def make_candidate(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:

@@ -71,7 +71,7 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
     from deploy.planning.tier_memory import FRAGMENTS
     from trainer.base.run_files.plan_file import peak_of
     from trainer.planning.allocations import COUNTED
-    from trainer.planning.peaks import PeakMemory, worst_order
+    from trainer.planning.peak_memory import PeakMemory, worst_order
 
     (small, _), (large, state) = _trace(rows // 2, flags), _trace(rows, flags)
     prediction = PeakMemory(small, large, state)
@@ -83,7 +83,7 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 
 def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
     """Measures a step of `rows`; runs in the process of `child`."""
-    from trainer.planning.peaks import peak_bytes
+    from trainer.planning.peak_memory import peak_bytes
 
     trace, state = _trace(rows, flags)
     return {name: peak_bytes(trace, state, temporaries=name == "cpu") for name in ("device", "cpu")}
@@ -94,7 +94,7 @@ def _trace(rows: int, flags: Sequence[str]) -> Any:
     from trainer.data.sources import load_dataset
     from trainer.planning.allocations import traced
     from trainer.planning.measured_step import MeasuredStep
-    from trainer.run.build import set_precision_and_seed
+    from trainer.run.training_setup import set_precision_and_seed
 
     config = resolve(flags).config
     set_precision_and_seed(config)

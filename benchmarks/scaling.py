@@ -13,7 +13,7 @@ from benchmarks.trainer_loop import setup_of, step_graph
 from deploy.planning.gpu_constants import CONSTANTS
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.counting import NO_KERNEL, Operation, operations
+from trainer.planning.step_work import NO_KERNEL, Operation, operations
 
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
 CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}

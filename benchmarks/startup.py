@@ -17,7 +17,7 @@ PARSER = make_parser(__doc__, repeats=5)
 # Nothing but TensorFlow, the model and one traced step: no settings, data files, job directory or reports.
 ALONE = """
 import numpy as np, tensorflow as tf
-from trainer.run.build import set_precision_and_seed, setup_with
+from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.base.settings.resolution import resolve
 from trainer.data.dataset import Arrays, Dataset
 from trainer.cluster.strategy import make_replicas

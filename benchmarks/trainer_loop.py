@@ -14,9 +14,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
-from trainer.run.build import TrainingSetup, build_setup
-from trainer.training.compilation import TimedSteps, choose
+from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
+from trainer.training.xla_choice import TimedSteps, choose
 
 STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
 

@@ -13,8 +13,8 @@ from benchmarks.processes import Run, Work, timed
 from benchmarks.trainer_loop import networks, new_optimizers, peer_batches, work_of
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.run.build import TrainingSetup, build_setup
 from trainer.run.export import plain_copy
+from trainer.run.training_setup import TrainingSetup, build_setup
 
 
 def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:

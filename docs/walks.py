@@ -43,7 +43,7 @@ WALKS = (
           "--region=us-central1", "--dry_run"),
          "deploy/vertex/gcloud.py:create_command"),
     Walk("a number of stats.jsonl to a cell of the table (`step_seconds`)", STEP_SECONDS, "deploy.__main__",
-         ("report", "run"), "deploy/report/table.py:milliseconds"),
+         ("report", "run"), "deploy/report/text_tables.py:milliseconds"),
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from deploy.localrun.workers import free_addresses
 from tests import workers
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
 RUN = [
     "--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
@@ -150,5 +150,5 @@ def losses(folder: Path) -> list[float]:
 
 def last_state(folder: Path) -> dict[str, Any]:
     """Returns every variable of the newest checkpoint: networks, averages, optimizers, random state."""
-    _, values = read_checkpoint(whole_checkpoints(folder / "checkpoints")[-1])
+    _, values = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
     return {name: np.asarray(value) for name, value in values.items()}

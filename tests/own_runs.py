@@ -18,7 +18,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import Replicas, make_replicas
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 from trainer.training.checkpoint import Checkpoints
 
 STEPS, MIDDLE, BATCH = 30, 14, 16
@@ -28,7 +28,7 @@ _OF_TESTS = [
     ("regularized", "weighted"), ("bag_of_words", "sentences"),
 ]  # fmt: skip
 # A train_step of the user's own, layers that draw or normalise, and kinds of data. tests/test_examples.py has the other
-# examples on two replicas, tests/trainer/data/test_own.py the rows of all kinds of data on two workers.
+# examples on two replicas, tests/trainer/data/test_user_data.py the rows of all kinds of data on two workers.
 CASES = ["conditional_gan", "stock_layers", *(f"{model}-{data}" for model, data in _OF_TESTS)]
 
 

@@ -13,7 +13,7 @@ from benchmarks.trainer_loop import TrainingLoop
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 if __name__ == "__main__":
     config = resolve(sys.argv[2:]).config

@@ -22,9 +22,9 @@ from trainer.cluster.strategy import make_replicas
 from trainer.invariance.step import StepContext
 from trainer.reporting.progress import StepLogs
 from trainer.run import job
-from trainer.run.build import build_setup
-from trainer.run.start import Job
+from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
+from trainer.run.training_setup import build_setup
 from trainer.training.preemption import StopRequest
 from trainer.training.steps import StepRunner
 
@@ -54,7 +54,7 @@ def run_job(config: TrainConfig) -> Path:
 def prepared(config: TrainConfig) -> TrainingRun:
     """Returns a job just before it trains."""
     fresh_collectives()
-    return job.prepare(Job.open(config, [], 0.0), make_replicas(config))
+    return job.prepare(StartedJob.open(config, [], 0.0), make_replicas(config))
 
 
 class Signals:

@@ -46,7 +46,7 @@ ON_THE_FLOOR = (
         "any_cluster_gives_the_numbers_of_one_worker", "a_killed_worker_is_named_and_the_others_leave_to_be_restarted",
         "sigterm_to_one_worker_saves_the_same_step_on_all",
     )),
-    *(f"trainer/data/test_own.py::test_{name}" for name in (
+    *(f"trainer/data/test_user_data.py::test_{name}" for name in (
         "two_replicas_give_the_numbers_of_one", "class_weights_are_those_of_fit",
         *(f"steps_have_the_same_rows_on_replicas_workers_and_after_a_restart[{data}]" for data in (
             "rows", "batches", "tf_examples", "tf_batches", "tf_endless",

@@ -22,8 +22,8 @@ from benchmarks.trainer_loop import STEPS_OF_A_RUN, TrainingLoop
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.run.build import TrainingSetup, build_setup
-from trainer.training.compilation import TimedSteps, choose
+from trainer.run.training_setup import TrainingSetup, build_setup
+from trainer.training.xla_choice import TimedSteps, choose
 
 PARSER = make_parser(__doc__, repeats=5, seconds=1.0)
 PARSER.add_argument("--case", choices=CASES, required=True)

@@ -24,9 +24,9 @@ from trainer.data.sources import load_dataset
 from trainer.measures import prediction
 from trainer.models.construction import build_model
 from trainer.run import saved_run
-from trainer.run.build import set_precision_and_seed
 from trainer.run.export import export
 from trainer.run.served_model import ServedModel
+from trainer.run.training_setup import set_precision_and_seed
 from trainer.user_code.interface import ModelInterface
 
 ROWS, SPLITS = 60, 50

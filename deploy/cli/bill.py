@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from deploy.client.arguments import parser
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.billing import BIGQUERY_FIX, billed, billing_errors, checked_table
+from deploy.vertex.billing_export import BIGQUERY_FIX, billed, billing_errors, checked_table
 from deploy.vertex.history import Attempt, attempt_label, find_attempt
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError

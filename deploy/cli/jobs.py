@@ -8,7 +8,7 @@ from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_list import listed_jobs
 from deploy.tiers.output import say
 from deploy.vertex.api import STATES, STOPPED, JobStatus
-from deploy.vertex.live import LiveLines
+from deploy.vertex.job_progress import LiveLines
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run
 from trainer.base.errors import DONE

@@ -13,7 +13,7 @@ from deploy.client.prepared_job import SubmittedJob, outcome_of, request_of
 from deploy.localrun.processes import on_signals
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, render
+from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
 from deploy.tiers.prediction import PredictionRequest, on_one_device
 from deploy.tiers.spec_changes import read_labels
@@ -68,7 +68,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         return _custom_job(render(request, gcp, options), Submission(options.submission), args, backend, session)
 
 
-def _custom_job(job: Job, record: Submission, args: argparse.Namespace, backend: Backend, session: Session) -> int:
+def _custom_job(
+    job: RenderedJob, record: Submission, args: argparse.Namespace, backend: Backend, session: Session
+) -> int:
     label = attempt_label(record.submission)
     if args.dry_run:
         say(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))}\n")

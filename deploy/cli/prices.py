@@ -11,8 +11,8 @@ from datetime import datetime, timezone
 from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import Machines, Price, load_machines
-from deploy.vertex.billing import billing_errors
-from deploy.vertex.catalog import Found, price_of, price_of_gpu, read_skus
+from deploy.vertex.billing_export import billing_errors
+from deploy.vertex.price_catalog import Found, price_of, price_of_gpu, read_skus
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole

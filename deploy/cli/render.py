@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from deploy.client.arguments import parse_program, parser
 from deploy.client.job_flags import add_job_flags, package_command, read_changes, read_options
-from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import read_gcp_config
+from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_spec import render, request_on, to_yaml
 from deploy.tiers.tier import read_tiers_or_machine
 from trainer.base.errors import DONE, UserError

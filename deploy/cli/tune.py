@@ -22,7 +22,7 @@ from deploy.study.outcome import StudyOutcome
 from deploy.study.space import check_space, configurations, read_space
 from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
-from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.output import say
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session

@@ -26,7 +26,7 @@ from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.checks import sent_to_the_cloud
+from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from deploy.client.arguments import add_flags, command_line
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, Program
+from deploy.tiers.job_spec import Program, RenderedJob
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
 from deploy.tiers.sources import MOST_MB
@@ -103,7 +103,7 @@ def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
     )  # fmt: skip
 
 
-def package_command(job: Job, asked: argparse.Namespace) -> str:
+def package_command(job: RenderedJob, asked: argparse.Namespace) -> str:
     """Returns the shell command that uploads the packages of `job`; empty if there are none."""
     if not job.packages:
         return ""

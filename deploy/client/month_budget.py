@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 
 from deploy.client.arguments import usd
-from deploy.tiers.job_spec import Job
+from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.output import say
 from deploy.tiers.spec_changes import read_labels
-from deploy.vertex.billing import BIGQUERY_FIX, billing_errors, check_budget, checked_table
+from deploy.vertex.billing_export import BIGQUERY_FIX, billing_errors, check_budget, checked_table
 from deploy.vertex.retry import retried
 from deploy.vertex.session import Session
 from trainer.base.errors import UserError
@@ -35,7 +35,7 @@ def check_budget_flags(asked: argparse.Namespace) -> None:
         raise UserError(f"month_label={asked.month_label}: the job lacks this label: add --labels={key}={value}")
 
 
-def hold_to_budget(jobs: Sequence[Job], asked: argparse.Namespace, session: Session) -> None:
+def hold_to_budget(jobs: Sequence[RenderedJob], asked: argparse.Namespace, session: Session) -> None:
     """Prints what is left of the month's budget, if there is one. Raises UserError if one of the jobs may exceed it."""
     if not asked.month_budget:
         return

@@ -13,10 +13,10 @@ from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
-from deploy.planning.kept import plan_of
+from deploy.planning.kept_plans import plan_of
 from deploy.planning.plan_table import PlanTable
 from deploy.report.collection import collect
-from deploy.tiers.checks import NoMachines, check_region
+from deploy.tiers.availability import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
@@ -45,7 +45,7 @@ class SubmitFlags(TypedDict):
 
 
 @dataclass(frozen=True)
-class Choice:
+class OfferChoice:
     """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job. `region`: "" for any."""
 
     tier: str
@@ -81,7 +81,7 @@ class Plan:
         """Returns what a reader wants to know first."""
         return [*self.table.sentences()]
 
-    def best(self, within: str = "", budget: float | None = None) -> Choice:
+    def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
         """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
 
         Of the offers that do so surely, by the upper ends of their intervals, else of those that perhaps do. Raises
@@ -93,7 +93,7 @@ class Plan:
             for told, offer in self.table.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
                     tier, _, region = told.tier.partition("@")
-                    return Choice(tier, region, offer.strategy, offer.hours, offer.usd)
+                    return OfferChoice(tier, region, offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences)}")
 
 

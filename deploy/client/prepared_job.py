@@ -13,12 +13,13 @@ from deploy.client.documents import add_json_flag
 from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
-from deploy.planning.kept import cost_lines, estimated_usd, memory_lines, with_limits
-from deploy.tiers.checks import NoMachines, sent_to_the_cloud
+from deploy.planning.kept_plans import cost_lines, estimated_usd, memory_lines, with_limits
+from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
+from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
-from deploy.tiers.job_spec import Job, Program, render, request_on
+from deploy.tiers.job_spec import Program, RenderedJob, render, request_on
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
 from deploy.tiers.tier import one_machine, read_tiers_or_machine
@@ -49,7 +50,7 @@ class SubmittedJob(VertexJob):
     """Represents the newest job of a submission; where there are no machines for it, `wait` goes on with the next."""
 
     def __init__(
-        self, record: Submission, jobs: Sequence[Job], backend: str, session: Session,
+        self, record: Submission, jobs: Sequence[RenderedJob], backend: str, session: Session,
         max_wait_s: float | None = None, register: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         self.record, self.rendered, self._next, self._max_wait_s = record, jobs[0], list(jobs[1:]), max_wait_s
@@ -184,7 +185,7 @@ class PreparedSubmission:
             submitted.create()
             return submitted
 
-    def _submitted(self, record: Submission, jobs: Sequence[Job]) -> SubmittedJob:
+    def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
         return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self._register)
 
     def _interrupted(self) -> SubmittedJob | None:
@@ -235,13 +236,13 @@ def _registration(asked: argparse.Namespace, program: Program) -> tuple[str, str
     return checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
 
 
-def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
+def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[RenderedJob]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     tiers = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, read_changes(asked))
     regions = regions_in(asked.region)
     if asked.detach and len(tiers) * len(regions) > 1:
         raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
-    jobs, refused = list[Job](), list[tuple[str, NoMachines]]()
+    jobs, refused = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         with sent_to_the_cloud():  # mistakes in the command come before those of the account
             request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, program)
@@ -272,7 +273,7 @@ def _check_named(request: JobRequest) -> None:
         raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
 
 
-def describe(jobs: Iterable[Job]) -> Iterator[tuple[str, str]]:
+def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
     """Yields (heading, line): what is submitted, where, what goes along, what it costs, what happens when it fails."""
     for job in jobs:
         tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
@@ -296,7 +297,7 @@ def describe(jobs: Iterable[Job]) -> Iterator[tuple[str, str]]:
         yield from ((WHAT, f"warning: {line}") for line in job.warnings)
 
 
-def request_of(job: Job, label: str) -> dict[str, Any]:
+def request_of(job: RenderedJob, label: str) -> dict[str, Any]:
     """Returns the request of a job as a JSON document shows it."""
     request = custom_job(job, label)
     place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
@@ -309,7 +310,7 @@ def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
     return {"submission": job.record.submission, "job": job.name, "attempts": job.record.attempts, "exit_code": code}
 
 
-def _ask_for_cost(jobs: Sequence[Job], asked: argparse.Namespace, confirm: Confirm) -> None:
+def _ask_for_cost(jobs: Sequence[RenderedJob], asked: argparse.Namespace, confirm: Confirm) -> None:
     """Prints what the jobs may cost. Without --max_cost it asks about much; UserError if the answer is not yes."""
     plans = [estimate for job in jobs if (estimate := estimated_usd(job))]
     limit = max((job.tier.most_usd or 0.0 for job in jobs), default=0.0)

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
-from deploy.planning.kept import cost_lines, memory_lines, with_limits
+from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import Job, render
+from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
@@ -136,7 +136,7 @@ class VertexRunner:
         _fetch(sent, status, job_dir, print_line)
         return exit_code(status)
 
-    def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> Job:
+    def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> RenderedJob:
         options = dataclasses.replace(self._options, submission=submission)
         options = with_limits(run, options)
         return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)

@@ -19,8 +19,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from .idle_gpus import SAVING_S, IdleGpus
 from .run_record import Record
+from .script_idle_gpus import SAVING_S, IdleGpus
 from .script_output import Output
 from .starter import say
 

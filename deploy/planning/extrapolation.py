@@ -13,7 +13,7 @@ from deploy.planning.scaling import Measurement, interval
 from deploy.report.collection import Collection
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.table import counted_devices, figures
+from deploy.report.text_tables import counted_devices, figures
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError

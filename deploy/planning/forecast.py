@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.interval import Interval
-from deploy.planning.offers import STRATEGIES, Offer, lost_by_preemption, offers, prices
 from deploy.planning.step_time import arithmetic, step_seconds
+from deploy.planning.strategy_costs import STRATEGIES, Offer, lost_by_preemption, offers, prices
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image
 from deploy.tiers.machine_table import Machines, Rates

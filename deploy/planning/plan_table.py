@@ -10,10 +10,10 @@ from typing import Any
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast
 from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
-from deploy.planning.offers import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
 from deploy.report.plots import pareto_front
-from deploy.report.table import figures, markdown_table, money, terminal_table
+from deploy.report.text_tables import figures, markdown_table, money, terminal_table
 from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 

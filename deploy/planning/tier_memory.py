@@ -8,7 +8,7 @@ from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
-from trainer.base.run_files.plan_file import Line, Memory, StepPlan, largest_rows, peak_of
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, largest_rows, peak_of
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -54,7 +54,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     gpu, mixed = bool(tier.accelerators), config.precision.startswith("mixed")
     rows = config.global_batch_size // tier.devices
 
-    def lines_of(memory: Memory) -> Sequence[Line]:
+    def lines_of(memory: Memory) -> Sequence[LinearInRows]:
         return (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
 
     def needed(passes: int, memory: Memory = memory) -> Interval:

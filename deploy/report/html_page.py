@@ -8,10 +8,10 @@ from pathlib import Path
 from string import Template
 
 from deploy.report.collection import Collection, collect
-from deploy.report.forms import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.measures import summarize
 from deploy.report.plots import draw
 from deploy.report.tier_summary import TierSummary
+from deploy.report.tier_table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.tiers.output import say
 from trainer.base.run_files.records import mapping

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.report.collection import Collection
 from deploy.report.repeats import common, largest, median, spread
 from deploy.report.run_reader import RunRecord
-from deploy.report.table import figures, milliseconds, money, percent, with_spread
+from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from deploy.report.collection import Collection
 from deploy.report.measures import best
-from deploy.report.table import counted_devices, figures, money, percent
+from deploy.report.text_tables import counted_devices, figures, money, percent
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
 from trainer.base.run_files.goodput import CLASSES, COMPILATION, REPEATED, RESTART, SAVE, shares_in_words

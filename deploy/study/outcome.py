@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.table import csv_text, figures, markdown_table, terminal_table
+from deploy.report.text_tables import csv_text, figures, markdown_table, terminal_table
 from deploy.study.optuna_study import in_memory
 from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import StudyRequest

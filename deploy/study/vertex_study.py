@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
-from deploy.planning.kept import with_limits
+from deploy.planning.kept_plans import with_limits
 from deploy.study.optuna_study import frozen_trial, load
 from deploy.study.outcome import state_of
 from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
-from deploy.tiers.checks import sent_to_the_cloud
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
+from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_request import JobOptions, TrainingRequest
-from deploy.tiers.job_spec import Job, render
+from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
@@ -67,7 +67,7 @@ class VertexStudy:
         self._limited = bool(options.stop_if_idle_s or options.stop_if_over)
         self._job = self._study_job(self._trial_job)
 
-    def _render(self, args: argparse.Namespace, options: JobOptions) -> Job:
+    def _render(self, args: argparse.Namespace, options: JobOptions) -> RenderedJob:
         """Returns the job of one trial, without the settings that the study varies."""
         plan = self._plan
         share = None if self._most_usd is None else self._most_usd / plan.most_trials
@@ -83,7 +83,7 @@ class VertexStudy:
                 raise
             raise UserError(f"max_cost={self._most_usd:g} over {plan.most_trials} trials: {error}") from None
 
-    def _study_job(self, trial: Job) -> Job:
+    def _study_job(self, trial: RenderedJob) -> RenderedJob:
         """Returns the trial's job with the study around it; without a price, which is that of one trial alone."""
         plan = self._plan
         pruning = {"medianAutomatedStoppingSpec": {"useElapsedDuration": False}} if plan.pruning else {}

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.checks import check_inputs, check_module, check_wheels, warnings
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import BuiltImage, Image, choose_image
+from deploy.tiers.job_checks import check_inputs, check_module, check_wheels, warnings
 from deploy.tiers.job_tracking import check_trackers, tracking_requirements, variables, warnings_of_trackers
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, requirements, starter, write_start
 from deploy.tiers.spec_changes import SECRETS
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.limits import LIMITS
+from trainer.base.run_files.stop_limits import LIMITS
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
@@ -49,7 +49,7 @@ class JobOptions:
     stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
     stop_if_over: float = 0.0
     plan: bool = False  # make a plan that is missing
-    limits: str = ""  # at which the job ends itself, as `trainer.base.run_files.limits` writes them
+    limits: str = ""  # at which the job ends itself, as `trainer.base.run_files.stop_limits` writes them
 
     @property
     def folder(self) -> str:
@@ -61,7 +61,7 @@ class JobOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WrittenSpec:
     """Holds what writing a spec has chosen: the packages that go along, and lines about the image and of warning."""
 
     packages: tuple[Package, ...]
@@ -116,7 +116,7 @@ class JobRequest(ABC):
         """Returns the image of the job. Raises UserError if it cannot run there."""
 
     @abstractmethod
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
         """Makes the workers of `spec`, which has the tier's content, run it."""
 
 
@@ -177,7 +177,7 @@ class TrainingRequest(JobRequest):
                 check_module(where, module, module, options.packages, runs=True)
         return image
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
         """Makes the workers of `spec` run the trainer."""
         tier, track = self.tier, self.config.track
         packages = tuple(map(built, options.packages)) if image.plain else ()
@@ -203,7 +203,7 @@ class TrainingRequest(JobRequest):
                 write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
-        return Written((*packages, starter()) if started else packages, about, warned)
+        return WrittenSpec((*packages, starter()) if started else packages, about, warned)
 
     def _arguments_there(self) -> list[str]:
         """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""

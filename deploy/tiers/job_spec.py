@@ -8,9 +8,10 @@ from typing import Any
 
 import yaml
 
-from deploy.tiers.checks import UNREACHABLE, check_devices, check_region
+from deploy.tiers.availability import check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
+from deploy.tiers.job_checks import UNREACHABLE, check_devices
 from deploy.tiers.job_request import TASK, JobOptions, JobRequest, TrainingRequest
 from deploy.tiers.job_tracking import tensorboard_name
 from deploy.tiers.machine_table import load_machines
@@ -30,7 +31,7 @@ Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class RenderedJob:
     """Holds a job that is ready to be submitted: its display name, job directory (`output`), spec and warnings."""
 
     name: str
@@ -69,7 +70,7 @@ def training_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
     return TrainingRequest(tier, overrides, config)
 
 
-def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
+def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> RenderedJob:
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     request = dataclasses.replace(request, tier=_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
@@ -89,7 +90,7 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Job:
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
     warned = (*of_region, *written.warnings)
-    return Job(
+    return RenderedJob(
         name, tier, gcp, request, output, spec, written.packages, image, about, warned, options.check,
         options.labels, options.kms_key,
     )  # fmt: skip

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
+from deploy.tiers.job_checks import check_module
 from deploy.tiers.output import say
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
-from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.job_request import JobOptions, JobRequest, WrittenSpec
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 
@@ -53,13 +53,13 @@ class PredictionRequest(JobRequest):
         """Returns the image of the model's version."""
         return Image(self.image)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
         """Makes the worker of `spec` predict."""
         spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
         spec["workerPoolSpecs"][0]["containerSpec"] = {
             "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
         }  # fmt: skip
-        return Written((), (f"runs in {image.uri}, the image of the version",), ())
+        return WrittenSpec((), (f"runs in {image.uri}, the image of the version",), ())
 
 
 def on_one_device(tier: Tier) -> Tier:

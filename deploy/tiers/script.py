@@ -11,18 +11,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.checks import warnings_of_script
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image, choose_image
-from deploy.tiers.job_request import JobOptions, JobRequest, Written
+from deploy.tiers.job_checks import warnings_of_script
+from deploy.tiers.job_request import JobOptions, JobRequest, WrittenSpec
 from deploy.tiers.packages import DIST, CodeArchive, built
 from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
 from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.limits import LIMITS
 from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.run_files.stop_limits import LIMITS
 from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
 
@@ -126,7 +126,7 @@ class ScriptRequest(JobRequest):
         """Returns the image; never the one that was built in this folder, which holds the trainer."""
         return choose_image(self.tier, options.image, None, options.packages)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
         """Makes the workers of `spec` run the script."""
         doubts = self._check_imports(options, image.uri) if image.plain else []
         package = built(options.packages[0])
@@ -145,7 +145,7 @@ class ScriptRequest(JobRequest):
         listed = "code/requirements.txt" in package.files
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return Written((package, starter()), about, (*warnings_of_script(self.tier), *doubts))
+        return WrittenSpec((package, starter()), about, (*warnings_of_script(self.tier), *doubts))
 
     def _check_imports(self, options: JobOptions, image: str) -> list[str]:
         """Returns a warning of imports that a plain image may lack. Raises UserError for those that it does lack."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from deploy.tiers.job_spec import to_yaml
 from deploy.vertex import api
 from deploy.vertex.api import CustomJob
-from deploy.vertex.failures import converted_errors, gcloud_error, lost_response
+from deploy.vertex.error_messages import converted_errors, gcloud_error, lost_response
 from deploy.vertex.rest import Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import gcloud_environment

@@ -7,7 +7,7 @@ from typing import Any
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
 from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
-from deploy.vertex.failures import converted_errors, response_error
+from deploy.vertex.error_messages import converted_errors, response_error
 from trainer.base.storage.login import credentials
 
 REQUEST_TIMEOUT_S = 60.0  # of one request

@@ -5,7 +5,7 @@ import json
 
 from deploy.vertex import api
 from deploy.vertex.api import CustomJob
-from deploy.vertex.failures import converted_errors
+from deploy.vertex.error_messages import converted_errors
 from deploy.vertex.rest import REQUEST_TIMEOUT_S, Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from deploy.tiers.checks import check_continent, multi_regional
-from deploy.tiers.job_spec import Job
+from deploy.tiers.availability import check_continent, multi_regional
+from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
@@ -21,7 +21,7 @@ from deploy.vertex.spending import price_label
 from trainer.base.errors import PlatformFault, UserError
 
 
-def check_resources(job: Job) -> None:
+def check_resources(job: RenderedJob) -> None:
     """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
     inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
@@ -42,7 +42,7 @@ def upload_packages(packages: Sequence[Package], bucket: str) -> None:
         say(f"package {package.uri(bucket)}")
 
 
-def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
+def submit_job(job: RenderedJob, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
     """Reserves the job directory, creates the job, returns its name; records the attempt before and after.
 
     After Ctrl-C it raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may appear
@@ -122,7 +122,7 @@ def _print_submitted(attempt: Attempt) -> None:
         raise
 
 
-def custom_job(job: Job, label: str) -> CustomJob:
+def custom_job(job: RenderedJob, label: str) -> CustomJob:
     """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
     labels = {**job.labels, LABEL: label, **price_label(job.tier.price_per_hour)}
     return CustomJob(job.name, job.spec, labels, job.kms_key)

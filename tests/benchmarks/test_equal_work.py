@@ -22,8 +22,8 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.models.gan import Generated
-from trainer.run.build import TrainingSetup, build_setup
 from trainer.run.export import plain_copy
+from trainer.run.training_setup import TrainingSetup, build_setup
 
 GANS = ("wgan_gp", "dcgan")
 ROWS = 8

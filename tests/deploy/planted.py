@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from trainer.base.run_files.breakdown import TIME_SHARES
-from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, write_plan
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, write_plan
 
 EXAMPLES = 6_000
 
@@ -16,11 +16,11 @@ EXAMPLES = 6_000
 def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
     """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update."""
     gib = 2.0**30
-    lines = [Line(gib, row_gib * gib)]
-    memory = Memory(lines, [Line(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
+    lines = [LinearInRows(gib, row_gib * gib)]
+    memory = Memory(lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
     work = [
-        StepWork("MatMul", 100, Line(0.0, gflop * 1e9), Line(1e6, 50e6)),
-        StepWork("Mul", 900, Line(0.0, 0.0), Line(1.0, 0.0)),
+        StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6)),
+        StepWork("Mul", 900, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0)),
     ]
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder / "plan.json", StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, work, 1, 10**8))

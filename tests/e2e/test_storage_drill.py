@@ -31,7 +31,7 @@ FLAGS = [
 IMPATIENT = """
 import sys
 from trainer.base.storage import gcs, uploader
-gcs.LIMITS = gcs.Limits(retry=30, pause=0.3, connect=2, read=1.5, rate=2**30)
+gcs.LIMITS = gcs.TransferLimits(retry=30, pause=0.3, connect=2, read=1.5, rate=2**30)
 uploader._RETRY_SECONDS = 0.3
 from trainer.task import main
 sys.exit(main())

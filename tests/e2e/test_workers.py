@@ -18,7 +18,7 @@ from tests.fixtures import Patch
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
 COMMON = ["--steps=30", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=10"]
 MODELS = {
@@ -155,7 +155,7 @@ def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path:
     assert "Traceback" not in outputs[0]
     result = read(tmp_path / "job" / "result.json")
     assert (result["state"], result["exit_code"]) == ("failed", INTERRUPTED)
-    assert read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"] >= 20
+    assert read_checkpoint(checkpoint_folders(tmp_path / "job" / "checkpoints")[-1])[0]["step"] >= 20
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> Non
     assert codes == [INTERRUPTED, INTERRUPTED]
     assert "SIGTERM: state saved at step" in outputs[1]
     assert "a signal to another worker: state saved at step" in outputs[0]
-    step = read_checkpoint(whole_checkpoints(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
+    step = read_checkpoint(checkpoint_folders(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
     assert f"step {step:,};" in outputs[0]
     assert f"step {step:,};" in outputs[1]
 

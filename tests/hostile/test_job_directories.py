@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.report.collection import collect
-from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.html_page import to_html, write_report
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
+from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.vertex import history as record
 from tests.deploy.planted import plant
@@ -26,7 +26,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
 from trainer.run import job
-from trainer.training.checkpoint import Damaged, _digest, _fingerprint, read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import Damaged, _digest, _fingerprint, checkpoint_folders, read_checkpoint
 
 FLAGS = ["--model=mlp", "--width=8", "--image_size=8", "--steps=2", "--report_every_steps=1", "--tensorboard=false"]
 
@@ -116,7 +116,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def copied(run: Path, root: Path) -> tuple[Path, dict[str, Any]]:
     """Copies the run's checkpoint into `root`; returns its folder and its manifest."""
-    (whole,) = whole_checkpoints(run / "checkpoints")
+    (whole,) = checkpoint_folders(run / "checkpoints")
     folder = shutil.copytree(whole, root / "step-00000002", dirs_exist_ok=True)
     return folder, manifest_of(whole)
 
@@ -161,7 +161,7 @@ def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_fac
     folder = tmp_path_factory.getbasetemp() / "state"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(run, folder)
-    (whole,) = whole_checkpoints(folder / "checkpoints")
+    (whole,) = checkpoint_folders(folder / "checkpoints")
     manifest = manifest_of(whole)
     reseal(whole, {**manifest, "state": data.draw(like(manifest["state"]))})
     one_line(lambda: job.run(config(folder, "--steps=3"), ["python"], 0.0))
@@ -170,7 +170,7 @@ def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_fac
 def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "state"
     shutil.copytree(run, folder)
-    (whole,) = whole_checkpoints(folder / "checkpoints")
+    (whole,) = checkpoint_folders(folder / "checkpoints")
     manifest = manifest_of(whole)
     del manifest["state"]["callbacks"]
     reseal(whole, manifest)

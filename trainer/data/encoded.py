@@ -23,7 +23,7 @@ _CHUNK = 16  # images that a thread takes at a time: taking one costs as much as
 
 
 @dataclass
-class Bad:
+class DecodingReport:
     """Collects the files that could not be decoded, and counts conversions and files left out, over all splits."""
 
     files: list[tuple[Path, str]] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Encoded:
             for at in starts
         ]
 
-    def decode(self, config: TrainConfig, bad: Bad) -> Arrays | None:
+    def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:
         """Decodes the images on all cores, in their order, without the bad ones; None if there is no other."""
         shape = config.image_size, config.image_size, config.channels
         images = np.empty((len(self.sources), *shape), np.uint8)
@@ -94,7 +94,7 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
     Raises UserError if some cannot be decoded and must not be skipped, if none is left, or if a class keeps none.
     """
     splits = [split for split in (train, evaluation) if split]
-    bad = Bad(left_out=sum((split.left_out for split in splits), Counter()))
+    bad = DecodingReport(left_out=sum((split.left_out for split in splits), Counter()))
     examples, *holdout = [split.decode(config, bad) for split in splits]
     refuse_or_skip(config, bad)
     if examples is None:
@@ -105,7 +105,7 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
     return Dataset(config.data, examples, evaluated, train.class_names, bad.notes)
 
 
-def refuse_or_skip(config: TrainConfig, bad: Bad) -> None:
+def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
     """Raises UserError naming the first ten files that cannot be decoded, or logs each with --skip_bad_images.
 
     Also logs what was left out and what was converted.

@@ -27,7 +27,7 @@ with quiet_start():
     from trainer.base.storage import Address, local_path, output_address
     from trainer.data.arrays import labelled, numbered_classes
     from trainer.data.destination import LocalFolder, RemoteFolder
-    from trainer.data.encoded import Bad, refuse_empty_classes, refuse_or_skip
+    from trainer.data.encoded import DecodingReport, refuse_empty_classes, refuse_or_skip
     from trainer.data.pieces import Piece, Source, source_of
     from trainer.data.shards import INDEX, INDEX_FORMAT, LABEL, parse_index
 
@@ -83,7 +83,7 @@ class Journal:
 
     def write(self, name: str, piece: Piece) -> dict[str, Any]:
         """Writes one shard and records it; only records a shard without images."""
-        bad = Bad()
+        bad = DecodingReport()
         arrays = piece.get(bad)
         content = b"" if arrays is None else arrays.images.tobytes()
         if arrays is not None and arrays.labels is not None:
@@ -107,7 +107,7 @@ class Journal:
 
 def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     entries = [entry for split in written.values() for entry in split]
-    bad = Bad([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
+    bad = DecodingReport([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
     bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
     bad.left_out = source.left_out
     refuse_or_skip(config, bad)

@@ -15,7 +15,7 @@ from trainer.data import idx, image_folder, npz, shards, tfrecord
 from trainer.data.arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.dataset import Dataset
 from trainer.data.in_memory import Arrays
-from trainer.data.own import own_dataset
+from trainer.data.user_data import own_dataset
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.mistakes import where_raised
 

@@ -1,7 +1,7 @@
 """Makes batch norm, in place of Keras's own code, span the rows of all replicas, or groups of rows, in few operations.
 
 The moments of each replica's rows are combined by one all-reduce, and the sums of its gradients by another.
-`normalization.py` has the two ways to compute what lies between them.
+`batch_norm_arithmetic.py` has the two ways to compute what lies between them.
 """
 
 import functools
@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.invariance.batch_norm_arithmetic import Formula, Kernel, fits_kernel
 from trainer.invariance.gradients import all_reduce_sum
-from trainer.invariance.normalization import Formula, Kernel, fits_kernel
 from trainer.invariance.step import running_step
 
 _groups: ContextVar[int] = ContextVar("groups", default=1)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault
 from trainer.invariance.compat import parse_profile
-from trainer.planning.peaks import Allocation, Trace
+from trainer.planning.peak_memory import Allocation, Trace
 
 _LEVEL = 2  # of the trace: the first that has allocations
 _STEPS = "planned steps"

@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.compat import trained_by
 from trainer.invariance.reachable import reachable
 from trainer.models.image_layers import as_on_gpus
-from trainer.run.build import set_precision_and_seed, setup_with
+from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.state import variables_of
 from trainer.user_code.interface import ModelInterface
 

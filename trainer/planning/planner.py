@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.run_files.plan_file import Line, Memory, StepPlan, StepWork, peak_of, plan_key, versions
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, peak_of, plan_key, versions
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
 from trainer.planning.allocations import COUNTED, traced
-from trainer.planning.counting import NO_KERNEL, Operation, operations
 from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.peaks import PeakMemory, Trace, peak_bytes, worst_order
-from trainer.run.build import set_precision_and_seed
+from trainer.planning.peak_memory import PeakMemory, Trace, peak_bytes, worst_order
+from trainer.planning.step_work import NO_KERNEL, Operation, operations
+from trainer.run.training_setup import set_precision_and_seed
 
 _ROWS = (8, 16, 32)  # of the steps that are run
 
@@ -118,11 +118,11 @@ def _work(small: _Measured, large: _Measured) -> list[StepWork]:
     """Returns the operations with what each needs by the rows, those that are alike together."""
     fewer, more = small.trace.rows, large.trace.rows
 
-    def line(few: int, many: int, times: int) -> Line:
+    def line(few: int, many: int, times: int) -> LinearInRows:
         per_row = (many - few) / (more - fewer) / times
-        return Line(few / times - per_row * fewer, per_row)
+        return LinearInRows(few / times - per_row * fewer, per_row)
 
-    counts: Counter[tuple[str, Line, Line]] = Counter()
+    counts: Counter[tuple[str, LinearInRows, LinearInRows]] = Counter()
     for a, b in zip(small.operations, large.operations, strict=True):
         key = a.type, line(a.flops, b.flops, a.times), line(a.moved_bytes, b.moved_bytes, a.times)
         counts[key] += a.times

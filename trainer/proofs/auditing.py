@@ -23,8 +23,8 @@ from trainer.proofs.golden_file import root_mean_square
 from trainer.proofs.reordering import reordered
 from trainer.proofs.stretches import Stretch, broken_links, chosen, manifests, stretches
 from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL
-from trainer.run.build import build_setup, starting_weights
 from trainer.run.requested_run import RequestedRun
+from trainer.run.training_setup import build_setup, starting_weights
 from trainer.training.checkpoint import Damaged, read_checkpoint
 from trainer.training.state import LearningRates, check_fits, put_back, snapshot, variables_of
 

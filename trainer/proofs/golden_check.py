@@ -21,7 +21,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.proofs.golden_file import Golden, read_golden, recorded_steps, write_golden
 from trainer.proofs.processes import measured
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL, Verdict, causes, judge
+from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL, GoldenVerdict, causes, judge
 
 Way = tuple[int, int]  # replicas of each worker, workers
 # What `git bisect run` takes: 0 is good, 125 cannot be tested, every other code below 128 is bad.
@@ -69,7 +69,7 @@ def check(files: Sequence[Path], ways: Sequence[Way], junit: Path | None) -> int
     return USER_MUST_CHANGE if any(failures.values()) else DONE
 
 
-def described(verdicts: Sequence[tuple[Way, Verdict]], differences: str) -> str:
+def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: str) -> str:
     """Returns the line of one file: what changed, or else which ways gave equal bits and which rounding."""
     by_kind = {kind: [way for way, verdict in verdicts if verdict.kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
     if by_kind[CHANGED]:

@@ -15,7 +15,7 @@ from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.proofs.golden_file import PACKAGES, losses_apart, moment
 from trainer.proofs.reordering import reordered
-from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.state import snapshot, variables_of
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control

@@ -23,7 +23,7 @@ from trainer.proofs.check_table import table
 from trainer.proofs.rates import AllReduce, all_reduces
 from trainer.proofs.variants import Speed, Trials, Variant, replicas_on
 from trainer.reporting.run_info import gpu_names, versions
-from trainer.run.build import set_precision_and_seed
+from trainer.run.training_setup import set_precision_and_seed
 from trainer.training.error_lines import half_precision, one_line
 
 REFERENCE = "float64 on the CPU"

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.invariance.step import StepContext
-from trainer.run.build import TrainingSetup
+from trainer.run.training_setup import TrainingSetup
 from trainer.training.steps import StepRunner
 
 

@@ -22,7 +22,7 @@ from trainer.proofs.bands import Trained, Weights
 from trainer.proofs.reordering import reordered
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
-from trainer.run.build import TrainingSetup, set_precision_and_seed, setup_with
+from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.state import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner
 

@@ -17,7 +17,7 @@ _UPDATES = 100
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GoldenVerdict:
     """Holds how a run stands to its golden file. `times`: the largest multiple of the control, of 3 allowed."""
 
     kind: str
@@ -27,16 +27,16 @@ class Verdict:
     reason: str = ""  # why nothing could be compared, of a changed one
 
 
-def judge(golden: Golden, measured: Mapping[str, Any]) -> Verdict:
+def judge(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
     """Returns the verdict on what `trainer.proofs.golden_run.measure` wrote."""
     names, moments = measured["names"], measured["moments"]
     if list(measured["sizes"]) != list(golden.sizes):
-        return Verdict(CHANGED, math.inf, golden.steps[0], reason=_other_variables(golden, measured))
+        return GoldenVerdict(CHANGED, math.inf, golden.steps[0], reason=_other_variables(golden, measured))
     digests = golden.digests.get(measured["instructions"], {})
     same = (digests.get(step) == moments[step]["digest"] and moments[step]["losses"] == golden.moments[step]["losses"]
             for step in map(str, golden.steps))  # fmt: skip
     if all(same):
-        return Verdict(EQUAL)
+        return GoldenVerdict(EQUAL)
     largest = 0.0
     for step in golden.steps:
         times, ratios = _times_control(golden, step, moments[str(step)])
@@ -44,8 +44,8 @@ def judge(golden: Golden, measured: Mapping[str, Any]) -> Verdict:
         largest = max(largest, times)
         if times > TIMES_CONTROL or changed is not None:
             place = ratios.index(max(ratios)) if changed is None else changed
-            return Verdict(CHANGED, max(times, ratios[place]), step, names[place])
-    return Verdict(ROUNDING, largest)
+            return GoldenVerdict(CHANGED, max(times, ratios[place]), step, names[place])
+    return GoldenVerdict(ROUNDING, largest)
 
 
 def _other_variables(golden: Golden, measured: Mapping[str, Any]) -> str:

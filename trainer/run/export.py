@@ -20,7 +20,7 @@ from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import refresh_normalization
 from trainer.reporting.tensorflow_errors import tensorflow_writing
-from trainer.run.compiled_template import compiled_as
+from trainer.run.compiled_export import compiled_as
 from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised
 

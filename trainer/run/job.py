@@ -12,9 +12,9 @@ from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
 from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.limits import read_limits
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
+from trainer.base.run_files.stop_limits import read_limits
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
@@ -26,16 +26,16 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
-from trainer.run.build import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
 from trainer.run.export import export
 from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
 from trainer.run.run_state import Best, RunState
-from trainer.run.start import Job
+from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
+from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
-from trainer.training.guard import Guard, guarding
+from trainer.training.limit_watch import LimitWatch, guarding
 from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
 from trainer.training.state import LearningRates
 from trainer.user_code.interface import ModelInterface
@@ -50,7 +50,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
 
     result.json records how a run ends. A run that fails before training keeps the result of a finished one before it.
     """
-    job = Job.open(config, command, began, job_dir)
+    job = StartedJob.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
     alive = kept_alive(job.job_dir.root, began) if job.is_chief else nullcontext()
     with closing(job.job_dir.mirror), alive, signals, job.tracking, job.workers():
@@ -93,7 +93,7 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     return _finish(run, control)
 
 
-def prepare(job: Job, replicas: Replicas) -> TrainingRun:
+def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
     """Builds callbacks, data and model, and restores the state to resume from."""
     config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
     goodput.enter(START)
@@ -211,7 +211,7 @@ def _train_and_export(run: TrainingRun) -> Control:
     return control
 
 
-def _guard(job: Job, request: StopRequest) -> Guard | None:
+def _guard(job: StartedJob, request: StopRequest) -> LimitWatch | None:
     """Returns what ends this job by itself at the limits that were sent with it; None without limits."""
     limits, result = read_limits(), job.result
     if not limits.text:
@@ -230,7 +230,7 @@ def _guard(job: Job, request: StopRequest) -> Guard | None:
         result.name_slow(job.cluster.name(index), f"its GPUs alone are idle, for {seconds / 60:.3g} minutes")
 
     gpus = Gpus(sum(name.startswith("GPU") for name in local_devices(job.config, job.cluster)))
-    return Guard(
+    return LimitWatch(
         limits, gpus, result.goodput, job.peers, request, lambda: time.time() - result.job_began_at, leave, slow
     )
 

@@ -14,8 +14,8 @@ from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.data.images import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
 from trainer.measures.evaluation import Evaluation
-from trainer.run.build import TrainingSetup
 from trainer.run.export import export, load_template
+from trainer.run.training_setup import TrainingSetup
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from trainer.training.state import check_fits, snapshot, variables_of
 from trainer.user_code.interface import ModelInterface

@@ -14,7 +14,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 from trainer.training.state import digest_of, snapshot, variables_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake
@@ -36,7 +36,7 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 roun
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Returns the fields of a `trainer.run.replica_proof.Verdict`: of steps of few rows, or of all where few fail."""
+    """Returns the fields of a `ReplicaVerdict` (replica_proof.py): of steps of few rows, or of all where few fail."""
     passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):

@@ -24,7 +24,7 @@ SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's o
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplicaVerdict:
     """Holds what the comparison found; run.json keeps it. `agrees`: None if nothing could be compared."""
 
     agrees: bool | None
@@ -49,15 +49,15 @@ class ReplicaProof:
         with suppress(OSError):  # on Linux: where memory is short, the child goes first
             Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ReplicaVerdict:
         """Waits for the child, LONGEST_SECONDS from its start, and returns what it found."""
         try:
             self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return Verdict(None, reason=f"it took longer than {LONGEST_SECONDS:g} s")
+            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS:g} s")
         with suppress(OSError, ValueError, TypeError):
-            return Verdict(**json.loads(self._file.read_text()))
-        return Verdict(None, reason=last_error(self._log))
+            return ReplicaVerdict(**json.loads(self._file.read_text()))
+        return ReplicaVerdict(None, reason=last_error(self._log))
 
     def close(self) -> None:
         """Ends the child, if it still runs, and removes its files."""
@@ -66,7 +66,7 @@ class ReplicaProof:
         self._folder.cleanup()
 
 
-def judge(verdict: Verdict, *, allowed: bool) -> None:
+def judge(verdict: ReplicaVerdict, *, allowed: bool) -> None:
     """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence)."""
     if verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")

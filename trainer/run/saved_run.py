@@ -29,11 +29,11 @@ from trainer.measures import prediction
 from trainer.measures.evaluation import Evaluation, why_not_evaluated
 from trainer.models.construction import build_model
 from trainer.reporting.classification import Classification
-from trainer.run.build import set_precision_and_seed
 from trainer.run.export import load_template, load_template_weights
 from trainer.run.requested_run import BEST, NEWEST, RequestedRun
 from trainer.run.served_model import call_of, independent_batch
-from trainer.training.checkpoint import Damaged, load_weights, read_checkpoint, whole_checkpoints
+from trainer.run.training_setup import set_precision_and_seed
+from trainer.training.checkpoint import Damaged, checkpoint_folders, load_weights, read_checkpoint
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, message_of
@@ -106,7 +106,7 @@ def weights_of(run: RequestedRun) -> Path:
                 f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use --checkpoint={NEWEST}"
             )
         return file
-    kept = {folder.name: folder for folder in whole_checkpoints(run.folder / CHECKPOINTS)}
+    kept = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
     if not kept:
         raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use the template model")
     name = _best(run, kept) if wanted == BEST else [*kept][-1] if wanted == NEWEST else step_name(int(wanted))

@@ -16,7 +16,8 @@ from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster, read_cluster
-from trainer.cluster.meeting import Peers, meet
+from trainer.cluster.meeting import meet
+from trainer.cluster.peers import Peers
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import differing, files_of
 from trainer.reporting.result import RunResult
@@ -29,7 +30,7 @@ _COUNTS = ("files of data", "training examples")
 
 
 @dataclass
-class Job:
+class StartedJob:
     """Holds what a job has from its start to its end, however often a rollback builds its model again."""
 
     config: TrainConfig
@@ -42,7 +43,9 @@ class Job:
     peers: Peers | None = None  # the other workers, once they have met
 
     @classmethod
-    def open(cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None) -> "Job":
+    def open(
+        cls, config: TrainConfig, command: Sequence[str], began: float, job_dir: JobDir | None = None
+    ) -> "StartedJob":
         """Reads the cluster and the result of earlier processes; `job_dir`: if it is open already."""
         cluster = read_cluster()
         job_dir = job_dir or open_job_dir(config, make=cluster.is_chief)

@@ -20,17 +20,17 @@ from trainer.measures.fid import make_fid
 from trainer.measures.profiling import StepProfile
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.reporting.slow_worker import WorkerWaits
-from trainer.run.build import TrainingSetup
 from trainer.run.rehearsal import has_own_parts, rehearse
 from trainer.run.run_state import RunState
-from trainer.run.start import Job
+from trainer.run.start import StartedJob
+from trainer.run.training_setup import TrainingSetup
 from trainer.training.callbacks import bind, most_steps_of_a_call, refuse_unevaluated, rises
 from trainer.training.checkpoint import Checkpoints
-from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
 from trainer.training.state import digest_of, snapshot, variables_of
 from trainer.training.steps import StepRunner
+from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
 from trainer.user_code.interface import ModelInterface
 
 
@@ -38,16 +38,16 @@ from trainer.user_code.interface import ModelInterface
 class TrainingRun:
     """Holds the parts of one run, ready to train."""
 
-    job: Job
+    job: StartedJob
     setup: TrainingSetup
     checkpoints: Checkpoints
     state: RunState
     earlier: Mapping[str, Any]  # run.json, if an earlier start was of this very run
-    choice: Choice | None = None  # of plain or compiled steps
+    choice: XlaChoice | None = None  # of plain or compiled steps
     before_hooks: dict[str, Any] = field(default_factory=dict)  # the state that a signal during the hooks saves
 
     def __post_init__(self) -> None:
-        self.choice = Choice.read(mapping(self.earlier, "compilation"))
+        self.choice = XlaChoice.read(mapping(self.earlier, "compilation"))
 
     def save(self, *, pending: bool = False) -> None:
         """Saves the current step; with `pending`, the state before this step's hooks ran. Then updates result.json."""

@@ -66,7 +66,7 @@ class Checkpoints:
 
     def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         damaged = []
-        for folder in reversed(whole_checkpoints(self._folder)):
+        for folder in reversed(checkpoint_folders(self._folder)):
             self._mirror.fetch(folder)
             try:
                 manifest, values = read_checkpoint(folder)
@@ -139,7 +139,7 @@ class Checkpoints:
 
     def _prune(self, step: int, state: Mapping[str, Any]) -> None:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
-        whole = whole_checkpoints(self._folder)
+        whole = checkpoint_folders(self._folder)
         best = (state.get("best") or {}).get("step")
         kept = [folder for folder in whole if step_of(folder.name) <= step][-(self._keep or len(whole)) :]
         for folder in whole:
@@ -151,7 +151,7 @@ class Checkpoints:
     @property
     def latest(self) -> str | None:
         """Returns the address of the newest checkpoint."""
-        kept = whole_checkpoints(self._folder)
+        kept = checkpoint_folders(self._folder)
         return self._mirror.where(kept[-1]) if kept else None
 
 
@@ -160,7 +160,7 @@ def has_pending_hooks(state: Mapping[str, Any]) -> bool:
     return bool(state.get("pending", state.get("owed")))
 
 
-def whole_checkpoints(folder: Path) -> list[Path]:
+def checkpoint_folders(folder: Path) -> list[Path]:
     """Returns the checkpoint folders in `folder`, oldest first. One that a kill left half written has another name."""
     folders = [path for path in folder.glob(f"{STEP_PREFIX}*") if path.is_dir() and step_of(path.name) >= 0]
     return sorted(folders, key=lambda path: step_of(path.name))
@@ -216,7 +216,7 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
     Raises UserError, calling the checkpoint `origin`, if it is damaged or does not fit.
     """
     origin = origin or f"initial_checkpoint={path}"
-    candidates = [path, *reversed(whole_checkpoints(path)), *reversed(whole_checkpoints(path / CHECKPOINTS))]
+    candidates = [path, *reversed(checkpoint_folders(path)), *reversed(checkpoint_folders(path / CHECKPOINTS))]
     whole = next((folder for folder in candidates if (folder / MANIFEST).is_file()), None)
     if whole is None:
         raise UserError(f"{origin}: no checkpoint found: use a job directory, or one of its step-… folders")

@@ -13,9 +13,9 @@ from PIL import Image
 from deploy.__main__ import main
 from deploy.client.arguments import read_prices
 from deploy.report.collection import collect
-from deploy.report.forms import to_terminal
 from deploy.report.measures import summarize
 from deploy.report.plots import draw, pareto_front
+from deploy.report.tier_table import to_terminal
 from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample

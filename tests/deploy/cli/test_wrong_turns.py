@@ -8,8 +8,8 @@ from deploy.cli import submit
 from deploy.client.arguments import parse
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
+from deploy.vertex.error_messages import gcloud_error
 from deploy.vertex.errors import describe_error
-from deploy.vertex.failures import gcloud_error
 from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Command
 from tests.deploy.emulator import Emulator, Fault

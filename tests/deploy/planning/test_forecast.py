@@ -11,9 +11,9 @@ import pytest
 from deploy.__main__ import main
 from deploy.planning.forecast import forecast
 from deploy.planning.interval import Interval
-from deploy.planning.offers import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
 from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines

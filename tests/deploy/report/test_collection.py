@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from deploy.report.collection import collect
-from deploy.report.forms import notes, to_json
 from deploy.report.measures import summarize
+from deploy.report.tier_table import notes, to_json
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
 from trainer.base.errors import UserError

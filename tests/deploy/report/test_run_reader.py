@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from deploy.report.collection import collect
-from deploy.report.forms import notes
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord, after_warm_up
+from deploy.report.tier_table import notes
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, plant
 

@@ -14,11 +14,11 @@ import pytest
 from deploy.__main__ import main
 from deploy.report import measures
 from deploy.report.collection import collect
-from deploy.report.forms import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.measures import LOWER, MEASURES, best, summarize
 from deploy.report.repeats import Spread, spread
-from deploy.report.table import figures, money, with_spread
+from deploy.report.text_tables import figures, money, with_spread
 from deploy.report.tier_summary import Measure, TierSummary
+from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, noisy, plant, sample

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tiers.checks import check_continent
+from deploy.tiers.availability import check_continent
 from deploy.tiers.gcp_config import checked_address, checked_region
 from tests.deploy.conftest import needs_gcloud, run
 from trainer.base.errors import UserError

@@ -14,11 +14,11 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.client.prepared_job import describe
-from deploy.tiers.checks import check_module
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered
+from deploy.tiers.job_checks import check_module
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Job, render, request_on, to_yaml
+from deploy.tiers.job_spec import RenderedJob, render, request_on, to_yaml
 from deploy.tiers.packages import Package
 from deploy.tiers.plain_image import START, starter
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
@@ -34,18 +34,18 @@ FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
 PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
 
 
-def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> RenderedJob:
     options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
     on = load_tier(tier) if isinstance(tier, str) else tier
     return render(request_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
 
 
-def trained(made: Job) -> TrainConfig:
+def trained(made: RenderedJob) -> TrainConfig:
     assert made.request.training
     return made.request.training.config
 
 
-def task(made: Job, pool: int = 0) -> Any:
+def task(made: RenderedJob, pool: int = 0) -> Any:
     spec = made.spec["workerPoolSpecs"][pool]
     return spec.get("containerSpec") or spec["pythonPackageSpec"]
 

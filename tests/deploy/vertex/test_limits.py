@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from deploy.cli import jobs, submit, tune, watch
-from deploy.in_job.idle_gpus import LOOK_S, IdleGpus
+from deploy.in_job.script_idle_gpus import LOOK_S, IdleGpus
 from deploy.report.collection import fetched
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant, planted_plan
 from tests.deploy.study.test_vertex_study import ASKED, trial
-from trainer.base.run_files.limits import read_limits
 from trainer.base.run_files.plan_file import kept_plan
+from trainer.base.run_files.stop_limits import read_limits
 from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

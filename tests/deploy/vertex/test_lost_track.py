@@ -5,7 +5,7 @@ import pytest
 from deploy.vertex import buckets
 from deploy.vertex.api import ApiError
 from deploy.vertex.creation import Creation
-from deploy.vertex.failures import gcloud_error, lost_response
+from deploy.vertex.error_messages import gcloud_error, lost_response
 from deploy.vertex.rest import Backend
 from deploy.vertex.session import Session
 from tests.deploy.conftest import needs_gcloud

@@ -15,9 +15,11 @@ from deploy.localrun.workers import free_addresses
 from tests.fixtures import Log
 from trainer.base.errors import PlatformFault, UserError
 from trainer.cluster import meeting
+from trainer.cluster import peers as peers_module
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.connections import warn_of_open_ports
-from trainer.cluster.meeting import Peers, meet
+from trainer.cluster.meeting import meet
+from trainer.cluster.peers import Peers
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}
 HELLOS = {
@@ -107,7 +109,7 @@ def test_what_follows_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     """The chief may fail right after it has told a worker to start."""
     addresses, codes = free_addresses(2), SimpleQueue[int]()
     monkeypatch.setattr(os, "_exit", codes.put)
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(peers_module, "LEAVE_SECONDS", 0.0)
     host, port = addresses[0].split(":")
     with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
         worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)

@@ -14,10 +14,11 @@ from deploy.localrun.workers import free_addresses
 from tests.fixtures import Make, Patch
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.cluster import meeting
+from trainer.cluster import peers as peers_module
 from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import Peers, meet
+from trainer.cluster.meeting import meet
+from trainer.cluster.peers import Peers
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import versions
 from trainer.run import job, start
@@ -29,7 +30,7 @@ LOST: list[tuple[str, int]] = []
 def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
     """Yields a chief and a worker. The chief stops watching where it would end its process."""
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(peers_module, "LEAVE_SECONDS", 0.0)
     LOST.clear()
     addresses = tuple(free_addresses(2))
 
@@ -163,7 +164,7 @@ def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: 
     monkeypatch.setattr(start, "meet", lambda *values: arguments.extend(values))
     monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
     config = small_config()
-    begun = start.Job.open(config, [], 0.0)
+    begun = start.StartedJob.open(config, [], 0.0)
     begun.cluster, begun.files, job_dir = Cluster(("127.0.0.1:1", "127.0.0.1:2")), {"x": 1}, begun.job_dir
     with begun.workers():
         _, runs, _, on_loss = arguments

@@ -23,7 +23,7 @@ from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, Subset
 from trainer.data.fingerprint import content_of, files_of
 from trainer.data.in_sequence import InSequence
-from trainer.run.start import Job
+from trainer.run.start import StartedJob
 
 
 def known(path: Path) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(smal
     for data, now, line in cases:
         config = dataclasses.replace(small_config(), data=data)
         job_dir = open_job_dir(config, lock=False)
-        job = Job.open(config, [], 0.0, job_dir)
+        job = StartedJob.open(config, [], 0.0, job_dir)
         job_dir.write("run.json", {"data": {"content": before}})
         job.refuse_changed_data("content", {**before, "training digest": "c"})  # no checkpoint exists
         (job_dir.checkpoints / "step-1").mkdir()

@@ -12,7 +12,7 @@ from trainer.data.soft_labels import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.measures.evaluation import evaluation
 from trainer.models.classifier import SoftAccuracy, SoftCrossentropy
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 SOFT = ("--model=mlp", "--width=16", "--precision=float64", "--label_smoothing=0.1", "--mixup=0.4")
 

@@ -15,7 +15,7 @@ from trainer.base.run_files.records import read_result, read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.run.replica_check import compare_few_rows
-from trainer.run.replica_proof import Verdict
+from trainer.run.replica_proof import ReplicaVerdict
 from trainer.training.state import digest_of, snapshot, variables_of
 
 FOUR = "--virtual_replicas=4"
@@ -106,5 +106,5 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture, separate_s
 
 
 def test_a_run_compares_bits_before_it_trains(separate_steps: None) -> None:
-    verdict = Verdict(**compare_few_rows(small("--model=mlp", FOUR)))
-    assert verdict == Verdict(True, equal_bits=True)
+    verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
+    assert verdict == ReplicaVerdict(True, equal_bits=True)

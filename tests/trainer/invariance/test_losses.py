@@ -16,7 +16,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.losses import root_mean_square
 from trainer.measures.evaluation import evaluation
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 
 def _errors(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:

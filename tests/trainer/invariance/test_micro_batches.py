@@ -16,8 +16,8 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas
-from trainer.run.build import build_setup
-from trainer.training.compilation import Choice, TimedSteps, choose
+from trainer.run.training_setup import build_setup
+from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
 
 ROOT = Path(__file__).parents[3]
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")
@@ -95,7 +95,7 @@ def test_xla_does_not_compile_a_step_of_passes() -> None:
     trial = TimedSteps(
         setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
     )
-    assert choose(config, trial, 50) == Choice(False, "XLA would keep all of micro_batches=4 in memory at once")
+    assert choose(config, trial, 50) == XlaChoice(False, "XLA would keep all of micro_batches=4 in memory at once")
 
 
 def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:

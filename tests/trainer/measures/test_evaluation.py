@@ -10,11 +10,11 @@ import pytest
 
 from tests.own_data import regression
 from tests.support import fresh_collectives, refused, run_job
-from tests.trainer.data.test_own import settings
+from tests.trainer.data.test_user_data import settings
 from trainer.base.run_files.records import read_stats
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.run.build import TrainingSetup, build_setup
+from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.callbacks import rises
 
 CASES = [

@@ -27,7 +27,7 @@ from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import Extractor, Fid, frechet_distance, kernel_distance
 from trainer.models.construction import build_model
 from trainer.run import job
-from trainer.run.build import set_precision_and_seed
+from trainer.run.training_setup import set_precision_and_seed
 
 
 def on(replicas: int, batch: int = 16) -> Replicas:

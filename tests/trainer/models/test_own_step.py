@@ -16,7 +16,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
 from trainer.measures.evaluation import Evaluation
 from trainer.reporting.progress import RunningMeans
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 
 def table(config: TrainConfig) -> Any:

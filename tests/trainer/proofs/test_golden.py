@@ -26,7 +26,7 @@ from trainer.proofs.golden_file import (
     recorded_steps,
     write_golden,
 )
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, Verdict, judge
+from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, GoldenVerdict, judge
 
 STEPS = [1, 2]
 SIZES = [600, 3]
@@ -105,8 +105,8 @@ def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: f
 
 
 def test_a_line_names_the_ways_and_what_differs() -> None:
-    same, near = Verdict(EQUAL), Verdict(ROUNDING, 1.3)
-    far = Verdict(CHANGED, 41.0, 3, "conv2d_1/kernel")
+    same, near = GoldenVerdict(EQUAL), GoldenVerdict(ROUNDING, 1.3)
+    far = GoldenVerdict(CHANGED, 41.0, 3, "conv2d_1/kernel")
     assert described([((1, 1), same), ((2, 1), same), ((1, 2), same)], "") == (
         "equal bits on 1 and 2 replicas and 2 workers"
     )

@@ -25,9 +25,9 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.images import noise
 from trainer.run import served_model
-from trainer.run.build import build_setup
 from trainer.run.export import export, plain_copy
 from trainer.run.rehearsal import rehearse
+from trainer.run.training_setup import build_setup
 
 READER = """
 import json, sys

@@ -25,7 +25,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.reporter import Reporter
 from trainer.run import job
-from trainer.training.checkpoint import whole_checkpoints
+from trainer.training.checkpoint import checkpoint_folders
 from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
 
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
@@ -141,7 +141,7 @@ def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
     undisturbed, _ = run_steps(config, 4)
     assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
     run(config)  # skips the damaged one and writes it again
-    kept = whole_checkpoints(folder / "checkpoints")
+    kept = checkpoint_folders(folder / "checkpoints")
     assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
     for path in kept:
         (path / "variables.index").write_bytes(b"")

@@ -12,7 +12,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_proof
 from trainer.run.replica_check import compare_few_rows
-from trainer.run.replica_proof import ReplicaProof, Verdict, judge
+from trainer.run.replica_proof import ReplicaProof, ReplicaVerdict, judge
 
 Patch = pytest.MonkeyPatch
 
@@ -94,5 +94,5 @@ def test_a_mistake_in_the_child_is_the_reason() -> None:
 
 def test_a_difference_is_refused_with_what_to_do() -> None:
     with refused("dense differs: change that, train on one replica (--replicas=1)"):
-        judge(Verdict(False, ["dense differs"]), allowed=False)
-    judge(Verdict(False, ["dense differs"]), allowed=True)
+        judge(ReplicaVerdict(False, ["dense differs"]), allowed=False)
+    judge(ReplicaVerdict(False, ["dense differs"]), allowed=True)

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from tests.fixtures import Capture
 from tests.support import fresh_collectives, run_job
-from tests.trainer.data.test_own import settings
+from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
 CASES = [

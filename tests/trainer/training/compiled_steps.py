@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 folder, recipe, *flags = sys.argv[1:]
 small = ["--global_batch_size=8", "--jit_compile=true", "--steps=3"]

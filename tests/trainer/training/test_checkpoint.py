@@ -21,7 +21,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
-from trainer.training.checkpoint import Checkpoints, Damaged, has_pending_hooks, read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import Checkpoints, Damaged, checkpoint_folders, has_pending_hooks, read_checkpoint
 from trainer.training.state import snapshot, variables_of
 
 Make = Callable[..., TrainConfig]
@@ -69,7 +69,7 @@ def save(checkpoints: Checkpoints, model: keras.Model, *steps: int, **state: Any
 
 
 def names(folder: Path) -> list[int]:
-    return [int(path.name[5:]) for path in whole_checkpoints(folder)]
+    return [int(path.name[5:]) for path in checkpoint_folders(folder)]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -130,7 +130,7 @@ def test_no_bit_of_a_manifest_can_change_unnoticed(tmp_path: Path) -> None:
 def test_without_a_usable_checkpoint_nothing_is_overwritten(tmp_path: Path, lines: list[str]) -> None:
     model = small_model()
     save(checkpoints_of(model, tmp_path), model, 2, 4)
-    for folder in whole_checkpoints(tmp_path):
+    for folder in checkpoint_folders(tmp_path):
         truncate(folder / FILES[2])
     before = contents(tmp_path)
     with pytest.raises(UserError, match=r"none of its checkpoints can be read \(step-00000004/variables.data"):

@@ -29,7 +29,7 @@ from trainer.measures.evaluation import Evaluation
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
 from trainer.training import preemption
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints, write_checkpoint
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, write_checkpoint
 from trainer.training.preemption import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
 from trainer.training.steps import StepRunner
 
@@ -160,7 +160,7 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
 def test_checkpoints_by_the_clock(small_config: Make) -> None:
     flags = ("--model=mlp", "--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1")
     folder = run(small_config(*flags, "--steps=3"))
-    assert [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")] == [1, 2, 3]
+    assert [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")] == [1, 2, 3]
 
 
 def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) -> None:
@@ -189,7 +189,7 @@ def test_nan_stops_and_the_last_good_checkpoint_is_kept(small_config: Make) -> N
     config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
     with pytest.raises(UserError, match="step 3: loss is NaN or infinite: lower learning_rate"):
         run(config)
-    assert [path.name for path in whole_checkpoints(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
+    assert [path.name for path in checkpoint_folders(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
 
 
 def test_rollback_halves_the_rate_also_after_a_restart(small_config: Make) -> None:
@@ -249,7 +249,7 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     assert losses(folder) == pytest.approx(losses(undisturbed), rel=1e-5)
     results = [result_of(one) for one in (folder, undisturbed)]
     assert [(result["state"], result["steps"]) for result in results] == [("done", results[1]["steps"])] * 2
-    kept = [whole_checkpoints(one / "checkpoints") for one in (folder, undisturbed)]
+    kept = [checkpoint_folders(one / "checkpoints") for one in (folder, undisturbed)]
     assert [path.name for path in kept[0]] == [path.name for path in kept[1]]
     ours, theirs = (read_checkpoint(paths[-1])[0]["state"] for paths in kept)
     assert [state["pending"] for state in (ours, theirs)] == [False, False]
@@ -295,7 +295,7 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
     for step in (3, 4, 8, stopped_at):
         assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
         if step in (4, 8):
-            write_as_older_versions(whole_checkpoints(folder / "checkpoints")[-1])
+            write_as_older_versions(checkpoint_folders(folder / "checkpoints")[-1])
         assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
         assert step not in [number[1] for number in numbers(folder)]
     check_same(run(config), undisturbed)
@@ -349,7 +349,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(small_config: Make) -> No
     folder = run(small_config(*flags, "--steps=48", "--keep_checkpoints=1", "--best_metric=val_loss"))
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
     best = min((line["losses"]["val_loss"], line["step"]) for line in lines if line["kind"] == "evaluation")
-    kept = [int(path.name[5:]) for path in whole_checkpoints(folder / "checkpoints")]
+    kept = [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")]
     assert kept == sorted({best[1], result_of(folder)["steps"]})
 
 

@@ -27,7 +27,7 @@ _FREE = (MAY_CHANGE - {"remat"}) | {
 }  # fmt: skip
 
 
-class Line(NamedTuple):
+class LinearInRows(NamedTuple):
     """Describes bytes, FLOPs or the like that are `fixed + per_row x rows`."""
 
     fixed: float
@@ -43,8 +43,8 @@ class StepWork(NamedTuple):
 
     type: str
     times: int
-    flops: Line
-    moved_bytes: Line
+    flops: LinearInRows
+    moved_bytes: LinearInRows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Memory:
     order, or as the peak with the fewest rows was above the lines.
     """
 
-    device: Sequence[Line]  # weights, optimizer, averages and what a GPU holds in a step, in float32
-    device_16_bit: Sequence[Line]  # the same with a 16-bit precision
-    cpu: Sequence[Line]  # all that a CPU holds in a step, kernels' temporaries included
+    device: Sequence[LinearInRows]  # weights, optimizer, averages and what a GPU holds in a step, in float32
+    device_16_bit: Sequence[LinearInRows]  # the same with a 16-bit precision
+    cpu: Sequence[LinearInRows]  # all that a CPU holds in a step, kernels' temporaries included
     state_bytes: int
     measured_rows: Sequence[int]
     worst_order: float
@@ -87,12 +87,12 @@ class StepPlan:
         return config.steps or (config.epochs or 1) * per_epoch
 
 
-def peak_of(lines: Sequence[Line], rows: float) -> float:
+def peak_of(lines: Sequence[LinearInRows], rows: float) -> float:
     """Returns the peak in bytes at a number of rows."""
     return max(line.at(rows) for line in lines)
 
 
-def largest_rows(lines: Sequence[Line], limit: float) -> int:
+def largest_rows(lines: Sequence[LinearInRows], limit: float) -> int:
     """Returns the most rows whose peak is within `limit` bytes; 0 if one row is not."""
     if peak_of(lines, 1) > limit:
         return 0
@@ -114,7 +114,10 @@ def read_plan(path: Path) -> StepPlan:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
         memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
-        work = [StepWork(kind, times, Line(*flops), Line(*moved)) for kind, times, flops, moved in content.pop("work")]
+        work = [
+            StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
+            for kind, times, flops, moved in content.pop("work")
+        ]
         return StepPlan(**content, memory=memory, work=work, recomputed=_memory(recomputed) if recomputed else None)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
@@ -124,8 +127,8 @@ def _memory(content: dict[str, Any]) -> Memory:
     return Memory(**content | {name: _lines(content[name]) for name in ("device", "device_16_bit", "cpu")})
 
 
-def _lines(content: Sequence[Sequence[float]]) -> list[Line]:
-    return [Line(*map(float, pair)) for pair in content]
+def _lines(content: Sequence[Sequence[float]]) -> list[LinearInRows]:
+    return [LinearInRows(*map(float, pair)) for pair in content]
 
 
 def kept_plan(config: TrainConfig) -> Path:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Limits:
+class TransferLimits:
     """Holds the limits on retries and times of requests, in seconds unless stated otherwise."""
 
     retry: float = 120  # how long a request is retried after 408, 429, 5xx, a reset, a timeout or a refused connection
@@ -44,7 +44,7 @@ class Limits:
     piece: int = 2 * 2**20  # bytes per read request, which are held in memory; they take less than `retry`
 
 
-LIMITS = Limits()
+LIMITS = TransferLimits()
 _WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata that are shown
 _MACHINE = "/proc/sys/kernel/random/boot_id"  # differs also on another machine of the same name
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
@@ -75,20 +75,20 @@ class Remote:
         return (" ".join(names) or "an unknown program") + written
 
 
-def connect(limits: Limits | None = None) -> "Gcs":
+def connect(limits: TransferLimits | None = None) -> "Gcs":
     """Returns the process's client. Raises UserError without credentials."""
     return _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""), limits or LIMITS)
 
 
 @functools.lru_cache(maxsize=4)
-def _connect(_emulator: str, limits: Limits) -> "Gcs":
+def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":
     return Gcs(limits)
 
 
 class Gcs:
     """Lists, reads, writes and deletes objects. Every method raises UserError or PlatformFault, one line each."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TransferLimits) -> None:
         # Otherwise the client requests each bucket's metadata, which an account that may only read objects cannot get.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.limits = limits

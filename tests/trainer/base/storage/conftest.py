@@ -12,7 +12,7 @@ from tests.trainer.base.storage.fault_proxy import Proxy, fault_proxy
 from trainer.base.storage import gcs, lease, uploader
 from trainer.base.storage.address import Address
 
-QUICK = gcs.Limits(
+QUICK = gcs.TransferLimits(
     retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, piece=2**20
 )  # fmt: skip
 

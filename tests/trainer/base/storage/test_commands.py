@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures import Capture
 from tests.support import fresh_collectives, run_job
 from tests.trainer.base.storage.conftest import Bucket
-from tests.trainer.data.test_own import settings
+from tests.trainer.data.test_user_data import settings
 from tests.workers import ROOT
 from trainer import evaluate, predict
 

@@ -175,7 +175,9 @@ def test_an_upload_replaces_only_what_it_has_looked_up(bucket: Bucket, tmp_path:
 
 @pytest.mark.parametrize("size", [0, 1, 9 * 2**20])
 def test_uploads_of_every_size(bucket: Bucket, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gcs, "LIMITS", gcs.Limits())  # a busy machine needs more than half a second for the longest
+    monkeypatch.setattr(
+        gcs, "LIMITS", gcs.TransferLimits()
+    )  # a busy machine needs more than half a second for the longest
     file = tmp_path / "file"
     file.write_bytes(b"x" * size)
     connect().upload(file, bucket.address("out"))

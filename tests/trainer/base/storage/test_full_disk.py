@@ -13,7 +13,7 @@ import pytest
 from tests.support import fresh_collectives
 from trainer import task
 from trainer.base.log import log
-from trainer.training.checkpoint import read_checkpoint, whole_checkpoints
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
 RUN = [
     "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2", "--steps=40",
@@ -120,7 +120,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert told.startswith(f"error: {disk / 'job' / file} cannot be written: No space left on device: ")
     assert "free or repair the disk, then run the same command again" in told
     assert told.count("\n") == 1
-    kept = whole_checkpoints(disk / "job" / "checkpoints")
+    kept = checkpoint_folders(disk / "job" / "checkpoints")
     assert kept
     for folder in kept:
         read_checkpoint(folder)

@@ -36,7 +36,7 @@ def test_each_failure_is_a_line(
     bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("d/x", b"1")
-    monkeypatch.setattr(preflight, "_LIMITS", gcs.Limits(retry=1, pause=0.5, connect=1, read=1))
+    monkeypatch.setattr(preflight, "_LIMITS", gcs.TransferLimits(retry=1, pause=0.5, connect=1, read=1))
     proxy.faults.append(fault)
     kind = PlatformFault if "failed" in line else UserError
     with pytest.raises(kind) as caught:

@@ -19,7 +19,7 @@ from trainer.data.pieces import source_of
 from trainer.data.prepare import prepare
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
-from trainer.run.build import build_setup
+from trainer.run.training_setup import build_setup
 
 
 def config(data: str | Path, cache: Path, **given: Any) -> TrainConfig:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from trainer.base.log import log
 from trainer.base.run_files.goodput import OTHER, STEP, Goodput
-from trainer.base.run_files.limits import IDLE_PERCENT, Limits
-from trainer.cluster.meeting import Peers
+from trainer.base.run_files.stop_limits import IDLE_PERCENT, StopLimits
+from trainer.cluster.peers import Peers
 from trainer.reporting.resources import Gpus
 from trainer.training.preemption import StopRequest
 
@@ -16,7 +16,7 @@ POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0  # for the loop to save and end; one that hangs is left with its last checkpoint
 
 
-class Guard:
+class LimitWatch:
     """Looks every POLL_SECONDS how long this worker's GPUs have been idle in the loop; the chief decides for all.
 
     Only time in the loop counts: not the start, saving, evaluation and compilation. `job_seconds`: returns for how long
@@ -25,7 +25,7 @@ class Guard:
     """
 
     def __init__(
-        self, limits: Limits, gpus: Gpus, goodput: Goodput, peers: Peers | None, request: StopRequest,
+        self, limits: StopLimits, gpus: Gpus, goodput: Goodput, peers: Peers | None, request: StopRequest,
         job_seconds: Callable[[], float], leave: Callable[[str], None], slow: Callable[[int, float], None],
     ) -> None:  # fmt: skip
         self._limits, self._gpus, self._goodput, self._peers, self._request = limits, gpus, goodput, peers, request
@@ -68,11 +68,11 @@ class Guard:
 
 
 @contextmanager
-def guarding(guard: Guard | None) -> Iterator[None]:
+def guarding(guard: LimitWatch | None) -> Iterator[None]:
     """Lets a thread look within the block."""
     over = threading.Event()
 
-    def watch(guard: Guard) -> None:
+    def watch(guard: LimitWatch) -> None:
         while not over.wait(POLL_SECONDS):
             guard.look()
 

@@ -4,14 +4,12 @@ spec_rules.py checks the machine spec of a tier by itself.
 """
 
 import dataclasses
-import itertools
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from deploy.tiers.gcp_config import GcpConfig, checked_address
+from deploy.tiers.gcp_config import checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
@@ -44,32 +42,6 @@ def check_devices(tier: Tier, config: TrainConfig) -> None:
         raise UserError(f"{tier.name}: {error}") from None
 
 
-class NoMachines(UserError):
-    """Reports that a region does not have the tier's accelerator; another one may."""
-
-
-def check_region(tier: Tier, gcp: GcpConfig) -> Iterator[str]:
-    """Yields a warning if one of Google's two pages alone has the tier's accelerator in the region.
-
-    Raises NoMachines if neither has it.
-    """
-    if not tier.accelerator_type:
-        return
-    accelerator = load_machines().accelerators[tier.accelerator_type]
-    page = next((page for page, regions in accelerator.one_page.items() if gcp.region in regions), "")
-    if page:
-        yield (
-            f"region={gcp.region}: only Google's page of {page} has {accelerator.name} there for training, its other "
-            f"one has it in {', '.join(accelerator.regions)}"
-        )
-    elif gcp.region not in accelerator.regions:
-        regions = itertools.chain(accelerator.regions, *accelerator.one_page.values())
-        raise NoMachines(
-            f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
-            f"{', '.join(regions)}"
-        )
-
-
 def check_wheels(tier: Tier, image: Image) -> None:
     """Raises UserError if the image has, or installs, a TensorFlow that does not run on the tier's accelerators.
 
@@ -81,35 +53,6 @@ def check_wheels(tier: Tier, image: Image) -> None:
             f"{tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI with an "
             "image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
         )
-
-
-def check_continent(bucket: str, region: str, location: str) -> None:
-    """Raises UserError if the bucket is on another continent than the region.
-
-    `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
-    https://cloud.google.com/storage/docs/locations
-    """
-    if location and _continent(location) != _continent(region):
-        raise UserError(
-            f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
-            "price: use a bucket or a region of the same continent"
-        )
-
-
-def multi_regional(bucket: str, location: str) -> Iterator[str]:
-    """Yields a warning for a bucket of several regions that Vertex AI's TensorBoard would read."""
-    if location and not re.fullmatch(r"[a-z]+-[a-z]+\d+", location.lower()):
-        yield (
-            f"warning: {bucket} is in {location}, which is no single region, and the tier has a tensorboard: Google "
-            "asks for a regional bucket, in the job's region"
-        )
-
-
-def _continent(location: str) -> str:
-    word = re.split(r"[-\d]", location.lower())[0]
-    return {"us": "america", "nam": "america", "northamerica": "america", "eu": "europe", "eur": "europe"}.get(
-        word, word
-    )
 
 
 # Values of inputs that name something which the image has or can fetch; the others may be empty.

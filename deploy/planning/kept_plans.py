@@ -8,16 +8,16 @@ from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
-from deploy.planning.offers import STRATEGIES, Offer
+from deploy.planning.strategy_costs import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
 from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import Job
+from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import say, stdout_of_programs
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.limits import Limits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
+from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
@@ -48,7 +48,7 @@ def _offer(tier: Tier, known: Forecast | None) -> Offer | None:
     return next((offer for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
 
 
-def cost_lines(jobs: Iterable[Job]) -> list[str]:
+def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
     """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
     lines = dict[str, None]()
     for job in jobs:
@@ -62,7 +62,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     return [*lines]
 
 
-def estimated_usd(job: Job) -> Interval | None:
+def estimated_usd(job: RenderedJob) -> Interval | None:
     """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
     tier, training = job.tier, job.request.training
     if job.checks or training is None or tier.most_usd is None:
@@ -93,7 +93,7 @@ def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
         hours = min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
-    return replace(options, limits=Limits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
+    return replace(options, limits=StopLimits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
 
 
 def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:

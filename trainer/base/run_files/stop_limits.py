@@ -12,7 +12,7 @@ IDLE_PERCENT = 10.0  # a GPU that is used less is idle
 
 
 @dataclass(frozen=True)
-class Limits:
+class StopLimits:
     """Holds the longest time, in seconds, for which all GPUs may be idle, and a job's longest time; 0: no limit."""
 
     idle_s: float = 0.0
@@ -36,10 +36,10 @@ class Limits:
         return f"the job has run for {self.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
 
 
-def read_limits(environment: Mapping[str, str] = os.environ) -> Limits:
+def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
     """Returns the limits of this job; none if it has none."""
     try:
         content = json.loads(environment.get(LIMITS, "{}"))
-        return Limits(*(number(content.get(name)) or 0.0 for name in ("idle_s", "over_s", "factor")))
+        return StopLimits(*(number(content.get(name)) or 0.0 for name in ("idle_s", "over_s", "factor")))
     except (ValueError, AttributeError):
-        return Limits()
+        return StopLimits()

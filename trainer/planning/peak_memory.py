@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainer.base.run_files.plan_file import Line
+from trainer.base.run_files.plan_file import LinearInRows
 
 _TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
 _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers
@@ -59,27 +59,29 @@ class PeakMemory:
         self._trace, self._state = large, state
         self._sizes = sizes(small, large)
 
-    def device_lines(self, *, half: bool = False) -> list[Line]:
+    def device_lines(self, *, half: bool = False) -> list[LinearInRows]:
         """Returns the lines whose largest is what a GPU holds: the state, and a step's tensors without temporaries.
 
         `half`: 16 bits for what is float32 and depends on the rows, and a 16-bit copy of the weights: at most half of
         the state's bytes.
         """
 
-        def size(index: int) -> Line:
+        def size(index: int) -> LinearInRows:
             line, of = self._sizes[index], self._trace.allocations[index]
-            return Line(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
+            return LinearInRows(line.fixed, line.per_row / 2) if half and of.type == _FLOAT32 else line
 
         return _lines(self._trace, size, self._state * (1.5 if half else 1.0), temporaries=False)
 
-    def cpu_lines(self) -> list[Line]:
+    def cpu_lines(self) -> list[LinearInRows]:
         """Returns the lines whose largest is what a CPU holds: the same with the kernels' temporaries."""
         return _lines(self._trace, self._sizes.__getitem__, self._state, temporaries=True)
 
 
 def peak_bytes(trace: Trace, state: int, *, temporaries: bool) -> int:
     """Returns what the traced step holds at most, with the state."""
-    lines = _lines(trace, lambda index: Line(float(rounded(trace.allocations[index].bytes)), 0.0), state, temporaries)
+    lines = _lines(
+        trace, lambda index: LinearInRows(float(rounded(trace.allocations[index].bytes)), 0.0), state, temporaries
+    )
     return round(max(line.fixed for line in lines))
 
 
@@ -112,18 +114,18 @@ def _chosen(trace: Trace, begin: int, temporaries: bool) -> Iterator[int]:
             yield index
 
 
-def _lines(trace: Trace, size: Callable[[int], Line], state: float, temporaries: bool) -> list[Line]:
+def _lines(trace: Trace, size: Callable[[int], LinearInRows], state: float, temporaries: bool) -> list[LinearInRows]:
     """Returns what is held at each moment that is the peak at one of _ROWS."""
-    fixed, per_row, lines = state, 0.0, [Line(state, 0.0)]
+    fixed, per_row, lines = state, 0.0, [LinearInRows(state, 0.0)]
     for index in _chosen(trace, trace.step, temporaries):
         line, sign = size(max(index, ~index)), -1 if index < 0 else 1
         fixed, per_row = fixed + sign * line.fixed, per_row + sign * line.per_row
-        lines.append(Line(fixed, per_row))
+        lines.append(LinearInRows(fixed, per_row))
     held = np.array(lines)
     return [lines[place] for place in np.unique((held[:, :1] + held[:, 1:] * _ROWS).argmax(axis=0))]
 
 
-def sizes(small: Trace, large: Trace) -> list[Line]:
+def sizes(small: Trace, large: Trace) -> list[LinearInRows]:
     """Returns how the bytes of each allocation of the larger trace depend on the rows.
 
     An allocation is that of the same operation; where TensorFlow gave the work of equal operations to another of them,
@@ -134,7 +136,7 @@ def sizes(small: Trace, large: Trace) -> list[Line]:
         now, before = rounded(allocation.bytes), partners.get(index)
         rows = large.rows - (0 if before is None else small.rows)
         per_row = (now - (0 if before is None else rounded(before))) / rows
-        lines.append(Line(now - per_row * large.rows, per_row))
+        lines.append(LinearInRows(now - per_row * large.rows, per_row))
     return lines
 
 

@@ -24,7 +24,7 @@ IDLE_S, IDLE_PERCENT = 600.0, 10.0  # an accelerator below that for so long is s
 
 
 @dataclasses.dataclass(frozen=True)
-class Live:
+class JobProgress:
     """Holds how far a run was at its last report. `idle`: numbers of the chief's GPUs that are hardly used."""
 
     step: int
@@ -58,7 +58,7 @@ class LiveLines:
     def __init__(self, status: JobStatus, clock: Clock) -> None:
         self._label, self._clock, self._due = status.labels.get(LABEL, ""), clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
-        self._live: Live | None = None
+        self._live: JobProgress | None = None
         self._spent: float | None = None
         self._shown = {""}
         self._folder: Address | None = None
@@ -113,7 +113,7 @@ class LiveLines:
         return self._spent
 
 
-def summary(entries: Sequence[StatsEntry], total_steps: int) -> Live | None:
+def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | None:
     """Returns how far the run of these lines of stats.jsonl is; None without a report."""
     reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
     if not reports:
@@ -122,7 +122,7 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> Live | None:
     left = max(0, total_steps - step) * pace if pace and total_steps else None
     losses = ((name, number(value)) for name, value in mapping(reports[-1], "losses").items())
     loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
-    return Live(step, total_steps, left, loss, tuple(_idle(reports)))
+    return JobProgress(step, total_steps, left, loss, tuple(_idle(reports)))
 
 
 def _seconds_a_step(reports: Sequence[StatsEntry]) -> float | None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from deploy.tiers.checks import NoMachines, check_region, multi_regional, warnings_of_script
+from deploy.tiers.availability import NoMachines, check_region, multi_regional
 from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.job_checks import warnings_of_script
 from deploy.tiers.job_spec import NCCL_SETTINGS, use_rdma
 from deploy.tiers.tier import Tier, load_tier
 from tests.deploy.cli.wrong_inputs import GOOD, TWO

@@ -32,7 +32,7 @@ _SECONDS_AN_OPERATION, _LEAST_SECONDS = 0.01, 2.0  # of compiling; docs/decision
 
 
 @dataclass(frozen=True)
-class Choice:
+class XlaChoice:
     """Holds whether XLA compiles a run's steps, why, and what was measured."""
 
     compiled: bool
@@ -42,7 +42,7 @@ class Choice:
     compile_seconds: float | None = None  # of tracing and compiling
 
     @classmethod
-    def read(cls, content: Mapping[str, Any]) -> "Choice | None":
+    def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
         """Returns the choice that `asdict` wrote; None if there is none, or the content is damaged."""
         compiled, why = content.get("compiled"), content.get("why")
         if not isinstance(compiled, bool) or not isinstance(why, str):
@@ -101,21 +101,21 @@ class TimedSteps:
         return taken
 
 
-def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Choice | None = None) -> Choice:
+def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: XlaChoice | None = None) -> XlaChoice:
     """Returns how to run the steps, and logs a choice that was measured, or is not what was asked for.
 
     earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
-        return Choice(False, "jit_compile=false")
-    wanted = Choice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
+        return XlaChoice(False, "jit_compile=false")
+    wanted = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     if barrier := _barrier(config, trial.replicas):
-        return _plain(trial, barrier) if wanted and wanted.compiled else Choice(False, barrier)
+        return _plain(trial, barrier) if wanted and wanted.compiled else XlaChoice(False, barrier)
     if wanted:
         with trial:
             return _if_possible(wanted, trial)
     if why := _not_tried(config, trial, steps_left):
-        return Choice(False, why)
+        return XlaChoice(False, why)
     with trial:
         return _measured(trial, steps_left)
 
@@ -134,15 +134,15 @@ def _barrier(config: TrainConfig, replicas: Replicas) -> str:
     return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
 
 
-def _plain(trial: TimedSteps, why: str) -> Choice:
+def _plain(trial: TimedSteps, why: str) -> XlaChoice:
     """Returns the choice where XLA was asked for and cannot be used, and logs it."""
-    choice = Choice(False, why)
+    choice = XlaChoice(False, why)
     rest = "; only gradients are compiled" if ModelInterface.of(trial.model).compiles_gradients else ""
     log.warning(f"jit_compile: {choice.sentence()}{rest}")
     return choice
 
 
-def _if_possible(choice: Choice, trial: TimedSteps) -> Choice:
+def _if_possible(choice: XlaChoice, trial: TimedSteps) -> XlaChoice:
     """Returns `choice`, or a plain one if it is to compile and XLA fails: tried with a step that does not count."""
     if not choice.compiled:
         return choice
@@ -185,25 +185,25 @@ def _is_grouped(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
 
 
-def _measured(trial: TimedSteps, steps_left: int) -> Choice:
+def _measured(trial: TimedSteps, steps_left: int) -> XlaChoice:
     """Returns the faster way by both step times, in turn; plain if the run is too short to earn the trial."""
     trial.seconds(False, 1)  # traces
     step = statistics.median(trial.seconds(False, 1) for _ in range(3))
     expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * trial.runner(False).size(trial.rows))
     if step * steps_left < EARNED * expected:
-        return Choice(False, f"a run of some {step * steps_left:.0f} s is too short to compile for", step)
+        return XlaChoice(False, f"a run of some {step * steps_left:.0f} s is too short to compile for", step)
     log.info(f"jit_compile=auto: compiles the step, in some {expected:.0f} s, to compare both ways")
     choice = _faster(trial, max(1, round(TURN_SECONDS / max(step, 1e-9))))
     log.info(f"jit_compile=auto: {choice.sentence()}")
     return choice
 
 
-def _faster(trial: TimedSteps, count: int) -> Choice:
+def _faster(trial: TimedSteps, count: int) -> XlaChoice:
     """Measures both ways in turns of `count` steps."""
     compile_seconds, why_not = _compile(trial)
     if why_not:
-        return Choice(False, why_not)
+        return XlaChoice(False, why_not)
     turns = [[trial.seconds(way, count) / count for way in (False, True)] for _ in range(TURNS)]
     plain, compiled = (statistics.median(times) for times in zip(*turns, strict=True))
     why = f"a step takes {plain:.3g} s plain, {compiled:.3g} s compiled ({compile_seconds:.0f} s to compile)"
-    return Choice(compiled < plain, why, plain, compiled, compile_seconds)
+    return XlaChoice(compiled < plain, why, plain, compiled, compile_seconds)

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
-from trainer.base.run_files.limits import Limits, read_limits
-from trainer.training.guard import GRACE_SECONDS, POLL_SECONDS, Guard
+from trainer.base.run_files.stop_limits import StopLimits, read_limits
+from trainer.training.limit_watch import GRACE_SECONDS, POLL_SECONDS, LimitWatch
 from trainer.training.preemption import StopRequest
 
-IDLE = Limits(idle_s=1800.0)
+IDLE = StopLimits(idle_s=1800.0)
 
 
 class Planted:
     """Holds a guard with a clock of its own, and what it does."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: Limits, peers: Any = None) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limits: StopLimits, peers: Any = None) -> None:
         self.now, self.percent, self.left, self.slow = 0.0, [90.0], list[str](), list[int]()
         monkeypatch.setattr("time.monotonic", lambda: self.now)
         self.goodput, self.request = Goodput(0.0, {}), StopRequest()
-        self.guard = Guard(
+        self.guard = LimitWatch(
             limits, self, self.goodput, peers, self.request, lambda: self.now, self.left.append,  # type: ignore[arg-type]
             lambda index, seconds: self.slow.append(index),
         )  # fmt: skip
@@ -108,7 +108,7 @@ def test_one_idle_worker_of_two_is_named_and_stops_nothing(monkeypatch: pytest.M
 
 
 def test_a_job_that_takes_longer_than_its_plan_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = read_limits({"TRAINER_LIMITS": Limits(over_s=5400.0, factor=1.5).text})
+    limits = read_limits({"TRAINER_LIMITS": StopLimits(over_s=5400.0, factor=1.5).text})
     planted = Planted(monkeypatch, limits)
     planted.spend(9000, STEP, 90.0)
     assert planted.now == 5400

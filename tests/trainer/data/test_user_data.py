@@ -16,13 +16,13 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
-from trainer.data.own import own_dataset
 from trainer.data.random_access import RandomAccess
 from trainer.data.sources import load_dataset
+from trainer.data.user_data import own_dataset
 from trainer.invariance.layers import depends_on_replicas
 from trainer.models import construction
 from trainer.models.construction import build_model
-from trainer.run.build import build_setup, set_precision_and_seed
+from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 BATCH = 16
 KINDS = (

@@ -9,7 +9,7 @@ from deploy.report import measures
 from deploy.report.collection import Collection
 from deploy.report.measures import NO_IMAGES, UNTOLD
 from deploy.report.repeats import spread
-from deploy.report.table import csv_text, markdown_table, terminal_table
+from deploy.report.text_tables import csv_text, markdown_table, terminal_table
 from deploy.report.tier_summary import TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 

@@ -28,8 +28,8 @@ from trainer.invariance.step import NotCompilable
 from trainer.reporting.progress import StepLogs
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
-from trainer.training.compilation import Choice, TimedSteps, choose
 from trainer.training.steps import StepRunner
+from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
 
 STEPS = 3
 GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
@@ -264,9 +264,9 @@ def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
 def test_what_is_computed_again_or_added_in_one_order_runs_plain(auto: TrainConfig) -> None:
     told, clock = dataclasses.replace(auto, jit_compile="true"), Clock(1.0, 0.1)
     again = choose(dataclasses.replace(told, remat="blocks"), planted(clock), 1000)
-    assert again == Choice(False, "XLA may keep what remat=blocks computes again")
+    assert again == XlaChoice(False, "XLA may keep what remat=blocks computes again")
     cut = choose(told, planted(clock, virtual=4), 1000)
-    assert cut == Choice(False, "XLA would add the gradients of virtual_replicas=4 in another order")
+    assert cut == XlaChoice(False, "XLA would add the gradients of virtual_replicas=4 in another order")
     assert clock.calls == []
 
 
@@ -289,17 +289,17 @@ def test_convolutions_by_depth_and_deterministic_runs_are_not_tried(auto: TrainC
 
 
 def test_it_says_why_it_could_not_compile(auto: TrainConfig) -> None:
-    assert choose(auto, planted(Clock(1.0, 0.1, fails="dropout draws")), 1000) == Choice(False, "dropout draws")
+    assert choose(auto, planted(Clock(1.0, 0.1, fails="dropout draws")), 1000) == XlaChoice(False, "dropout draws")
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise(auto: TrainConfig) -> None:
-    clock, before = Clock(0.1, 1.0), Choice(True, "faster")
+    clock, before = Clock(0.1, 1.0), XlaChoice(True, "faster")
     assert choose(auto, planted(clock), 1000, before) == before
-    assert choose(auto, planted(clock), 1000, Choice(False, "slower")) == Choice(False, "slower")
+    assert choose(auto, planted(clock), 1000, XlaChoice(False, "slower")) == XlaChoice(False, "slower")
     assert choose(dataclasses.replace(auto, jit_compile="false"), planted(clock), 1000, before).compiled is False
-    assert Choice.read(json.loads(json.dumps(dataclasses.asdict(before)))) == before
+    assert XlaChoice.read(json.loads(json.dumps(dataclasses.asdict(before)))) == before
     for damaged in ({}, {"compiled": "yes", "why": ""}, {"compiled": True}):
-        assert Choice.read(damaged) is None
+        assert XlaChoice.read(damaged) is None
 
 
 @pytest.fixture
