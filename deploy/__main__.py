@@ -1,7 +1,6 @@
 """Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -40,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes into the pipe once more
+        from deploy.tiers.output import forget_stdout  # imported late: it would slow down --help
+
+        forget_stdout()
         return INTERRUPTED
     return code
 

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.client.arguments import add_flags, parser
-from deploy.client.documents import add_json_flag, write_document
+from deploy.client.arguments import add_flags, command_line, parser
+from deploy.client.documents import add_json_flag, write_document, write_end
 from deploy.client.job_flags import CHANGES, new_submission, read_changes
-from deploy.client.prepared_job import SubmittedJob, outcome_of, request_of
+from deploy.client.prepared_job import SubmittedJob, find_again, outcome_of, request_of
 from deploy.localrun.processes import on_signals
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
@@ -18,7 +18,8 @@ from deploy.tiers.output import say
 from deploy.tiers.prediction import PredictionRequest, on_one_device
 from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import api_errors, exit_code
+from deploy.vertex.api import ApiError
+from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, attempt_label
 from deploy.vertex.registry import ModelVersion, find_version
@@ -28,6 +29,8 @@ from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job
 from trainer.base.errors import DONE, INTERRUPTED, UserError
+
+_PAGE = "https://console.cloud.google.com/vertex-ai/batch-predictions"
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -65,12 +68,12 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
             labels=read_labels(args.labels), kms_key=args.kms_key,
         )  # fmt: skip
-        return _custom_job(render(request, gcp, options), Submission(options.submission), args, backend, session)
+        command = command_line("predict", arguments)
+        record = Submission(options.submission, command=command, sources=[str(version)])
+        return _custom_job(render(request, gcp, options), record, args, session)
 
 
-def _custom_job(
-    job: RenderedJob, record: Submission, args: argparse.Namespace, backend: Backend, session: Session
-) -> int:
+def _custom_job(job: RenderedJob, record: Submission, args: argparse.Namespace, session: Session) -> int:
     label = attempt_label(record.submission)
     if args.dry_run:
         say(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))}\n")
@@ -80,16 +83,20 @@ def _custom_job(
     if args.dry_run:
         write_document(args, "predict", requests=[request_of(job, label)], about=about)
         return DONE
-    check_resources(job)
-    submitted = SubmittedJob(record, [job], args.backend, session)
-    submitted.create()
+    earlier = find_again(record, args.backend, session)
+    submitted = SubmittedJob(earlier or record, [job], args.backend, session)
+    if earlier:
+        submitted.resume(earlier.attempts[-1].job)
+    else:
+        check_resources(job)
+        submitted.create()
     code = DONE
     if args.detach:
         say(f"watch it: python -m deploy watch {submitted.name}")
     else:
         status = submitted.follow()
         code = exit_code(status) if status else INTERRUPTED
-    write_document(args, "predict", **outcome_of(submitted, code))
+    write_end(args, "predict", **outcome_of(submitted, code))
     return code
 
 
@@ -110,7 +117,13 @@ def _batch_prediction(request: dict[str, Any], args: argparse.Namespace, backend
     if args.dry_run:
         say(json.dumps(request, indent=1))
     else:
-        name = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request).get("name", "")
+        try:
+            name = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request).get("name", "")
+        except ApiError as error:
+            if not error.may_have_succeeded:
+                raise
+            unknown = f"{error}: the job may exist: look for {request['displayName']} at {_PAGE} before you repeat it"
+            raise StateUnknownError(error.code, unknown) from None
         say(f"submitted {name}")
     write_document(args, "predict", batch_prediction=request, job=name)
     return DONE

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from deploy.client.documents import write_document
+from deploy.client.documents import write_document, write_end
 from deploy.client.prepared_job import PreparedSubmission, outcome_of, request_of
 from deploy.localrun.processes import on_signals
 from deploy.tiers.output import say
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         else:
             status = job.follow()
             code = exit_code(status) if status else INTERRUPTED
-    write_document(prepared.asked, "submit", **outcome_of(job, code))
+    write_end(prepared.asked, "submit", **outcome_of(job, code))
     return code
 
 

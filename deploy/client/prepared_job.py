@@ -64,6 +64,10 @@ class SubmittedJob(VertexJob):
                 name = submit_job(self.rendered, self.record, partial(self.session.open, self.kind), self.session.clock)
                 self.resume(name)
                 return
+            except KeyboardInterrupt:
+                if self.record.attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
+                    self.resume(self.record.attempts[-1].job)
+                raise
             except ApiError as error:
                 if not (error.unavailable and self._next):
                     raise
@@ -82,7 +86,12 @@ class SubmittedJob(VertexJob):
                 if not (self._next and stocked_out(status)):
                     break
                 self._turn()
-                self.create()
+                try:
+                    self.create()
+                except KeyboardInterrupt:
+                    if self.record.attempts[-1].state != "INTERRUPTED":
+                        raise
+                    return None
             name, image = self._register
             if status and name and exit_code(status) == DONE:
                 registration = read_registration(self.output, name, image, self.gcp, self.name)
@@ -140,9 +149,9 @@ class PreparedSubmission:
         self._register = _registration(asked, program) if asked.register else ("", "")
         if asked.check and not program.values.keys() & {"recipe", "model"}:
             program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
-        options = read_options(asked, program)
+        self._options = options = read_options(asked, program)
         if asked.check:
-            options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
+            self._options = options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
         self.jobs = _candidates(asked, program, options)
         sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in self.jobs for package in job.packages))
         self.record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
@@ -173,8 +182,8 @@ class PreparedSubmission:
         asked, jobs, session = self.asked, self.jobs, self.session
         with api_errors(jobs[0].gcp):
             tell_accounts(asked.backend)
-            if earlier := self._interrupted():
-                return earlier
+            if earlier := find_again(self.record, asked.backend, session):
+                return self._resumed(earlier)
             hold_to_budget(jobs, asked, session)
             _ask_for_cost(jobs, asked, confirm)
             for job in jobs:
@@ -188,25 +197,34 @@ class PreparedSubmission:
     def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
         return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self._register)
 
-    def _interrupted(self) -> SubmittedJob | None:
-        """Returns the job of the same command that was interrupted before; None if there is none."""
-        earlier = find_interrupted(self.record.command, self.record.sources)
-        if earlier is None:
-            return None
-        attempt, session = earlier.attempts[-1], self.session
-        backend = session.open(self.asked.backend, attempt.project, attempt.region)
-        attempt.job = attempt.job or look_for(earlier.label, backend, session.clock, attempt.sent_at)
-        if not attempt.job:
-            return None
-        say(f"goes on with {attempt.job}, which the same command submitted before")
+    def _resumed(self, earlier: Submission) -> SubmittedJob:
+        """Returns the last job of an earlier call, which goes on with the tiers and regions after that job's own."""
+        attempt, options = earlier.attempts[-1], dataclasses.replace(self._options, submission=earlier.submission)
+        places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
-        job = next((job for job in self.jobs if (job.tier.name, job.gcp.region) == place), self.jobs[0])
-        submitted = self._submitted(earlier, [job])
+        left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
+        submitted = self._submitted(
+            earlier, [render(job.request, job.gcp, with_limits(job.request, options)) for job in left]
+        )
         submitted.resume(attempt.job)
-        if self.asked.detach:
-            attempt.state = "SUBMITTED"
-            earlier.write()
         return submitted
+
+
+def find_again(record: Submission, kind: str, session: Session) -> Submission | None:
+    """Returns the submission of the same command whose job was not followed to its end; None if there is none."""
+    earlier = find_interrupted(record.command, record.sources)
+    if earlier is None:
+        return None
+    attempt = earlier.attempts[-1]
+    backend = session.open(kind, attempt.project, attempt.region)
+    attempt.job = attempt.job or look_for(earlier.label, backend, session.clock, attempt.sent_at)
+    if not attempt.job:
+        return None
+    say(f"goes on with {attempt.job}, which the same command submitted before")
+    if earlier.detached:
+        attempt.state = "SUBMITTED"
+        earlier.write()
+    return earlier
 
 
 def submit(
@@ -312,12 +330,16 @@ def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
 
 def _ask_for_cost(jobs: Sequence[RenderedJob], asked: argparse.Namespace, confirm: Confirm) -> None:
     """Prints what the jobs may cost. Without --max_cost it asks about much; UserError if the answer is not yes."""
-    plans = [estimate for job in jobs if (estimate := estimated_usd(job))]
-    limit = max((job.tier.most_usd or 0.0 for job in jobs), default=0.0)
-    high = max((plan.high for plan in plans), default=0.0)
-    said = f"by its plan {high:.2f} USD at most" if plans else "there is no plan of it"
-    text = f"this job may cost {limit:.2f} USD until its timeout; {said}"
-    if asked.max_cost or asked.check or (high <= PLAN_UNASKED if plans else limit <= LIMIT_UNASKED):
+    if unpriced := [job.tier.name for job in jobs if job.tier.most_usd is None]:
+        text = f"the price of {unpriced[0]} is not known, nor what this job may cost"
+        if not (asked.check or confirm(text)):
+            raise UserError(f"{text}: not submitted: give the price, as --prices=FILE")
+        return
+    limit, plans = max(job.tier.most_usd or 0.0 for job in jobs), [*filter(None, map(estimated_usd, jobs))]
+    high = max(plan.high for plan in plans) if len(plans) == len(jobs) else None
+    known = "there is no plan of it" if high is None else f"by its plan {high:.2f} USD at most"
+    text = f"this job may cost {limit:.2f} USD until its timeout; {known}"
+    if asked.max_cost or asked.check or (limit <= LIMIT_UNASKED if high is None else high <= PLAN_UNASKED):
         say(f"# {text}")
     elif not confirm(text):
         raise UserError(f"{text}: not submitted: say what it may cost, as --max_cost=20")

@@ -1,6 +1,7 @@
 """Prints what a command does: on stdout and stderr, or, within a call of the Python API, where its caller wants it."""
 
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,11 @@ def printed_on(place: TextIO | None) -> Iterator[None]:
         yield
     finally:
         _PLACE.reset(token)
+
+
+def forget_stdout() -> None:
+    """Directs stdout to nowhere, as its reader has ended: else Python flushes into the closed pipe once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stdout_of_programs() -> int | None:

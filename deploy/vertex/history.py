@@ -45,6 +45,11 @@ class Submission:
         """Returns the label of the last attempt's job."""
         return attempt_label(self.submission, len(self.attempts))
 
+    @property
+    def detached(self) -> bool:
+        """Returns whether the command follows no job: repeated, it makes another."""
+        return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
+
     def write(self) -> None:
         """Replaces the file of this submission."""
         SUBMISSIONS.mkdir(parents=True, exist_ok=True)
@@ -90,13 +95,14 @@ def find_attempt(job: str) -> tuple[Submission, Attempt]:
 
 
 def find_interrupted(command: str, sources: list[str]) -> Submission | None:
-    """Returns the newest submission of this command and these packages, if it ended before its job did."""
+    """Returns the newest submission of this command and these packages, if it did not follow its job to the end."""
     same = (record for record in _read_all() if (record.command, record.sources) == (command, sources))
     newest = next((record for record in same if record.attempts), None)
     if newest is None:
         return None
     last = newest.attempts[-1]
-    return newest if last.state == "INTERRUPTED" or (last.state == "SUBMITTING" and last.sent_at) else None
+    left = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not newest.detached}
+    return newest if left.get(last.state) else None
 
 
 def record_status(record: Submission, attempt: Attempt, status: JobStatus, now: float) -> None:

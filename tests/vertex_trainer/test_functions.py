@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import vertex_trainer
 from deploy.cli import submit as verb
+from deploy.tiers.output import printed_on
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
@@ -109,6 +111,9 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
             submit("l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
     with pytest.raises(UserError, match="not submitted: say what it may cost, as --max_cost=20"):
         submit("h100x8", settings=TINY, session=session, **WHERE)
+    unpriced = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
+    with pytest.raises(UserError, match="the price of .* is not known, .*: not submitted: give the price"):
+        submit(settings=TINY, session=session, **WHERE, **unpriced)
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
         attach(job.name, session=session, backend="sdk").wait()
@@ -146,6 +151,51 @@ def test_ctrl_c_ends_the_wait_and_the_same_call_goes_on(cloud: Emulator, session
     flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
     again = submit("cpu", settings=TINY, session=session, **WHERE)
     assert (again.name, again.wait().state, len(cloud.jobs)) == (job.name, "SUCCEEDED", 1)
+    assert submit("cpu", settings=TINY, session=session, **WHERE).name != job.name, "it is over"
+
+
+class Ends(io.StringIO):
+    """Raises an error in place of the line that names a job in `region`."""
+
+    def __init__(self, region: str, error: type[BaseException]) -> None:
+        super().__init__()
+        self.region, self.error = region, error
+
+    def write(self, text: str) -> int:
+        if text.startswith("submitted ") and self.region in text:
+            raise self.error
+        return super().write(text)
+
+
+def test_a_reader_that_ends_makes_no_second_job(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BrokenPipeError):
+        submit("cpu", settings=TINY, session=session, stream=Ends("us-central1", BrokenPipeError), **WHERE)
+    jobs = [submit("cpu", settings=TINY, session=session, **WHERE) for _ in range(2)]
+    assert {job.name for job in jobs} == set(cloud.jobs)
+    assert len(cloud.jobs) == 1
+    cloud.run = ends("SUCCEEDED")
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("sys.stdout", os.fdopen(writer, "w"))
+    words = [f"--{name}={value}" for name, value in {**TINY, **WHERE}.items()]
+    with printed_on(sys.stderr):
+        assert verb.main(["cpu", *words, "--json", "--name=piped"], session) == 0
+
+
+def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, session: Session) -> None:
+    """So does the same call after one that followed nothing: it goes on with the regions that are left."""
+    where = {**WHERE, "region": ["us-central1", "us-east4"], "max_cost": 20}
+    first = submit("l4x1", settings=TINY, session=session, **where)
+    cloud.end(cloud.jobs[first.name], "FAILED", "Resources are insufficient in region: us-central1.")
+    job = submit("l4x1", settings=TINY, session=session, **where)
+    assert job.name == first.name
+    status = job.wait(Ends("us-east4", KeyboardInterrupt))
+    assert "/us-east4/" in job.name
+    assert (status.name, status.over, status.output) == (job.name, False, first.output)
+    assert submit("l4x1", settings=TINY, session=session, **where).name == job.name
+    assert len(cloud.jobs) == 2
 
 
 def test_a_lost_answer_makes_one_job_and_cancel_ends_it(cloud: Emulator, session: Session) -> None:

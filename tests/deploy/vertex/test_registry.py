@@ -134,6 +134,22 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
+    cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True)]
+    with pytest.raises(JobUnknown, match="the job may exist: look for predict-"):
+        predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session)
+
+
+def test_the_same_prediction_follows_the_job_that_it_lost(
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path
+) -> None:
+    assert registered(session, a_run(tmp_path / "a")) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    flying.asleep = flying.interrupt
+    assert predict.main([*where, "--backend=sdk"], session) == 75
+    flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
+    assert predict.main([*where, "--backend=sdk"], session) == 0
+    assert len(cloud.jobs) == 1
 
 
 EXPORT = """
