@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,9 @@ SMALL = [
 
 
 def pytest_configure() -> None:
-    os.environ.setdefault(
-        replica_proof.SKIP, "1"
-    )  # tests/trainer/run/test_replica_proof.py has the proof before training
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
+    # tests/trainer/run/test_replica_proof.py has the proof before training
+    os.environ.setdefault(replica_proof.SKIP, "1")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
