@@ -14,6 +14,7 @@ from deploy.client.job_flags import add_job_flags, add_plan_flags, package_comma
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.planning.kept_plans import cost_lines, estimated_usd, memory_lines, with_limits
+from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
@@ -22,7 +23,7 @@ from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
 from deploy.tiers.job_spec import Program, RenderedJob, render, request_on
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
-from deploy.tiers.tier import one_machine, read_tiers_or_machine
+from deploy.tiers.tier import Tier, one_machine, read_tiers_or_machine
 from deploy.vertex.api import ApiError, JobStatus
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import api_errors, exit_code, stocked_out
@@ -328,14 +329,22 @@ def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
     return {"submission": job.record.submission, "job": job.name, "attempts": job.record.attempts, "exit_code": code}
 
 
+def _most_usd(tier: Tier) -> float | None:
+    """Returns the most that a job costs; if the price of its kind is not known, by the dearest of another kind."""
+    prices = [price for strategy in STRATEGIES if (price := tier.price.under(strategy)) is not None]
+    return tier.most_usd or (max(prices) * tier.timeout_s / 3600 if prices else None)
+
+
 def _ask_for_cost(jobs: Sequence[RenderedJob], asked: argparse.Namespace, confirm: Confirm) -> None:
     """Prints what the jobs may cost. Without --max_cost it asks about much; UserError if the answer is not yes."""
-    if unpriced := [job.tier.name for job in jobs if job.tier.most_usd is None]:
-        text = f"the price of {unpriced[0]} is not known, nor what this job may cost"
-        if not (asked.check or confirm(text)):
+    limits = [_most_usd(job.tier) for job in jobs]
+    if unpriced := [job.tier for job, limit in zip(jobs, limits, strict=True) if limit is None]:
+        text = f"the price of {unpriced[0].name} is not known, nor what this job may cost"
+        if not (asked.check or not any(tier.accelerators for tier in unpriced) or confirm(text)):
             raise UserError(f"{text}: not submitted: give the price, as --prices=FILE")
+        say(f"# {text}")
         return
-    limit, plans = max(job.tier.most_usd or 0.0 for job in jobs), [*filter(None, map(estimated_usd, jobs))]
+    limit, plans = max(filter(None, limits), default=0.0), [*filter(None, map(estimated_usd, jobs))]
     high = max(plan.high for plan in plans) if len(plans) == len(jobs) else None
     known = "there is no plan of it" if high is None else f"by its plan {high:.2f} USD at most"
     text = f"this job may cost {limit:.2f} USD until its timeout; {known}"

@@ -12,8 +12,9 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
 from deploy.cli import predict, register, submit
+from deploy.vertex.errors import JobUnknown
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, Capture, Command, needs_gcloud, run
+from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.registry_emulator import versions
 from trainer.base.run_files.serving_file import write_servable
