@@ -60,6 +60,8 @@ def _check(arguments: Sequence[str] | None) -> int:
     set_verbose(request.verbose)
     config = request.config
     refuse_missing_modules(config)
+    if options.on_gpus and options.bits:
+        raise UserError("--bits and --on_gpus contradict each other: drop one")
     if options.on_gpus:
         return _check_gpus(config, options.seconds)
     if options.bits and not config.virtual_replicas:

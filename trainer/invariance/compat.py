@@ -23,6 +23,8 @@ PRIVATE_NAMES = (
     "keras.src.random.seed_generator.python_random",
     "keras.src.backend.tensorflow.random",
     "keras.src.backend.tensorflow.numpy.signbit",
+    "keras.src.backend.common.masking.get_keras_mask",
+    "keras.src.backend.common.masking.set_keras_mask",
     "keras.layers.Layer._flatten_layers",
     "keras.layers.Layer._losses",
     "keras.Model._symbolic_build",
@@ -143,6 +145,17 @@ def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
 def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth."""
     return list(layers_by_path(model).values())
+
+
+def mask_of(tensor: Any) -> Any:
+    """Returns the mask that Keras attached to a tensor; None if it has none."""
+    return _private("keras.src.backend.common.masking.get_keras_mask", tensor)(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Attaches a mask to a tensor, as Keras does, unless it is None."""
+    if mask is not None:
+        _private("keras.src.backend.common.masking.set_keras_mask", tensor, mask)(tensor, mask)
 
 
 @contextmanager

@@ -37,10 +37,10 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
         draw_by_row(layer, path)
         if isinstance(layer, keras.layers.BatchNormalization):
             normalize_in_place(layer, synchronized=synchronized(config))
-    if config.remat:
-        recompute(model, config.remat)
     if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
         raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
+    if config.remat:
+        recompute(model, config.remat)
 
 
 def depends_on_replicas(

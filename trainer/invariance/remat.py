@@ -9,6 +9,7 @@ import contextvars
 import functools
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.train_config import LAYERS, names_in
-from trainer.invariance.compat import all_layers
+from trainer.invariance.compat import all_layers, mask_of, set_mask
 from trainer.invariance.step import in_step, running_step
 
 
@@ -71,7 +72,7 @@ def _recompute_blocks(layer: Any) -> int:
 
     @functools.wraps(original)
     def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
-        if not training or running_step() is None:
+        if running_step() is None or any(part is not None for part in keras.tree.flatten(mask)):
             return original(inputs, training=training, mask=mask, **named)
         (values,) = keras.tree.flatten(inputs)
         for block in calls:
@@ -118,9 +119,9 @@ def _cuts(network: Any, layers: Sequence[Any]) -> list[int]:
 class _Context(keras.layers.Layer):
     """Tells whether layers train, and tells it to those that `function` calls: Keras does so within a layer alone."""
 
-    def __init__(self) -> None:
-        super().__init__(autocast=False, name="recomputed")
-        self.built = True
+    def __init__(self, **policy: Any) -> None:
+        super().__init__(name="recomputed", **policy)
+        self.built = self.supports_masking = True
         self.training: bool | None = None
 
     def call(self, inputs: Any, function: Callable[[], Any] | None = None, training: bool | None = None) -> Any:
@@ -130,7 +131,7 @@ class _Context(keras.layers.Layer):
 
 def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `original`, the call of `layer`, which in a training step keeps its inputs and weights alone."""
-    context, raw = _Context(), {id(variable): variable.value for variable in layer.variables}
+    outside, within = _Context(autocast=False), _Context(dtype=layer.dtype_policy, autocast=layer.autocast)
 
     @functools.wraps(original)
     def call(*args: Any, **named: Any) -> Any:
@@ -139,23 +140,34 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
         step = running_step()
         if step is None or tf.executing_eagerly() or not places:
             return original(*args, **named)
-        context(values[places[0]], **{name: value for name, value in named.items() if name == "training"})
-        if not context.training:
-            return original(*args, **named)
+        held: dict[int, Any] = {}
+
+        def hold() -> Any:  # in full precision, and as an outer block has them
+            held.update((id(variable), tf.convert_to_tensor(variable.value)) for variable in layer.variables)
+            return values[places[0]]
+
+        outside(values[places[0]], function=hold, **{key: value for key, value in named.items() if key == "training"})
+        training = outside.training
         variables, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
+        others = [variable for variable in layer.variables if id(variable) not in set(map(id, variables))]
+        kept = [held[id(variable)] for variable in others]
+        masks = [mask_of(values[place]) for place in places]
         around = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
 
         def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
+            for tensor, mask in zip(tensors, masks, strict=True):
+                set_mask(tensor, mask)
             changed = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
             words, keys = keras.tree.pack_sequence_as((args, named), [*changed.values()])
-            pairs = [*zip(variables, weights, strict=True)]
-            with keras.StatelessScope(pairs, collect_losses=True) as scope:
-                outputs = context(tensors[0], function=lambda: original(*words, **keys), training=True)
+            with keras.StatelessScope(collect_losses=True) as scope:
+                for pair in itertools.chain(zip(variables, weights, strict=True), zip(others, kept, strict=True)):
+                    scope.add_update(pair)  # the scope's own argument would be cast to 16 bits
+                outputs = within(tensors[0], function=lambda: original(*words, **keys), training=training)
             if scope.losses:
-                raise UserError(
-                    f"remat: {layer.name} adds a loss of its activations, which nothing would differentiate: name "
-                    f"other layers by --remat={LAYERS}NAME,…, or drop --remat"
-                )
+                raise _refused(layer, "adds a loss of its activations, which nothing would differentiate")
+            pairs = zip(variables, weights, strict=True)
+            if any(scope.get_current_value(variable) is not weight for variable, weight in pairs):
+                raise _refused(layer, "assigns to weights that are trained")
             return outputs, scope
 
         def again(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
@@ -164,7 +176,10 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
 
         def block(*inputs: Any) -> tuple[Any, Callable[..., Any]]:
             tensors, weights = inputs[: len(places)], inputs[len(places) :]
+            graph = tf.compat.v1.get_default_graph()
+            count = len(graph.get_operations())
             forward[:] = run(tensors, weights)
+            _refuse_unrepeatable(layer, graph.get_operations()[count:], [*inputs, *held.values()])
 
             def gradient(*upstream: Any) -> Any:
                 tied = [_after(tensor, upstream[0]) for tensor in tensors]
@@ -175,13 +190,16 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
 
             return keras.tree.flatten(forward[0]), gradient
 
-        weights = [tf.convert_to_tensor(raw[id(variable)]) for variable in variables]
-        flat = tf.custom_gradient(block)(*(values[place] for place in places), *weights)
+        inputs = [*(values[place] for place in places), *(held[id(variable)] for variable in variables)]
+        flat = tf.custom_gradient(block)(*inputs)
         outputs, scope = forward
-        for variable in layer.non_trainable_variables:
-            if (value := scope.get_current_value(variable)) is not None:
+        for variable, before in zip(others, kept, strict=True):
+            if (value := scope.get_current_value(variable)) is not before:
                 variable.assign(value)
-        return keras.tree.pack_sequence_as(outputs, tf.nest.flatten(flat))
+        results = tf.nest.flatten(flat)
+        for output, result in zip(keras.tree.flatten(outputs), results, strict=True):
+            set_mask(result, mask_of(output))
+        return keras.tree.pack_sequence_as(outputs, results)
 
     return call
 
@@ -190,4 +208,22 @@ def _after(tensor: Any, upstream: Any) -> Any:
     """Returns the tensor once `upstream` is there, by adding a 0 that no optimizer of graphs knows to be one."""
     first = tf.reshape(upstream, (-1,))[:1]
     nothing = tf.math.is_nan(first) & tf.math.is_inf(first)
-    return tensor + tf.reshape(tf.cast(nothing, tensor.dtype), [1] * max(1, len(tensor.shape)))
+    return tensor + tf.reshape(tf.cast(nothing, tensor.dtype), [1] * len(tensor.shape))
+
+
+def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], inputs: Sequence[Any]) -> None:
+    """Raises UserError if operations of a block draw anew each time, or take a tensor that would get no gradient."""
+    names, known = {operation.name for operation in operations}, {tensor.ref() for tensor in inputs}
+    for operation in operations:
+        if operation.op_def.is_stateful and re.search("Random|Multinomial|TruncatedNormal", operation.type):
+            raise _refused(layer, f"draws by {operation.type}, which draws other numbers again (keras.random does not)")
+        if tf.distribute.get_replica_context().num_replicas_in_sync > 1:  # sums take what other replicas have
+            continue
+        for tensor in operation.inputs:
+            outside = tensor.op.name not in names and tensor.ref() not in known and tensor.op.type != "Const"
+            if outside and tensor.dtype.is_floating:
+                raise _refused(layer, f"uses {tensor.name}, which is not among its inputs and would get no gradient")
+
+
+def _refused(layer: keras.layers.Layer, why: str) -> UserError:
+    return UserError(f"remat: {layer.name} {why}: name other layers by --remat={LAYERS}NAME,…, or drop --remat")

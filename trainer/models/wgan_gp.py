@@ -50,7 +50,7 @@ class WGANGP(GAN):
         super().__init__(config, dataset, shared, batches_per_step=critic_steps, betas=(0.0, 0.9))
         self.gradient_penalty_weight = gradient_penalty_weight
         # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
-        self.compiles_gradients = config.jit_compile == "true"
+        self.compiles_gradients = config.jit_compile == "true" and not (config.remat or config.virtual_replicas)
         self._traced_gradients = tf.function(
             self.critic_gradients, jit_compile=self.compiles_gradients or None, autograph=False
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, peak_of, plan_key, versions
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
@@ -75,6 +75,9 @@ def _recomputed(config: TrainConfig, dataset: Dataset, plain: _Measured) -> tupl
         again = dataclasses.replace(config, remat=BLOCKS)
         small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
     except UserError:  # as a plain step has none, the model has no blocks
+        return None, 1.0
+    except Exception as error:  # nobody asked for it: the plan of plain steps stands
+        log.info(f"--remat is not planned: {reason(error)}")
         return None, 1.0
     flops = [sum(op.flops * op.times for op in measured.operations) for measured in (large, plain)]
     return _memory(small.trace, small.trace, large.trace, large.step.state_bytes), flops[0] / max(flops[1], 1)

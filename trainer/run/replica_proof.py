@@ -35,7 +35,7 @@ class ReplicaVerdict:
 
 def needs_proof(config: TrainConfig, replicas: int) -> bool:
     """Returns whether a new run with a model or data of the user's own, on several replicas, is to be compared."""
-    return replicas > 1 and has_own_parts(config) and not os.environ.get(SKIP)
+    return (replicas > 1 or config.virtual_replicas > 0) and has_own_parts(config) and not os.environ.get(SKIP)
 
 
 class ReplicaProof:

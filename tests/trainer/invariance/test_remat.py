@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.support import refused, run_job, run_steps, small
 from trainer.base.settings.train_config import TrainConfig
@@ -59,12 +60,59 @@ def deep(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def classifier(*layers: keras.layers.Layer, image_shape: tuple[int, ...]) -> keras.Model:
+    model = keras.Sequential([keras.Input(image_shape), keras.layers.Flatten(), *layers, keras.layers.Dense(10)])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def dense_layers(config: TrainConfig, dataset: Dataset, *, frozen: int = 0, float32: int = -1) -> keras.Model:
+    """Freezes the first layers after they were built, as fine-tuning does; one layer may be in float32."""
+    dtypes = ["float32" if number == float32 else None for number in range(8)]
+    layers = [keras.layers.Dense(16, "tanh", dtype=dtype) for dtype in dtypes]
+    model = classifier(*layers, image_shape=dataset.image_shape)
+    for layer in layers[:frozen]:
+        layer.trainable = False
+    return model
+
+
+class Recurrent(keras.layers.Layer):
+    """Reads the mask of its input, though its call takes none."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        self.gru, self.supports_masking = keras.layers.GRU(8, return_sequences=True), True
+
+    def build(self, shape: Any) -> None:
+        self.gru.build(shape)
+
+    def call(self, values: Any) -> Any:
+        return values + self.gru(values)
+
+
+def masked(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    tokens = keras.layers.Lambda(lambda values: keras.ops.cast(values > 0.5, "int32"))
+    layers = [tokens, keras.layers.Embedding(2, 8, mask_zero=True), Recurrent(), Recurrent(), keras.layers.GRU(4)]
+    return classifier(*layers, image_shape=dataset.image_shape)
+
+
+class Noise(keras.layers.Layer):
+    def call(self, values: Any) -> Any:
+        return values * tf.random.uniform(tf.shape(values), dtype=values.dtype)
+
+
+def noisy(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [layer for _ in range(4) for layer in (keras.layers.Dense(8), Noise())]
+    return classifier(*layers, image_shape=dataset.image_shape)
+
+
 OWN = (f"--model={__name__}:blocks",)
+DENSE = f"--model={__name__}:dense_layers"
 
 
 def states(*flags: str, remat: str) -> list[dict[str, Any]]:
     ways = (
-        run_steps(small(*flags, "--precision=float64", "--jit_compile=false", way), 3) for way in ("--remat=", remat)
+        run_steps(small("--precision=float64", *flags, "--jit_compile=false", way), 3) for way in ("--remat=", remat)
     )
     return [snapshot(variables_of(model)) for model, _ in ways]
 
@@ -72,6 +120,9 @@ def states(*flags: str, remat: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("flags", "remat"), [
     pytest.param(("--model=cnn", "--image_size=20", "--dropout=0.3"), BLOCKS, id="cnn"),
     pytest.param(OWN, BLOCKS, id="blocks"),
+    pytest.param((DENSE, "--frozen=3"), BLOCKS, id="frozen"),
+    pytest.param((DENSE, "--float32=1", "--precision=mixed_bfloat16"), BLOCKS, id="mixed"),
+    pytest.param((f"--model={__name__}:masked",), BLOCKS, id="masked"),
     pytest.param(OWN, "--remat=layers:block1,block3", id="layers", marks=SLOW),
     pytest.param((*OWN, "--replicas=2", "--micro_batches=2"), BLOCKS, id="passes", marks=SLOW),
     pytest.param(WGAN_GP, BLOCKS, id="wgan_gp", marks=SLOW),
@@ -96,6 +147,7 @@ def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("flags", "line"), [
     (("--model=cnn", "--image_size=20", "--remat=layers:conv2"), "remat=layers:conv2: no such layer; did you mean"),
     ((*OWN, "--penalty=0.1", BLOCKS), "adds a loss of its activations, which nothing would differentiate: name"),
+    ((f"--model={__name__}:noisy", BLOCKS), "draws by RandomUniform, which draws other numbers again"),
     ((*TEXT, BLOCKS), "has no block to recompute: no layer made of others, and no place where a single tensor"),
     (("--remat=all",), "remat=all must be blocks, or layers:NAME,… with names of layers"),
     (("--remat=layers:",), "remat=layers:: name the layers, as --remat=layers:NAME,…, or use --remat=blocks"),
