@@ -79,7 +79,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     from deploy.tiers.output import printed_on
 
     check_arguments(arguments)
-    as_json = {"--json", "--json=true"} & {*split_words(arguments)[0]}
+    as_json = "--json" in split_words(arguments)[0]
     with printed_on(sys.stderr) if as_json else nullcontext():
         code: int = module.main(arguments)
     return code

@@ -28,6 +28,11 @@ _MODULES = {
 }  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """Lists the public names, for completion in a notebook."""
+    return [*__all__]
+
+
 def __getattr__(name: str) -> Any:
     """Returns a public name, whose module is imported now, as a package that is only imported should cost nothing."""
     for module, names in _MODULES.items():

@@ -1,12 +1,11 @@
 """Cancels a job, after confirmation, and waits: `python -m deploy cancel JOB`."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from deploy.client.arguments import parser
 from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_handle import add_target, attach
-from deploy.tiers.output import say
+from deploy.tiers.output import agrees, say
 from deploy.vertex.api import JobStatus
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run
@@ -23,11 +22,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
     def confirm(status: JobStatus) -> None:
         ran, cost = describe_run(status, session.clock.now())
-        question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})? [y/N] "
-        answer = "y" if asked.yes else ""
-        with suppress(EOFError):
-            answer = answer or input(question)
-        if answer.strip().lower() not in ("y", "yes"):
+        question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
+        if not (asked.yes or agrees(question)):
             raise UserError("not cancelled: answer y, or use --yes")
 
     job = attach(asked.job, asked.project, asked.region, asked.backend, session)

@@ -3,12 +3,11 @@
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from deploy.client.documents import write_document, write_end
 from deploy.client.prepared_job import PreparedSubmission, outcome_of, request_of
 from deploy.localrun.processes import on_signals
-from deploy.tiers.output import say
+from deploy.tiers.output import agrees, say
 from deploy.vertex.errors import exit_code
 from deploy.vertex.history import attempt_label
 from deploy.vertex.session import SESSION, Session
@@ -40,7 +39,4 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def _agrees(text: str) -> bool:
     """Returns whether somebody at a terminal wants to pay for it."""
-    answer = ""
-    with suppress(EOFError):
-        answer = input(f"{text}: submit it? [y/N] ") if sys.stdin and sys.stdin.isatty() else ""
-    return answer.strip().lower() in ("y", "yes")
+    return bool(sys.stdin and sys.stdin.isatty()) and agrees(f"{text}: submit it?")

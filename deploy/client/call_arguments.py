@@ -1,24 +1,43 @@
 """Turns the values of a Python call into the arguments of a verb, so that both are parsed, and refused, alike."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 
 from deploy.client.arguments import check_arguments
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text
 
-FlagValue = str | int | float | bool | None | Sequence[str] | Mapping[str, str | int | float]
+FlagValue = str | PathLike[str] | int | float | bool | None | Sequence[str] | Mapping[str, str | int | float]
 _JOINED = ("region", "regions", "labels")  # several values of these are one text, with commas
 
 
-def as_arguments(positional: Sequence[str], flags: Mapping[str, FlagValue]) -> list[str]:
-    """Returns ["l4x1", "--steps=5"] of ("l4x1",) and {"steps": 5, "spot": None, "data": ""}: what is empty is left out.
+def as_arguments(
+    positional: Sequence[str], flags: Mapping[str, FlagValue], settings: Mapping[str, FlagValue] | None = None
+) -> list[str]:
+    """Returns ["l4x1", "--steps=5"] for ("l4x1",), {"spot": None} and {"steps": 5}.
 
-    A list stands for several values of one flag, a dictionary for several of the form NAME=VALUE.
+    Of `flags` what is empty is left out; a name that Python reserves ends with _, as from_. Of `settings` None is "none", which replaces
+    a recipe's value; an empty text is refused, as in a command. A list stands for several values of one flag, a dictionary for several
+    of the form NAME=VALUE. Raises UserError for a name in both, and for a flag that is no keyword.
     """
-    words = [*positional]
-    for name, value in flags.items():
-        values = [value] if isinstance(value, (str, int, float)) or value is None else value
-        texts = [f"{key}={values[key]}" for key in values] if isinstance(values, Mapping) else [*map(as_text, values)]
+    settings, named = settings or {}, {name.removesuffix("_"): value for name, value in flags.items()}
+    words = [*map(str, positional)]
+    for word in words:
+        if word.startswith("-"):
+            raise UserError(f"{word}: flags of a function are keywords, as steps=100")
+    for name in settings.keys() & named.keys():
+        if named[name] not in (None, ""):
+            raise UserError(f"{name}: both a keyword and in settings: name it once")
+    for name, value in named.items():
+        texts = _texts(value)
         texts = [",".join(texts)] if name in _JOINED else texts
         words += [f"--{name}={text}" for text in texts if value is not None and text]
+    words += [f"--{name}={text}" for name, value in settings.items() for text in _texts(value)]
     check_arguments(words)
     return words
+
+
+def _texts(value: FlagValue) -> list[str]:
+    if isinstance(value, Mapping):
+        return [f"{key}={part}" for key, part in value.items()]
+    return [*map(as_text, value if isinstance(value, (list, tuple)) else (value,))]

@@ -95,9 +95,10 @@ def compare(
     `settings`: of the trainer; `flags`: those of `python -m deploy compare`, as out, repeats or bucket. The same call
     again repeats no finished run. Raises UserError as the command does; a run that failed is told by `exit_code`.
     """
-    asked = {"recipe": recipe, **(settings or {}), **flags}
+    if flags.get("dry_run"):
+        raise UserError("dry_run is of the command, which prints: python -m deploy compare … --dry_run --json")
     with printed_on(stream):
-        return compared(as_arguments(tiers, asked), session)[1]
+        return compared(as_arguments(tiers, {"recipe": recipe, **flags}, settings), session)[1]
 
 
 def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Namespace, Comparison]:

@@ -14,7 +14,9 @@ SCHEMA_VERSION = 1  # changes when a field goes or means something else
 
 def add_json_flag(cli: Parser) -> None:
     """Declares --json."""
-    cli.add_boolean("json", "print one JSON document on stdout (docs/api.md), and the text on stderr")
+    cli.add_argument(
+        "--json", action="store_true", help="print one JSON document on stdout (docs/api.md), and the text on stderr"
+    )
 
 
 def write_document(asked: argparse.Namespace, verb: str, **content: Any) -> None:

@@ -128,8 +128,11 @@ class VertexJob:
 
     @property
     def output(self) -> str:
-        """Returns the job directory, gs://…"""
-        return self.attempt[1].output if self.attempt else self.status.output
+        """Returns the job directory, gs://… Raises UserError for a job without one."""
+        folder = self.attempt[1].output if self.attempt else self.status.output
+        if not folder:
+            raise UserError(f"{self.name}: it has no job directory")
+        return folder
 
     @property
     def result(self) -> RunResult:

@@ -125,9 +125,11 @@ def plan(
     `settings`: of the trainer; `flags`: those of `python -m deploy plan`. The first plan of new settings measures steps
     on this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
-    asked = {"recipe": recipe, "regions": list(regions), **(settings or {}), **flags}
+    if "out" in flags:
+        raise UserError("out is of the command: a function writes no files")
+    named = {"recipe": recipe, "regions": list(regions), **flags}
     with printed_on(stream):
-        return planned(*parse(plan_flags(), as_arguments(tiers, asked)))
+        return planned(*parse(plan_flags(), as_arguments(tiers, named, settings)))
 
 
 def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:

@@ -240,9 +240,9 @@ def submit(
     about: what may cost more than 50 USD by its plan, or 500 without one, needs a max_cost. Raises PlatformFault if the
     service fails; its exit code 69 says that the job may exist.
     """
-    asked = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **(settings or {}), **flags}
+    named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **flags}
     with printed_on(stream):
-        prepared = PreparedSubmission(as_arguments(tiers, asked), session)
+        prepared = PreparedSubmission(as_arguments(tiers, named, settings), session)
         if prepared.asked.dry_run:
             raise UserError("dry_run is of the command, which prints: python -m deploy submit … --dry_run --json")
         return prepared.send(lambda text: False)

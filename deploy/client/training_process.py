@@ -20,6 +20,7 @@ from trainer.base.run_files.run_layout import RESULT
 from trainer.base.storage import local_path
 
 _STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
+_OF_THE_COMMAND = ("print_config", "help")  # settings that only print
 _KEPT_LINES = 50  # of the output, among which the error is
 
 
@@ -33,10 +34,16 @@ def train(
     shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for
     a run that failed.
     """
-    asked = {"recipe": recipe, "model": model, "data": data, **(settings or {}), "job_dir": job_dir}
-    folder, command = local_path(job_dir, "job_dir"), [sys.executable, "-m", "trainer.task", *as_arguments((), asked)]
+    if not job_dir or (settings or {}).keys() & _OF_THE_COMMAND:
+        raise UserError(f"train needs a job_dir, and takes no {' or '.join(_OF_THE_COMMAND)} in settings")
+    named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
+    words, folder = as_arguments((), named, settings), local_path(job_dir, "job_dir")
+    command = [sys.executable, "-m", "trainer.task", *words]
     show, lines = _bar() if progress else None, deque[str](maxlen=_KEPT_LINES)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    ) as process:
         assert process.stdout
         try:
             for line in process.stdout:
@@ -45,14 +52,17 @@ def train(
                     print(line, end="", file=stream, flush=True)
                 if show and (step := _STEP.match(line)):
                     show(*(int(count.replace(",", "")) for count in step.groups()))
-        except KeyboardInterrupt:
+        except BaseException:
             process.send_signal(signal.SIGTERM)  # it saves its state
             process.wait()
             raise
     if process.returncode != DONE:
         error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
         kind = UserError if process.returncode == USER_MUST_CHANGE else PlatformFault
-        raise kind(error.removeprefix("error: ") or f"python -m trainer.task ended with exit code {process.returncode}")
+        text = error.removeprefix("error: ") or f"python -m trainer.task ended with exit code {process.returncode}"
+        failure = kind(text)
+        failure.exit_code = process.returncode
+        raise failure
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 
@@ -60,10 +70,10 @@ def _bar() -> Callable[[int, int], None] | None:
     """Returns what shows a step of all in a notebook; None elsewhere."""
     if "ipykernel" not in sys.modules:
         return None
-    shown: Any = importlib.import_module("IPython.display")
+    display: Any = importlib.import_module("IPython.display")
 
-    def page(step: int, total: int) -> Any:
-        return shown.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
+    def bar(step: int, total: int) -> Any:
+        return display.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
 
-    place = shown.display(page(0, 1), display_id=True)
-    return lambda step, total: place.update(page(step, total))
+    place = display.display(bar(0, 1), display_id=True)
+    return lambda step, total: place.update(bar(step, total))

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -37,6 +37,14 @@ def printed_on(place: TextIO | None) -> Iterator[None]:
         yield
     finally:
         _PLACE.reset(token)
+
+
+def agrees(question: str) -> bool:
+    """Asks on stderr, as stdout may be a document; returns whether the answer is yes, False where nobody answers."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    with suppress(EOFError):
+        return input().strip().lower() in ("y", "yes")
+    return False
 
 
 def forget_stdout() -> None:

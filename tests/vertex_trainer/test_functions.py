@@ -13,6 +13,7 @@ import pytest
 
 import vertex_trainer
 from deploy.cli import submit as verb
+from deploy.client.call_arguments import as_arguments
 from deploy.tiers.output import printed_on
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
@@ -269,3 +270,24 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     with pytest.raises(UserError, match="unknown flag --stepz"):
         train("mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(("call", "line"), [
+    (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost: both a keyword and in settings"),
+    (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
+    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is of the command: a function writes no files"),
+    (lambda: vertex_trainer.compare("cpu", dry_run=True), "dry_run is of the command, which prints"),
+    (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
+    (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
+])  # fmt: skip
+def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        call()
+
+
+def test_values_become_the_flags_that_a_command_has() -> None:
+    settings: dict[str, Any] = {"dropout": None, "steps": 5, "recipe": Path("mine.yaml")}
+    words = as_arguments(("l4x1",), {"spot": True, "from_": ["a", "b"], "labels": {"a": 1, "b": 2}}, settings)
+    assert words[:5] == ["l4x1", "--spot=true", "--from=a", "--from=b", "--labels=a=1,b=2"]
+    assert words[5:] == ["--dropout=none", "--steps=5", "--recipe=mine.yaml"]
+    assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

@@ -150,7 +150,7 @@ def test_what_costs_much_is_asked_about(
             submit.main(command, session)
         assert cloud.requests == []
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-        monkeypatch.setattr("builtins.input", lambda question: "y")
+        monkeypatch.setattr("builtins.input", lambda: "y")
     assert submit.main(command, session) == 0
     said = f"by its plan {plan.high:.2f} USD at most" if plan else "there is no plan of it"
     assert asks or f" USD until its timeout; {said}\n" in capsys.readouterr().out
