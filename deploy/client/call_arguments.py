@@ -16,9 +16,10 @@ def as_arguments(
 ) -> list[str]:
     """Returns ["l4x1", "--steps=5"] for ("l4x1",), {"spot": None} and {"steps": 5}.
 
-    Of `flags` what is empty is left out; a name that Python reserves ends with _, as from_. Of `settings` None is "none", which replaces
-    a recipe's value; an empty text is refused, as in a command. A list stands for several values of one flag, a dictionary for several
-    of the form NAME=VALUE. Raises UserError for a name in both, and for a flag that is no keyword.
+    Of `flags` what is empty is left out; a name that Python reserves ends with _, as from_. Of `settings` None is
+    "none", which replaces a recipe's value; an empty text is refused, as in a command. A list stands for several values
+    of one flag, a dictionary for several of the form NAME=VALUE. Raises UserError for a name in both, and for a flag
+    that is no keyword.
     """
     settings, named = settings or {}, {name.removesuffix("_"): value for name, value in flags.items()}
     words = [*map(str, positional)]
