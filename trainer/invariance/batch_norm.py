@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.invariance.batch_norm_arithmetic import Formula, Kernel, fits_kernel
 from trainer.invariance.gradients import all_reduce_sum
 from trainer.invariance.step import running_step
@@ -60,6 +61,11 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Returns the outputs in training, and each group's mean and variance by channel, (groups, channels)."""
     step = running_step()
+    if step and step.virtual_replicas > 1 and step.parts == 1:
+        raise UserError(
+            f"{step.split}: {layer.name} normalises rows outside of current_step().accumulate: call it in there, or "
+            "drop --virtual_replicas"
+        )
     alone = not layer.synchronized or (step and step.virtual_replicas)
     replica = None if alone else tf.distribute.get_replica_context()
     replicas, groups = replica.num_replicas_in_sync if replica else 1, _groups.get()

@@ -43,11 +43,12 @@ def recompute(model: keras.Model, remat: str) -> None:
 
 
 def _named(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.Layer]:
-    layers = {layer.name: layer for layer in all_layers(model) if layer is not model}
+    layers = [layer for layer in all_layers(model) if layer is not model]
+    known = {layer.name for layer in layers}
     for name in names:
-        if name not in layers:
-            raise UserError(f"remat={LAYERS}{name}: no such layer{nearest(name, layers)}")
-        yield layers[name]
+        if name not in known:
+            raise UserError(f"remat={LAYERS}{name}: no such layer{nearest(name, known)}")
+    yield from (layer for layer in layers if layer.name in names)  # several may bear one name
 
 
 def _is_graph(layer: Any) -> bool:

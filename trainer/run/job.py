@@ -87,6 +87,8 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
         judge(verdict, allowed=job.config.allow_replica_dependence)
         job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
         job.result.depends_on_replicas = verdict.problems
+        if verdict.problems:
+            job.job_dir.add_to_run_info(equal_bits=0)
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
         control = _train_and_export(run)
@@ -169,10 +171,11 @@ def _describe(run: TrainingRun) -> None:
     about["data"] |= {"classes": list(data.class_names), "skipped": len(skipped), **notes, "example": data.shape}
     about["data"] |= {"unit": data.unit, "files": dict(run.job.files), "content": setup.content}
     about["depends_on_replicas"] = _dependences(setup)
-    if config.virtual_replicas:
-        about["equal_bits"] = config.virtual_replicas
-    if verdict := read_run_info(job_dir.root)[0].get("replica_check"):
+    verdict = read_run_info(job_dir.root)[0].get("replica_check")
+    if verdict:
         about["replica_check"] = verdict
+    if config.virtual_replicas and not (verdict or {}).get("problems"):
+        about["equal_bits"] = config.virtual_replicas
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
     about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)

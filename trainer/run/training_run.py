@@ -60,7 +60,8 @@ class TrainingRun:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
-        if self.job.config.virtual_replicas and state != "running" and self.job.is_chief:
+        promised = self.job.config.virtual_replicas and not self.job.result.depends_on_replicas
+        if promised and state != "running" and self.job.is_chief:
             digest = digest_of(snapshot(variables_of(self.setup.model)))
             measured["equal_bits"] = {"virtual_replicas": self.job.config.virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
