@@ -17,6 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.registry_emulator import versions
+from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
@@ -132,12 +133,15 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
-    assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
+    batch = [*where, "--tier=l4x1", "--as=batch_prediction"]
+    with pytest.raises(UserError, match=r"no time limit: .*: not submitted: answer y, or use --yes"):
+        predict.main(batch, session)
+    assert predict.main([*batch, "--yes"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
     cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True)]
     with pytest.raises(JobUnknown, match="the job may exist: look for predict-"):
-        predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session)
+        predict.main([*batch, "--yes"], session)
 
 
 def test_the_same_prediction_follows_the_job_that_it_lost(
