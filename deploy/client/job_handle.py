@@ -15,7 +15,7 @@ from deploy.tiers.output import printed_on
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import CUSTOM, TUNING, JobStatus
-from deploy.vertex.cancellation import SHUTDOWN_WAIT_S, cancel_and_wait, cancel_duplicate, jobs_of, originals
+from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
@@ -124,9 +124,7 @@ class VertexJob:
                     cancel_duplicate(job, status.name, backend, clock)
             self._record(status)
             if not status.over:
-                after = f"{SHUTDOWN_WAIT_S / 60:.0f} min after its cancellation"
-                watch = f"`python -m deploy watch {self.name}` shows when it ends"
-                raise StateUnknownError(0, f"{self.name}: {status.state} {after}: {watch}")
+                raise StateUnknownError(0, f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
         return status
 
     @property

@@ -29,16 +29,15 @@ def agree_to_cost(
     high = total(highs) if len(highs) == len(jobs) else None
     known = "there is no plan" if high is None else f"by plan {high:.2f} USD at most"
     subject = "this job" if total is max or sum(counts) == 1 else f"these {sum(counts)} jobs together"
-    text, advice = (
-        f"{subject} may cost {limit:.2f} USD until the timeout; {known}",
-        "say what it may cost, as --max_cost=20",
-    )
+    text = f"{subject} may cost {limit:.2f} USD until the timeout; {known}"
+    refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
     much = max_cost is None and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
-        text, advice = f"the price of {unpriced[0].name} is not known", "give it, as --prices=FILE"
+        text = f"the price of {unpriced[0].name} is not known"
+        refusal = f"{text}: not submitted: give it, as --prices=FILE"
         much = much or any(tier.accelerators for tier in unpriced)
     if much and not jobs[0][0].checks and not agrees_to_pay(text):
-        raise UserError(f"{text}: not submitted: {advice}")
+        raise UserError(refusal)
     say(f"# {text}")
 
 

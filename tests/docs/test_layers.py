@@ -95,7 +95,8 @@ def test_vertex_trainer_is_on_top_and_names_what_others_do() -> None:
     below = [source for package in ("trainer", "deploy") for _, source in modules(package)]
     assert [source for source in below if re.search(r"^\s*(from|import) vertex_trainer\b", source, re.MULTILINE)] == []
     tree = ast.parse((ROOT / "vertex_trainer" / "__init__.py").read_text(encoding="utf-8"))
-    assert [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))] == ["__getattr__"]
+    defined = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    assert defined == ["__dir__", "__getattr__"]
     assert [path.name for path in (ROOT / "vertex_trainer").glob("*.py")] == ["__init__.py"]
 
 
