@@ -94,7 +94,6 @@ def open_job_dir(
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:
         keep_others_out(outside, "job_dir", address)
-        job_dir.mirror.claim(job_dir.root)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from trainer.base.errors import PlatformFault
 from trainer.base.log import log
-from trainer.base.run_files.run_layout import LEASE, MANIFEST, RUN_FILES
+from trainer.base.run_files.run_layout import MANIFEST, RUN_FILES
 from trainer.base.storage.address import Address
 from trainer.base.storage.gcs import Remote
-from trainer.base.storage.lease import Lease
 from trainer.base.storage.transfers import in_parallel
 from trainer.base.storage.uploader import Uploader
 
@@ -39,7 +38,6 @@ class Mirror(Uploader):
         super().__init__(addresses or {}, MANIFEST)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
-        self._lease: Lease | None = None
 
     def where(self, path: Path) -> str:
         """Returns the path or address that stands for `path` in messages."""
@@ -52,12 +50,6 @@ class Mirror(Uploader):
         else:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
-
-    def claim(self, root: Path) -> None:
-        """Keeps other runs out of the job directory until `close`. Raises UserError if one writes to it."""
-        if address := self.address_of(root):
-            self._lease = Lease(self._gcs, address / LEASE, f"job_dir={address}", self.reject)
-            self._lease.acquire()
 
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
@@ -133,8 +125,6 @@ class Mirror(Uploader):
                 with suppress(OSError):
                     (scratch / _UNSENT).touch()
         super().close()
-        if self._lease:
-            self._lease.release()
 
     def _pending(self, seconds: float) -> str:
         return ", ".join(self.where(Path(path)) for path in self.join(seconds))

@@ -1,7 +1,7 @@
 """Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-Failed uploads are retried until `close`, those whose token is refused for a limited time. A rejected one, as for a
-missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
+Failed uploads are retried until `close`. A rejected one, as for a missing permission or because another run writes the
+object too, is raised at the next `put`, so that no run continues without a place to store its results.
 """
 
 import shutil
@@ -17,10 +17,8 @@ from trainer.base.log import log
 from trainer.base.storage.address import Address
 from trainer.base.storage.gcs import Gcs, Remote, connect
 from trainer.base.storage.gcs_errors import Conflict, RefusedToken
-from trainer.base.terminal import duration
 
 _RETRY_SECONDS = 15
-_REFUSED_SECONDS = 3600.0  # how long a run goes on, keeping its files here, while its credentials are refused
 
 
 class Uploader:
@@ -41,7 +39,6 @@ class Uploader:
         self._interval, self._due = 0.0, 0.0
         self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of its files
         self._generations: dict[Address, int] = {}
-        self._refused_since: float | None = None  # since when every upload was refused
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
         self._changed = threading.Condition()
@@ -140,7 +137,7 @@ class Uploader:
                 if self._closed or self.rejection:
                     return
             with self._changed:
-                self._running = self._refused_since = None
+                self._running = None
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
@@ -165,32 +162,17 @@ class Uploader:
         except FileNotFoundError as error:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
         except Exception as error:
-            if isinstance(error, (RefusedToken, PlatformFault, OSError)) and not isinstance(error, Conflict):
-                self._outlast(error)
-            else:  # rejected, or a bug of this package: nothing more can be uploaded
-                self.reject(error)
+            if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+                self.reject(error)  # or a bug of this package: nothing more can be uploaded
+                return False
+            log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+            with self._changed:  # a join or a new task ends the wait
+                self._changed.wait(_RETRY_SECONDS)
+            if isinstance(error, RefusedToken):
+                with suppress(UserError, PlatformFault):
+                    self._gcs.log_in()
             return False
         return True
-
-    def _outlast(self, error: Exception) -> None:
-        """Waits before the next attempt, for which it logs in anew; rejects what was refused for too long."""
-        refused, kept = isinstance(error, RefusedToken), ""
-        if refused:
-            now = time.monotonic()
-            self._refused_since = now if self._refused_since is None else self._refused_since
-            left = self._refused_since + _REFUSED_SECONDS - now
-            if left <= 0:
-                limit = duration(_REFUSED_SECONDS)
-                lost = f"{error}: given up after {limit}; what was not sent is kept in {self._running}"
-                return self.reject(UserError(lost))
-            kept = f"; until then kept in {self._running}, given up in {duration(left)}"
-        log.warning(f"{error}{kept} (retrying in {_RETRY_SECONDS} s)")
-        with self._changed:  # a join or a new task ends the wait
-            self._changed.wait(_RETRY_SECONDS)
-        if refused:
-            with suppress(UserError, PlatformFault):
-                self._gcs.log_in()
-        return None
 
     def _send(self, path: Path) -> None:
         if address := self.address_of(path):

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
-from trainer.base.errors import UserError
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.run_files.mirror import Mirror
+from trainer.base.storage import gcs
 from trainer.base.storage.uploader import Uploader
 
 
@@ -117,8 +120,9 @@ def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root
     assert bucket.content("runs/7/logs/soon") == b"1"
 
 
-def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
+@pytest.mark.parametrize("status", [503, 401])
+def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path, status: int) -> None:
+    proxy.faults.append(Fault(status, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     assert sender.join(0.3) == [str(root / "x")]
     proxy.heal()
@@ -138,6 +142,38 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
     sender.follow(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
+
+
+def test_of_two_runs_in_one_folder_the_first_ends(
+    bucket: Bucket, sender: Uploader, root: Path, monkeypatch: Patch
+) -> None:
+    sender.put(write_one(root, "result.json"))
+    assert sender.join(10) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(gcs, "writer", lambda: {"trainer-host": "other", "trainer-process": "7"})
+        gcs.connect().upload(b"of another run", bucket.address("runs/7/result.json"))
+    (root / "result.json").write_bytes(b"2")
+    sender.put(root / "result.json")
+    assert sender.join(10) == [str(root / "result.json")]
+    with pytest.raises(PlatformFault, match=r"kept changing: .* Last written by host other process 7, 20.* UTC$"):
+        sender.put(root / "result.json")
+    assert bucket.content("runs/7/result.json") == b"of another run"
+
+
+def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
+    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.put(write_one(root, "result.json"))
+        mirror.leave(0.3)
+    proxy.heal()
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.outline(root, root / "checkpoints")
+    (kept,) = root.parent.glob("unsent-*")
+    assert (kept / "result.json").read_bytes() == b"1"
+    assert str(kept) in caplog.text
 
 
 def test_several_places(bucket: Bucket, root: Path) -> None:
