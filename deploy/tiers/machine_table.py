@@ -95,7 +95,6 @@ class Machine:
     counts: Mapping[str, tuple[int, ...]]
     attached: bool
     price: Price = Price()
-    inferred_counts: bool = False
     strategies: tuple[str, ...] = ()  # the only ones, if any are named
     local_ssd_gib: int = 0
     rdma: bool = False

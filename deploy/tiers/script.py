@@ -19,7 +19,6 @@ from deploy.tiers.packages import DIST, CodeArchive, built
 from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
 from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
-from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.stop_limits import LIMITS
@@ -228,13 +227,3 @@ def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> S
     if not (path.with_suffix(".py").is_file() and parts[1:]) and not (path / "__main__.py").is_file():
         raise UserError(f"module={name}: there is no such program in {folder.name}: no {path.name}.py or __main__.py")
     return Script(name, folder, ("-m", name), tuple(words), job_dir)
-
-
-def refuse_rendered_script(tier: Tier) -> None:
-    """Raises UserError if the spec is that of a script's job: here the trainer would run in its place."""
-    for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
-        if variable["name"] == "TRAINER_START" and '"script"' in variable.get("value", ""):
-            raise UserError(
-                f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
-                " python -m deploy local TIER --script=FILE -- ARGUMENTS"
-            )

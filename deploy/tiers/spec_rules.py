@@ -87,7 +87,7 @@ def _check_message(value: Spec, kind: str, where: str) -> None:
     fields = MESSAGES[kind]
     for key, inner in value.items():
         if key not in fields:
-            raise UserError(f"{where}: {_unknown_key(str(key), kind)}")
+            raise UserError(f"{where}: unknown key {str(key)!r}{nearest(str(key), fields)} Known: {', '.join(fields)}")
         place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"
         _check_value(inner, fields[key], place)
         if f"{kind}.{key}" in _TABLES["formats"]:
@@ -95,19 +95,6 @@ def _check_message(value: Spec, kind: str, where: str) -> None:
     for key, advice in _TABLES["required"].get(kind, {}).items():
         if not value.get(key):
             raise UserError(f"{where}: {key} is missing: {advice}")
-
-
-def _unknown_key(key: str, kind: str) -> str:
-    fields, instead = MESSAGES[kind], _TABLES["of_custom_job"].get(key)
-    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), key)
-    if camel in fields:
-        return f"{key} is snake_case, which the API ignores: use {camel}"
-    if kind == "CustomJobSpec" and instead:
-        return (
-            f"unknown key {key!r}: it belongs to a CustomJob, and this file is the CustomJobSpec in its jobSpec: "
-            f"{instead}"
-        )
-    return f"unknown key {key!r}{nearest(key, fields)} Known: {', '.join(fields)}"
 
 
 def _accelerators_like(name: str) -> str:
@@ -221,8 +208,6 @@ def _other_machines(host: Machine, accelerator: str, count: int) -> str:
     text = f"{accelerator} x {count}" if accelerator else "none"
     others = [name for name, other in load_machines().machines.items() if count in other.counts.get(accelerator, ())]
     advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
-    if host.inferred_counts:
-        advice += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
     return f"{host.name} takes {has}, not {text}{advice}"
 
 

@@ -1,4 +1,4 @@
-"""Reads from the bucket how far a running job is: steps, time left, loss, idle accelerators, what was spent before."""
+"""Reads from the bucket how far a running job is: steps, time left, loss, idle accelerators."""
 
 import contextlib
 import dataclasses
@@ -6,10 +6,8 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 
-from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
-from deploy.vertex.reservation import SUBMISSION_RECORD
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import describe_spending, format_duration
 from trainer.base.errors import PlatformFault, UserError, reason
@@ -56,10 +54,9 @@ class LiveLines:
     """
 
     def __init__(self, status: JobStatus, clock: Clock) -> None:
-        self._label, self._clock, self._due = status.labels.get(LABEL, ""), clock, 0.0
+        self._clock, self._due = clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
         self._live: JobProgress | None = None
-        self._spent: float | None = None
         self._shown = {""}
         self._folder: Address | None = None
         with contextlib.suppress(UserError):  # of a job that somebody else created
@@ -76,17 +73,10 @@ class LiveLines:
                 self._shown.add(subject)
                 yield line
 
-    def spent_before(self) -> float:
-        """Returns the USD that earlier jobs of the same directory cost; 0 if that cannot be read."""
-        with contextlib.suppress(UserError, PlatformFault, ValueError, AttributeError):
-            return self._spent_before()
-        return 0.0
-
     def _progress(self, status: JobStatus) -> dict[str, str]:
         """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
         try:
             self._read()
-            before = self._spent_before()
         except (UserError, PlatformFault) as error:
             return {str(error): f"no progress: {error}"}
         except (ValueError, AttributeError) as error:
@@ -94,7 +84,7 @@ class LiveLines:
             return {problem: problem}
         if self._live is None:
             return {}
-        money = describe_spending(status, before, self._clock.now())
+        money = describe_spending(status, self._clock.now())
         progress, warning = str(self._live), self._live.warning
         return {progress: "; ".join(filter(None, [progress, money])), warning: warning}
 
@@ -104,13 +94,6 @@ class LiveLines:
             about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
             entries = parse_stats(connect(buckets.QUICK).read(found).decode(errors="replace"))
             self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
-
-    def _spent_before(self) -> float:
-        if self._spent is None:
-            text = buckets.read(f"{self._folder}/{SUBMISSION_RECORD}", quick=True)[0] if self._folder else ""
-            record = json.loads(text or "{}")
-            self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
-        return self._spent
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | None:

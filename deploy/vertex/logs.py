@@ -16,7 +16,7 @@ from deploy.vertex.job_end import settled
 from deploy.vertex.job_progress import LiveLines
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
-from deploy.vertex.spending import describe_run, format_duration, spent
+from deploy.vertex.spending import describe_run, format_duration
 from deploy.vertex.waiting import Waiting
 from trainer.base.errors import FAULT, INTERRUPTED
 
@@ -188,9 +188,7 @@ def watch_job(
         tell(f"no longer watched, and not cancelled; {watch_hint(name)}")
         raise
     ran, cost = describe_run(status, clock.now())
-    before = LiveLines(status, clock).spent_before()
-    total = f", with earlier jobs of its directory {before + spent(status, clock.now()):.2f} USD" if before else ""
-    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
+    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         tell(f"error: {describe_failure(status)}")
     if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):

@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from importlib import import_module
 
-from trainer.base.errors import UnknownData, UserError
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.metric_names import CLASSIFIERS, check_metric_names
 from trainer.base.settings.train_config import (
@@ -83,10 +83,9 @@ def _check_devices(config: TrainConfig) -> None:
 def _check_source(name: str) -> None:
     if ":" not in name and name not in DATA_SOURCES:
         known = ", ".join(DATA_SOURCES)
-        raise UnknownData(
+        raise UserError(
             f"data={name}: no such data{nearest(name, DATA_SOURCES)} Known: {known}, an existing path, or your own "
-            "package.module:function",
-            name,
+            "package.module:function"
         )
 
 
