@@ -166,7 +166,6 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
 
 
 def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:
-    """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if request.job_dir:
         address = output_address(request.job_dir, "job_dir")
         if address is None:

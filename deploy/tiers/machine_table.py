@@ -158,7 +158,6 @@ def load_machines(price_file: str = "") -> Machines:
 
 @cache
 def _read_table() -> Machines:
-    """Returns the table of this package."""
     table = read_yaml(TABLE, "machines.yaml")
     prices, cpu = table["prices"], table["cpu_machines"]
     accelerators = {name: _accelerator(name, facts, prices) for name, facts in table["accelerators"].items()}

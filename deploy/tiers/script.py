@@ -91,26 +91,21 @@ class ScriptRequest(JobRequest):
 
     @property
     def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
         return self.script.job_dir
 
     @property
     def about(self) -> str:
-        """Returns one line that states what runs."""
         return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
 
     def arguments(self) -> list[str]:
-        """Returns the script's arguments."""
         return list(self.script.words)
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns the program that runs a script here, and its variable; the script's own folder is used."""
         folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
         plan = {**self._plan(str(job_dir)), "folder": str(folder)}
         return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
 
     def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if the job directory cannot be written, or holds the run of another program."""
         make_writable(job_dir, "job_dir")
         info, _ = read_run_info(job_dir)
         held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
@@ -118,7 +113,6 @@ class ScriptRequest(JobRequest):
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
     def in_job_dir(self, job_dir: str) -> "ScriptRequest":
-        """Returns the same with another job directory."""
         return ScriptRequest(self.tier, self.script.replace(job_dir=job_dir))
 
     def choose_image(self, options: JobOptions) -> Image:
@@ -126,7 +120,6 @@ class ScriptRequest(JobRequest):
         return choose_image(self.tier, options.image, None, options.packages)
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
-        """Makes the workers of `spec` run the script."""
         doubts = self._check_imports(options, image.uri) if image.plain else []
         package = built(options.packages[0])
         # Of another image than a plain one it is not known how it finds the driver.

@@ -13,11 +13,10 @@ from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.job_end import settled
-from deploy.vertex.job_progress import LiveLines
+from deploy.vertex.job_progress import LiveLines, Waiting
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
 from deploy.vertex.spending import describe_run, format_duration
-from deploy.vertex.waiting import Waiting
 from trainer.base.errors import FAULT, INTERRUPTED
 
 LOG_POLL_S = 10.0

@@ -46,7 +46,6 @@ class TransferLimits:
 
 
 LIMITS = TransferLimits()
-_WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata that are shown
 _START = uuid.uuid4().hex  # of this process: another machine may have the same name and number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
@@ -70,10 +69,8 @@ class Remote:
     @property
     def writer(self) -> str:
         """Returns who wrote it, and when."""
-        metadata = self.metadata or {}
-        names = [f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata]
         written = f", {self.updated:%Y-%m-%d %H:%M:%S} UTC" if self.updated else ""
-        return (" ".join(names) or "an unknown program") + written
+        return (self.metadata or {}).get("trainer-writer", "an unknown program") + written
 
 
 def connect(limits: TransferLimits | None = None) -> "Gcs":
@@ -278,8 +275,8 @@ class Gcs:
 def writer() -> dict[str, str]:
     """Returns who writes, as metadata of each object: machine, process, job on Vertex AI."""
     job = os.environ.get("CLOUD_ML_JOB_ID", "")
-    process = {"trainer-host": os.uname().nodename, "trainer-process": str(os.getpid()), "trainer-start": _START}
-    return {**process, "trainer-job": job} if job else process
+    name = f"host {os.uname().nodename} process {os.getpid()}{' job ' * bool(job)}{job}"
+    return {"trainer-writer": name, "trainer-start": _START}
 
 
 def _remote(bucket: str, blob: Any) -> Remote:

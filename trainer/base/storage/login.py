@@ -151,6 +151,5 @@ def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.
 
 
 def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns the folder of gcloud's files."""
     home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
     return Path(environment.get("CLOUDSDK_CONFIG") or home)

@@ -121,7 +121,6 @@ class Uploader:
         return None
 
     def _drop(self, folder: Path) -> None:
-        """Removes the queued tasks of a folder."""
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
         self._outdated.pop(folder, None)
 

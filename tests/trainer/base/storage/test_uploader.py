@@ -150,7 +150,7 @@ def test_of_two_runs_in_one_folder_the_first_ends(
     sender.put(write_one(root, "result.json"))
     assert sender.join(10) == []
     with monkeypatch.context() as patch:
-        patch.setattr(gcs, "writer", lambda: {"trainer-host": "other", "trainer-process": "7"})
+        patch.setattr(gcs, "writer", lambda: {"trainer-writer": "host other process 7"})
         gcs.connect().upload(b"of another run", bucket.address("runs/7/result.json"))
     (root / "result.json").write_bytes(b"2")
     sender.put(root / "result.json")
