@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     upload = package_command(job, asked)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
-    beside = [f"--labels={asked.labels}"] if job.labels else []
-    beside += [f"--kms-key={job.kms_key}"] if job.kms_key else []
+    beside = [f"--labels={asked.labels}"] if options.labels else []
+    beside += [f"--kms-key={options.kms_key}"] if options.kms_key else []
     if beside:
         print(f"a spec has neither labels nor a key: create the job with {shlex.join(beside)}", file=sys.stderr)
     print(to_yaml(job.spec), end="")

@@ -296,7 +296,7 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
         tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
         yield WHAT, f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
         yield WHAT, job.request.about
-        if job.checks:
+        if job.options.check:
             yield WHAT, f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
         yield WHERE, f"writes to {job.output}"
         if tier.strategy == "FLEX_START":

@@ -126,8 +126,6 @@ def warnings_of_script(tier: Tier) -> Iterator[str]:
 
 def _of_machines(tier: Tier) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if tier.machine_type == "n1-standard-4":
-        yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
     if accelerator and accelerator.support_ended:
         yield (
             f"{accelerator.name}: Google's support of it ended on {accelerator.support_ended}: it may be refused or "

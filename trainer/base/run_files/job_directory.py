@@ -67,10 +67,6 @@ class JobDir:
         """Adds entries to run.json, or replaces them."""
         self.write(RUN_INFO, {**read_run_info(self.root)[0], **content})
 
-    def write_result(self, result: Result) -> None:
-        """Replaces result.json."""
-        self.write(RESULT, result)
-
     def append_stats(self, entry: StatsEntry) -> None:
         """Appends one line to stats.jsonl."""
         append_stats(self.root, entry)
