@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.base.errors import PlatformFault
+from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.run_files.run_layout import MANIFEST, RUN_FILES
 from trainer.base.storage.address import Address
@@ -38,6 +38,8 @@ class Mirror(Uploader):
         super().__init__(addresses or {}, MANIFEST)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
+        self._logs: Path | None = None
+        self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
 
     def where(self, path: Path) -> str:
         """Returns the path or address that stands for `path` in messages."""
@@ -96,7 +98,21 @@ class Mirror(Uploader):
         """Starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:
             self.remove(folder)
-        self.follow(logs, _LOGS_SECONDS)
+        self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
+
+    def put(self, path: Path) -> None:
+        """Queues a file or folder and, once a minute, the logs that have changed; raises as Uploader's."""
+        super().put(path)
+        if time.monotonic() >= self._logs_due:
+            self._put_logs()
+
+    def _put_logs(self) -> None:
+        self._logs_due = time.monotonic() + _LOGS_SECONDS
+        for file in sorted(self._logs.rglob("*")) if self._logs else []:
+            state = file.stat().st_size, file.stat().st_mtime_ns
+            if file.is_file() and self._logs_sent.get(file) != state:
+                self._logs_sent[file] = state
+                super().put(file)
 
     def remove(self, folder: Path) -> None:
         """Removes a local folder and its copy."""
@@ -127,6 +143,8 @@ class Mirror(Uploader):
         super().close()
 
     def _pending(self, seconds: float) -> str:
+        with suppress(UserError, PlatformFault):  # of an earlier upload
+            self._put_logs()
         return ", ".join(self.where(Path(path)) for path in self.join(seconds))
 
 

@@ -6,7 +6,6 @@ object too, is raised at the next `put`, so that no run continues without a plac
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -35,9 +34,6 @@ class Uploader:
         self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
         self._running: Path | None = None
         self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
-        self._followed: Path | None = None  # of `follow`, as the next two
-        self._interval, self._due = 0.0, 0.0
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of its files
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
@@ -62,13 +58,6 @@ class Uploader:
             self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
             self._wake()
 
-    def follow(self, folder: Path, seconds: float) -> None:
-        """Uploads the changed files of one folder at this interval, and at each `join`."""
-        if self.address_of(folder):
-            with self._changed:
-                self._followed, self._interval, self._due = folder, seconds, time.monotonic() + seconds
-                self._wake()
-
     def remove(self, folder: Path) -> None:
         """Removes a folder and its queued tasks locally, and later its objects.
 
@@ -88,8 +77,6 @@ class Uploader:
     def join(self, seconds: float) -> list[str]:
         """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
         with self._changed:
-            if self._followed and self._new_states():
-                self._tasks.setdefault(self._followed, self._send_changed)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.rejection or not (self.unsent or self._outdated), seconds)
             running = [self._running] if self._running else []
@@ -99,12 +86,6 @@ class Uploader:
         """Ends the thread after its current task; queued tasks are dropped."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-
-    def reject(self, error: Exception) -> None:
-        """Makes every later `put` raise the error; nothing more is uploaded after the current task."""
-        with self._changed:
-            self.rejection = self.rejection or error
             self._changed.notify_all()
 
     @property
@@ -140,18 +121,15 @@ class Uploader:
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
-        """Returns the first task, or the upload of what is followed if no other is queued; None at the end."""
+        """Returns the first task; None at the end."""
         with self._changed:
             while not (self._closed or self.rejection):
-                now = time.monotonic()
                 if not self._tasks:
                     self._tasks, self._outdated = self._outdated, {}
-                    if self._followed and self._due <= now:
-                        self._tasks[self._followed] = self._send_changed
                 if self._tasks:
                     self._running = next(iter(self._tasks))
                     return self._tasks.pop(self._running)
-                self._changed.wait(self._due - now if self._followed else None)
+                self._changed.wait()
             return None
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
@@ -162,7 +140,9 @@ class Uploader:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
         except Exception as error:
             if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
-                self.reject(error)  # or a bug of this package: nothing more can be uploaded
+                with self._changed:  # or a bug of this package: nothing more can be uploaded
+                    self.rejection = error
+                    self._changed.notify_all()
                 return False
             log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
             with self._changed:  # a join or a new task ends the wait
@@ -189,18 +169,6 @@ class Uploader:
             with self._changed:
                 again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
                 self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
-
-    def _send_changed(self) -> None:
-        self._due = time.monotonic() + self._interval
-        for file, state in self._new_states().items():
-            self._send(file)
-            self._uploaded[file] = state
-
-    def _new_states(self) -> dict[Path, tuple[int, int]]:
-        """Returns the followed files that have changed since their last upload, with size and modification time."""
-        files = sorted(self._followed.rglob("*")) if self._followed else []
-        states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
-        return {file: state for file, state in states.items() if self._uploaded.get(file) != state}
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -98,26 +98,23 @@ def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, roo
     assert bucket.content("runs/7/stats.jsonl") == b"4\n"
 
 
-def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy, root: Path) -> None:
     logs = root / "logs"
     logs.mkdir()
-    sender.follow(logs, 3600)
-    (logs / "events").write_bytes(b"1")
-    for _ in range(20):
-        with open(logs / "events", "ab") as file:
-            file.write(b"2")
-    assert proxy.count("POST", "/upload/") == 0
-    assert sender.join(10) == []
-    assert bucket.content("runs/7/logs/events") == b"1" + b"2" * 20
-    assert sender.join(10) == []
-    assert proxy.count("POST", "/upload/") == 1  # unchanged: not sent again
-    write_one(logs, "soon")
-    sender.follow(logs, 0.05)
-    for _ in range(200):
-        if "runs/7/logs/soon" in bucket.names():
-            break
-        time.sleep(0.05)
-    assert bucket.content("runs/7/logs/soon") == b"1"
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.begin(logs)
+        write_one(logs, "events")
+        mirror.put(write_one(root, "result.json"))
+        assert mirror.join(10) == []
+        assert bucket.names() == ["runs/7/result.json"]
+        for _ in range(2):
+            mirror.finish(10)
+        assert proxy.count("POST", "/upload/") == 2  # unchanged: not sent again
+        (logs / "events").write_bytes(b"12")
+        mirror._logs_due = 0.0
+        mirror.put(Path("/elsewhere"))
+        assert mirror.join(10) == []
+        assert bucket.content("runs/7/logs/events") == b"12"
 
 
 @pytest.mark.parametrize("status", [503, 401])
@@ -140,7 +137,6 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(write_one(root, "z"))
     sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
-    sender.follow(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
 
 
