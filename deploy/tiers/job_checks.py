@@ -155,10 +155,7 @@ def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
     """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
     if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
         return
-    if minutes:
-        lost = f"checkpoint_every_minutes={minutes:g}: a preemption may lose as much"
-    elif steps:
-        lost = f"checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes"
-    else:
-        lost = "checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it"
-    yield f"SPOT with {lost}: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+    yield (
+        f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
+        f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+    )

@@ -34,9 +34,8 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    if config.remat not in ("", BLOCKS) and not names_in(config.remat.removeprefix(LAYERS)):
-        raise UserError(f"remat={config.remat}: name the layers, as --remat={LAYERS}NAME,…, or use --remat={BLOCKS}")
-    if config.remat not in ("", BLOCKS) and not config.remat.startswith(LAYERS):
+    layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
+    if config.remat not in ("", BLOCKS) and not layers:
         raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     _ = config.class_weights  # raises UserError for another form
     if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:

@@ -191,26 +191,28 @@ class TrainConfig:
         try:
             weights = {int(number): float(weight) for number, weight in pairs}
         except ValueError:
-            raise UserError(f"class_weight={self.class_weight}: write it as 0:1,1:6.5 (class:weight)") from None
+            weights = {}
         if len(weights) < len(pairs) or any(number < 0 or not 0 <= weight < 1e6 for number, weight in weights.items()):
-            raise UserError(f"class_weight={self.class_weight}: each class once, from 0, and weights from 0 to 1e6")
+            raise UserError(
+                f"class_weight={self.class_weight}: write it as 0:1,1:6.5 (class:weight), each class once, from 0, and "
+                "weights from 0 to 1e6"
+            )
         return weights
 
     @property
     def profiled(self) -> range:
         """Returns the numbers of the steps in `profile_steps`, the first step of a run being 1; empty without any.
 
-        Raises UserError if it is not of the form 100..110.
+        Raises UserError if it is not of the form 100..110, or too long.
         """
         if not self.profile_steps:
             return range(0)
         match = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", self.profile_steps)
-        if not match:
-            raise UserError(f"profile_steps={self.profile_steps}: write it as 100..110 (first step..last step)")
-        steps = range(int(match[1]), int(match[2]) + 1)
+        steps = range(int(match[1]), int(match[2]) + 1) if match else range(0)
         if steps.start < 2 or not 1 <= len(steps) <= 100:
             raise UserError(
-                f"profile_steps={self.profile_steps}: take 1 to 100 steps, from step 2 on (the first builds the graph)"
+                f"profile_steps={self.profile_steps}: write it as 100..110 (first step..last step): 1 to 100 steps, "
+                "from step 2 on (the first builds the graph)"
             )
         return steps
 
