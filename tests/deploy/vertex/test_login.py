@@ -116,23 +116,15 @@ def no_token_is_left(tmp_path: Path, shown: str) -> None:
 
 
 @needs_gcloud
-@pytest.mark.usefixtures("gcloud_alone")
-def test_gclouds_login_alone_does_everything(
-    cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
-) -> None:
-    use_everything(Sdk("my-proj", "us-central1"), cloud, tmp_path, flying)
-    shown = capsys.readouterr()
-    assert "the last words" in shown.out
-    no_token_is_left(tmp_path, shown.out + shown.err)
-
-
-@needs_gcloud
-@pytest.mark.slow
-@pytest.mark.usefixtures("default_alone")
-def test_default_credentials_alone_do_everything(
-    cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
-) -> None:
-    use_everything(Gcloud("my-proj", "us-central1"), cloud, tmp_path, flying)
+@pytest.mark.parametrize(
+    ("login", "backend"), [("gcloud_alone", Sdk), pytest.param("default_alone", Gcloud, marks=pytest.mark.slow)]
+)
+def test_one_login_alone_does_everything(
+    login: str, backend: type[Backend], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
+    flying: FlyingClock, capsys: Capture,
+) -> None:  # fmt: skip
+    request.getfixturevalue(login)
+    use_everything(backend("my-proj", "us-central1"), cloud, tmp_path, flying)
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     no_token_is_left(tmp_path, shown.out + shown.err)
