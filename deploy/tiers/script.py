@@ -144,10 +144,8 @@ class ScriptRequest(JobRequest):
         files = {name.partition("/")[2]: path for name, path in options.packages[0].files.items()
                  if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
         path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
-        program = next(
-            (name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1]
-        )
-        missing = missing_imports(files, program)
+        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1])
+        missing = missing_imports(files, start)
         listed = files.get("requirements.txt")
         if listed:
             missing = unnamed(missing, listed.read_text(encoding="utf-8", errors="replace"))

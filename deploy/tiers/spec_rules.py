@@ -118,12 +118,12 @@ def _problems(spec: Spec) -> Iterator[str]:
             yield from _of_machine(pool.get("machineSpec", {}), f"{where}.machineSpec")
         else:
             yield f"{where} is empty: remove it"
-    if not _alike([_machine(pool) for pool in pools]):
+    if len({_machine(pool) for pool in pools}) > 1:
         yield (
             "workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same share of a "
             "batch, so give both the same machineSpec"
         )
-    if not _alike(["containerSpec" in pool for pool in pools]):
+    if len({"containerSpec" in pool for pool in pools}) > 1:
         yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
     yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools])
     reserved = any("reservationAffinity" in pool.get("machineSpec", {}) for pool in pools)
@@ -134,10 +134,6 @@ def _problems(spec: Spec) -> Iterator[str]:
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
             "gserviceaccount.com to the tier"
         )
-
-
-def _alike(values: Sequence[object]) -> bool:
-    return all(value == values[0] for value in values)
 
 
 def _machine(pool: Spec) -> tuple[str, str, int]:

@@ -92,9 +92,7 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
     arguments = node.args
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    parameters = [
-        _parameter(module, argument, default, origin) for argument, default in pairs if argument.arg[0] != "_"
-    ]
+    parameters = [_parameter(module, word, default, origin) for word, default in pairs if word.arg[0] != "_"]
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     return Signature(tuple(parameters), tuple(positional[len(positional) - len(arguments.defaults) :]))
 
