@@ -36,7 +36,7 @@ def agree_to_cost(
         text = f"the price of {unpriced[0].name} is not known"
         refusal = f"{text}: not submitted: give it, as --prices=FILE"
         much = much or any(tier.accelerators for tier in unpriced)
-    if much and not jobs[0][0].checks and not agrees_to_pay(text):
+    if much and not jobs[0][0].options.check and not agrees_to_pay(text):
         raise UserError(refusal)
     say(f"# {text}")
 
