@@ -26,6 +26,7 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
         finer, split = 2 * replicas.virtual if rows % (2 * passes) == 0 else None, "virtual_replicas"
     first = f"use --{split}={finer}, " if finer else ""
     first += "" if config.remat else f"recompute activations by --remat={BLOCKS}, "
+    first += "shard the optimizer by --shard_optimizer, " if replicas.count > 1 and not config.shard_optimizer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"

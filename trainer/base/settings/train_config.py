@@ -114,6 +114,9 @@ class TrainConfig:
         "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
+    shard_optimizer: bool = _devices(
+        False, "keep on each replica its part of the optimizer's slots, for less memory, and gather the weights"
+    )
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
         False, "train although the comparison before training finds other numbers on one replica than on two"
@@ -284,7 +287,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
-    "save_optimizer", "remat",
+    "save_optimizer", "remat", "shard_optimizer",
 })  # fmt: skip
 
 
