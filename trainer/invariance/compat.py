@@ -31,6 +31,7 @@ PRIVATE_NAMES = (
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
     "keras.optimizers.Optimizer._get_variable_index",
     "keras.optimizers.Optimizer._backend_update_step",
+    "keras.optimizers.Optimizer._var_key",
     "keras.optimizers.Optimizer._update_model_variables_moving_average",
     "keras.optimizers.Optimizer._model_variables_moving_average",
     "keras.Variable._value",
@@ -223,6 +224,11 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
         return []
     averages: list[Any] = _private("keras.optimizers.Optimizer._model_variables_moving_average", owner=optimizer)
     return averages
+
+
+def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
+    """Returns by what an optimizer finds the slots of `variable`: the `_unique_id` of it, or of what stands for it."""
+    return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
 
 
 def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[..., Any], average: Any = None) -> None:

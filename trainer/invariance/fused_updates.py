@@ -5,21 +5,12 @@ Schedules, decay, clipping and averages remain Keras's, around the update; its n
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.invariance.compat import slots_of
-
-
-class Part(NamedTuple):
-    """Holds what `update_step` takes of a part of a variable, whose slots hold that part alone."""
-
-    whole: Any  # the variable
-    handle: Any  # of a resource with the part's values
-    dtype: Any
-    device: str
 
 
 def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
@@ -49,16 +40,6 @@ _OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any,
 }
 
 
-FUSED = "Adam, AdamW (without amsgrad), SGD with momentum, RMSprop with momentum (not centered)"
-
-
-def fused_slots(optimizer: Any, variable: Any) -> list[Any]:
-    """Returns the slots of a variable that the operation of a fused update changes; none if updates are Keras's."""
-    if "update_step" not in vars(optimizer):
-        return []
-    return slots_of(optimizer, variable, _OPERATIONS[type(optimizer)][1].values())
-
-
 def fuse_updates(optimizer: Any) -> Callable[[], None]:
     """Replaces `update_step` of a built optimizer, if there is an operation for it; else Keras's stays.
 
@@ -75,7 +56,7 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
     shared: dict[Any, dict[str, Any]] = {}
 
     def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        slots = fused_slots(optimizer, variable.whole if isinstance(variable, Part) else variable)
+        slots = slots_of(optimizer, variable, names.values())
         kind = variable.dtype
         place = (tf.compat.v1.get_default_graph(), variable.device, kind)
         if place not in shared:  # computed once for all variables of an update

@@ -7,7 +7,7 @@ slot keeps the shape of its weight, but its values are in a flat variable, in wh
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,53 +16,62 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.invariance.compat import averages_of, replace_updates, replace_value, trained_by
-from trainer.invariance.fused_updates import FUSED, Part, fused_slots
+from trainer.invariance.compat import averages_of, key_of, replace_updates, replace_value, trained_by
 from trainer.invariance.reachable import optimizers_of
 
+# Those whose update of an element takes nothing of the other elements.
+_ELEMENTWISE = {
+    getattr(keras.optimizers, name): name
+    for name in ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Ftrl", "Lion")
+}
 _FEWEST = 1024  # elements of a part: slots of smaller weights stay whole
 
-_numbers = itertools.count()  # of the variables that live within a step
+_numbers = itertools.count()  # of parts in updates
 
 
 def shard_optimizers(model: keras.Model) -> None:
     """Shards the slots and moving averages (`use_ema`) of a model's optimizers; on one replica nothing changes.
 
     Averages stay whole over several workers, each of which evaluates them. Call it under the strategy's scope, once the
-    optimizers are built and sum over replicas. Raises UserError for one that does not update each variable element by
-    element in one operation.
+    optimizers are built and sum over replicas. Raises UserError for one that does not update element by element.
     """
     strategy = tf.distribute.get_strategy()
     replicas = strategy.num_replicas_in_sync
     for optimizer in optimizers_of(model):
-        slots = slots_to_shard(optimizer, replicas, averages=not strategy.cluster_resolver) if optimizer.built else []
-        if replicas == 1 or not slots:
+        pairs = slots_to_shard(optimizer, replicas, averages=not strategy.cluster_resolver) if optimizer.built else []
+        if replicas == 1 or not pairs:
             continue
-        for slot in slots:
+        for slot, _ in pairs:
             _shard(slot)
         moves_parts = any(map(is_sharded, averages_of(optimizer)))
+        keys = {key_of(optimizer, variable) for _, variable in pairs}
         average = partial(_move_averages, optimizer) if moves_parts else None
-        replace_updates(optimizer, partial(_update, optimizer), average)
-        size = sum(math.prod(slot.shape) * tf.as_dtype(slot.dtype).size for slot in slots) / 2**20
+        replace_updates(optimizer, partial(_update, optimizer, keys), average)
+        size = sum(math.prod(slot.shape) * tf.as_dtype(slot.dtype).size for slot, _ in pairs) / 2**20
         log.info(f"shard_optimizer: each replica keeps 1/{replicas} of {size:.3g} MiB of slots of {optimizer.name}")
 
 
-def slots_to_shard(optimizer: Any, replicas: int, *, averages: bool = True) -> list[Any]:
-    """Returns the slots of a built optimizer of which each of `replicas` keeps a part, ceil(n / replicas) of n elements.
+def slots_to_shard(optimizer: Any, replicas: int, *, averages: bool = True) -> list[tuple[Any, Any]]:
+    """Returns the slots of a built optimizer of which each replica keeps ceil(n / replicas) of n elements.
 
-    averages: whether moving averages are among them. Raises UserError for an optimizer that cannot be sharded.
+    Each is with its weight. averages: whether moving averages are among them. Raises UserError for an optimizer that
+    cannot be sharded.
     """
-    slots = []
-    for index, variable in enumerate(trained_by(optimizer)):
-        of_variable = fused_slots(optimizer, variable)
-        if not of_variable:
-            raise UserError(
-                f"shard_optimizer: {type(optimizer).__name__} does not update each element of a weight by itself, in "
-                f"one operation: use {FUSED}, of keras.optimizers itself, or drop --shard_optimizer"
-            )
-        if math.prod(variable.shape) >= _FEWEST * replicas:
-            slots += [*of_variable, *(averages_of(optimizer)[index : index + 1] if averages else [])]
-    return slots
+    if type(optimizer) not in _ELEMENTWISE:
+        raise UserError(
+            f"shard_optimizer: {type(optimizer).__name__} is not known to update each element of a weight by itself: "
+            f"use {', '.join(_ELEMENTWISE.values())} of keras.optimizers, or drop --shard_optimizer"
+        )
+    weights, variables = trained_by(optimizer), {id(variable) for variable in optimizer.variables}
+    left_out = () if averages else averages_of(optimizer)
+    variables -= set(map(id, left_out))
+    lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == len(weights)]
+    return [
+        (slot, weight)
+        for held in lists
+        for slot, weight in zip(held, weights, strict=True)
+        if id(slot) in variables and slot.shape == weight.shape and math.prod(weight.shape) >= _FEWEST * replicas
+    ]
 
 
 def is_sharded(variable: Any) -> bool:
@@ -74,11 +83,9 @@ def whole(variable: Any) -> Any:
     """Returns the values of a variable, those of a sharded one put together, with zeros for parts on other workers."""
     if not is_sharded(variable):
         return tf.convert_to_tensor(variable)
-    strategy = variable.value.distribute_strategy
-    parts = [tf.convert_to_tensor(part) for part in strategy.experimental_local_results(variable.value)]
-    first = strategy.cluster_resolver.task_id * len(parts) if strategy.cluster_resolver else 0
-    others = strategy.num_replicas_in_sync - first - len(parts)
-    return _joined(tf.pad(tf.stack(parts), [[first, others], [0, 0]]), variable)
+    parts, first, replicas = _local_parts(variable)
+    others = [[first, replicas - first - len(parts)], [0, 0]]
+    return _joined(tf.pad(tf.stack([tf.convert_to_tensor(part) for part in parts]), others), variable)
 
 
 def assign_whole(variable: Any, values: Any) -> None:
@@ -86,8 +93,17 @@ def assign_whole(variable: Any, values: Any) -> None:
     if not is_sharded(variable):
         variable.assign(values)
         return
-    part = variable.value
-    part.distribute_strategy.run(lambda: part.assign(_own_part(values)))
+    parts, first, replicas = _local_parts(variable)
+    rows = _rows(values, replicas)
+    for number, part in enumerate(parts):
+        part.assign(rows[first + number])
+
+
+def _local_parts(variable: Any) -> tuple[Sequence[Any], int, int]:
+    """Returns the parts that this worker holds, the number of the first of them, and how many all workers hold."""
+    strategy = variable.value.distribute_strategy
+    parts, workers = strategy.experimental_local_results(variable.value), strategy.cluster_resolver
+    return parts, workers.task_id * len(parts) if workers else 0, strategy.num_replicas_in_sync
 
 
 def _shard(slot: keras.Variable) -> None:
@@ -103,12 +119,16 @@ def _shard(slot: keras.Variable) -> None:
     assign_whole(slot, values)
 
 
-def _own_part(values: Any) -> Any:
-    """Returns this replica's part of `values`, flat: row `replica` of (replicas, elements), with zeros at the end."""
-    replica = tf.distribute.get_replica_context()
-    number, replicas = tf.get_static_value(replica.replica_id_in_sync_group), replica.num_replicas_in_sync
+def _rows(values: Any, replicas: int) -> Any:
+    """Returns `values` as the parts of all replicas, (replicas, elements), with zeros at the end."""
     flat = tf.reshape(values, (-1,))
-    return tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % replicas]]), (replicas, -1))[number]
+    return tf.reshape(tf.pad(flat, [[0, -flat.shape[0] % replicas]]), (replicas, -1))
+
+
+def _own_part(values: Any) -> Any:
+    """Returns this replica's part of `values`, (elements,)."""
+    replica = tf.distribute.get_replica_context()
+    return _rows(values, replica.num_replicas_in_sync)[tf.get_static_value(replica.replica_id_in_sync_group)]
 
 
 def _joined(parts: Any, variable: Any) -> Any:
@@ -116,42 +136,58 @@ def _joined(parts: Any, variable: Any) -> Any:
     return tf.reshape(tf.reshape(parts, (-1,))[: math.prod(variable.shape)], variable.shape)
 
 
-def _update(optimizer: Any, of_keras: Callable[..., None]) -> Callable[..., None]:
-    """Returns what updates variables, by `of_keras` those whose slots are whole."""
+class _Part:
+    """Stands for a variable in an update of this replica's part of it: a resource that lives until `updated`."""
+
+    def __init__(self, optimizer: Any, variable: Any) -> None:
+        value = _own_part(variable.value)
+        self.dtype, self.shape, self.device = value.dtype, value.shape, variable.value.device
+        self._unique_id = key_of(optimizer, variable)
+        name = f"shard_optimizer/{next(_numbers)}"
+        self.handle = tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=name)
+        self.assign(value)
+
+    def assign(self, value: Any) -> None:
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def assign_add(self, value: Any) -> None:
+        tf.raw_ops.AssignAddVariableOp(resource=self.handle, value=value)
+
+    def assign_sub(self, value: Any) -> None:
+        tf.raw_ops.AssignSubVariableOp(resource=self.handle, value=value)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        return tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype), self.shape)
+
+    def updated(self) -> Any:
+        """Returns the values, and frees their resource."""
+        value = tf.convert_to_tensor(self)
+        tf.raw_ops.DestroyResourceOp(resource=self.handle)
+        return value
+
+
+def _update(optimizer: Any, keys: Collection[Any], of_keras: Callable[..., None]) -> Callable[..., None]:
+    """Returns what updates variables: those of `keys` in parts, and the others by `of_keras`."""
 
     def update(gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        groups: dict[str, list[Any]] = {}  # of what is gathered at once: of one type, and what is not, as ""
+        groups: dict[str, list[Any]] = {}  # of variables of one type, whose parts are gathered at once; "": of others
         for gradient, variable in zip(gradients, variables, strict=True):
-            kind = variable.dtype if is_sharded(fused_slots(optimizer, variable)[0]) else ""
+            kind = variable.dtype if key_of(optimizer, variable) in keys else ""
             groups.setdefault(kind, []).append((gradient, variable))
         if "" in groups:
             of_keras(*zip(*groups.pop(""), strict=True), learning_rate)
         replica = tf.distribute.get_replica_context()
         for group in groups.values():
-            parts = [_updated_part(optimizer, gradient, variable, learning_rate) for gradient, variable in group]
-            gathered = tf.reshape(replica.all_gather(tf.concat(parts, 0), 0), (replica.num_replicas_in_sync, -1))
-            columns = tf.split(gathered, [part.shape[0] for part in parts], axis=1)
-            for (_, variable), values in zip(group, columns, strict=True):
+            parts = [_Part(optimizer, variable) for _, variable in group]
+            for part, (gradient, _) in zip(parts, group, strict=True):
+                optimizer.update_step(_own_part(gradient), part, learning_rate)
+            sizes = [part.shape[0] for part in parts]
+            gathered = replica.all_gather(tf.concat([part.updated() for part in parts], 0), 0)
+            rows = tf.reshape(gathered, (replica.num_replicas_in_sync, sum(sizes)))
+            for (_, variable), values in zip(group, tf.split(rows, sizes, axis=1), strict=True):
                 tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=_joined(values, variable))
 
     return update
-
-
-def _updated_part(optimizer: Any, gradient: Any, variable: Any, learning_rate: Any) -> Any:
-    """Returns this replica's part of a weight after its update, which changes the slots.
-
-    The operation needs a resource: one that lives until its value is read.
-    """
-    value, device = _own_part(variable.value), variable.value.device
-    handle = tf.raw_ops.VarHandleOp(
-        dtype=value.dtype, shape=value.shape, shared_name=f"shard_optimizer/{next(_numbers)}"
-    )
-    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-    optimizer.update_step(_own_part(gradient), Part(variable, handle, value.dtype, device), learning_rate)
-    updated = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
-    tf.raw_ops.DestroyResourceOp(resource=handle)
-    updated.set_shape(value.shape)
-    return updated
 
 
 def _move_averages(optimizer: Any, variables: Sequence[Any]) -> None:
