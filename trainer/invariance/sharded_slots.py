@@ -62,16 +62,12 @@ def slots_to_shard(optimizer: Any, replicas: int, *, averages: bool = True) -> l
             f"shard_optimizer: {type(optimizer).__name__} is not known to update each element of a weight by itself: "
             f"use {', '.join(_ELEMENTWISE.values())} of keras.optimizers, or drop --shard_optimizer"
         )
-    weights, variables = trained_by(optimizer), {id(variable) for variable in optimizer.variables}
-    left_out = () if averages else averages_of(optimizer)
-    variables -= set(map(id, left_out))
+    weights, slots = trained_by(optimizer), {id(variable) for variable in optimizer.variables}
+    slots -= set() if averages else set(map(id, averages_of(optimizer)))
     lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == len(weights)]
-    return [
-        (slot, weight)
-        for held in lists
-        for slot, weight in zip(held, weights, strict=True)
-        if id(slot) in variables and slot.shape == weight.shape and math.prod(weight.shape) >= _FEWEST * replicas
-    ]
+    pairs = [pair for held in lists for pair in zip(held, weights, strict=True)]
+    large = [(slot, weight) for slot, weight in pairs if math.prod(weight.shape) >= _FEWEST * replicas]
+    return [(slot, weight) for slot, weight in large if id(slot) in slots and slot.shape == weight.shape]
 
 
 def is_sharded(variable: Any) -> bool:
@@ -131,17 +127,17 @@ def _own_part(values: Any) -> Any:
     return _rows(values, replica.num_replicas_in_sync)[tf.get_static_value(replica.replica_id_in_sync_group)]
 
 
-def _joined(parts: Any, variable: Any) -> Any:
+def _joined(rows: Any, variable: Any) -> Any:
     """Returns the parts of a variable, (replicas, elements), as values of its shape."""
-    return tf.reshape(tf.reshape(parts, (-1,))[: math.prod(variable.shape)], variable.shape)
+    return tf.reshape(tf.reshape(rows, (-1,))[: math.prod(variable.shape)], variable.shape)
 
 
 class _Part:
     """Stands for a variable in an update of this replica's part of it: a resource that lives until `updated`."""
 
     def __init__(self, optimizer: Any, variable: Any) -> None:
-        value = _own_part(variable.value)
-        self.dtype, self.shape, self.device = value.dtype, value.shape, variable.value.device
+        value = _own_part(variable)
+        self.dtype, self.shape, self.device = value.dtype, value.shape, variable.device
         self._unique_id = key_of(optimizer, variable)
         name = f"shard_optimizer/{next(_numbers)}"
         self.handle = tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=name)
@@ -170,12 +166,13 @@ def _update(optimizer: Any, keys: Collection[Any], of_keras: Callable[..., None]
     """Returns what updates variables: those of `keys` in parts, and the others by `of_keras`."""
 
     def update(gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        groups: dict[str, list[Any]] = {}  # of variables of one type, whose parts are gathered at once; "": of others
+        groups: dict[Any, list[Any]] = {}  # by type, as parts of one type are gathered at once; None: of_keras
         for gradient, variable in zip(gradients, variables, strict=True):
-            kind = variable.dtype if key_of(optimizer, variable) in keys else ""
-            groups.setdefault(kind, []).append((gradient, variable))
-        if "" in groups:
-            of_keras(*zip(*groups.pop(""), strict=True), learning_rate)
+            value = variable.value if isinstance(variable, keras.Variable) else variable
+            kind = value.dtype if key_of(optimizer, value) in keys else None
+            groups.setdefault(kind, []).append((gradient, value))
+        if None in groups:
+            of_keras(*zip(*groups.pop(None), strict=True), learning_rate)
         replica = tf.distribute.get_replica_context()
         for group in groups.values():
             parts = [_Part(optimizer, variable) for _, variable in group]
@@ -185,7 +182,7 @@ def _update(optimizer: Any, keys: Collection[Any], of_keras: Callable[..., None]
             gathered = replica.all_gather(tf.concat([part.updated() for part in parts], 0), 0)
             rows = tf.reshape(gathered, (replica.num_replicas_in_sync, sum(sizes)))
             for (_, variable), values in zip(group, tf.split(rows, sizes, axis=1), strict=True):
-                tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=_joined(values, variable))
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_joined(values, variable))
 
     return update
 
