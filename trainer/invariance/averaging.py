@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.invariance.compat import averages_of
-from trainer.invariance.sharded_slots import whole
 
 
 def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
@@ -34,7 +33,7 @@ def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:
     if keeps_averages(optimizer) and optimizer.built:
         averages = averages_of(getattr(optimizer, "inner_optimizer", optimizer))
         for variable, average in zip(variables, averages, strict=True):
-            variable.assign(whole(average))
+            variable.assign(tf.convert_to_tensor(average))
 
 
 def keeps_averages(optimizer: Any) -> bool:

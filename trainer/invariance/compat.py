@@ -257,10 +257,10 @@ def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[...,
         optimizer._update_model_variables_moving_average = average
 
 
-def replace_value(variable: keras.Variable, value: tf.Variable) -> None:
-    """Makes `variable` hold its values in another variable, which may have another shape."""
+def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:
+    """Makes `variable` hold its values in another variable, which may have another shape, and be of a class for it."""
     _private("keras.Variable._value", owner=variable)
-    variable._value = value
+    variable._value, variable.__class__ = value, kind
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
@@ -29,6 +30,60 @@ _FEWEST = 1024  # elements of a part: slots of smaller weights stay whole
 _numbers = itertools.count()  # of parts in updates
 
 
+class ShardedSlot(keras.Variable):
+    """Has the shape and the values of a whole slot outside of a step, and is this replica's part in it.
+
+    Outside, parts on other workers are zeros. `value` is the variable of the parts, (elements,) on each replica.
+    """
+
+    @classmethod
+    def shard(cls, slot: keras.Variable) -> None:
+        """Makes each replica hold its part of `slot` alone. Call it under the strategy's scope."""
+        values, replicas = tf.convert_to_tensor(slot), tf.distribute.get_strategy().num_replicas_in_sync
+        part = tf.Variable(
+            tf.zeros([-(-math.prod(slot.shape) // replicas)], slot.dtype),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.NONE,
+        )
+        replace_value(slot, part, cls)
+        slot.assign(values)
+
+    def join(self, values: Any) -> None:
+        """Makes it an ordinary variable of these values, on the host, once no step follows."""
+        with tf.device("CPU:0"):
+            replace_value(self, tf.Variable(values, trainable=False), keras.Variable)
+
+    def assign(self, value: Any) -> Any:
+        """Sets each part to its values in `value`, those of the whole slot."""
+        parts, first, replicas = self._parts()
+        rows = _rows(tf.cast(value, self.value.dtype), replicas)
+        for number, part in enumerate(parts):
+            part.assign(rows[first + number])
+        return value
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        replica = tf.distribute.get_replica_context()
+        if replica and replica.num_replicas_in_sync > 1:
+            return tf.convert_to_tensor(self.value, dtype, name)
+        parts, first, replicas = self._parts()
+        rows = tf.stack([tf.convert_to_tensor(part) for part in parts])
+        return _joined(tf.pad(rows, [[first, replicas - first - len(parts)], [0, 0]]), self)
+
+    def numpy(self) -> Any:
+        """Returns the values of the whole slot."""
+        return tf.convert_to_tensor(self).numpy()
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def _parts(self) -> tuple[Sequence[Any], int, int]:
+        """Returns the parts that this worker holds, the number of the first of them, and how many all workers hold."""
+        strategy = self.value.distribute_strategy
+        parts, workers = strategy.experimental_local_results(self.value), strategy.cluster_resolver
+        return parts, workers.task_id * len(parts) if workers else 0, strategy.num_replicas_in_sync
+
+
 def shard_optimizers(model: keras.Model) -> None:
     """Shards the slots and moving averages (`use_ema`) of a model's optimizers; on one replica nothing changes.
 
@@ -42,8 +97,8 @@ def shard_optimizers(model: keras.Model) -> None:
         if replicas == 1 or not pairs:
             continue
         for slot, _ in pairs:
-            _shard(slot)
-        moves_parts = any(map(is_sharded, averages_of(optimizer)))
+            ShardedSlot.shard(slot)
+        moves_parts = any(isinstance(average, ShardedSlot) for average in averages_of(optimizer))
         keys = {key_of(optimizer, variable) for _, variable in pairs}
         average = partial(_move_averages, optimizer) if moves_parts else None
         replace_updates(optimizer, partial(_update, optimizer, keys), average)
@@ -68,51 +123,6 @@ def slots_to_shard(optimizer: Any, replicas: int, *, averages: bool = True) -> l
     pairs = [pair for held in lists for pair in zip(held, weights, strict=True)]
     large = [(slot, weight) for slot, weight in pairs if math.prod(weight.shape) >= _FEWEST * replicas]
     return [(slot, weight) for slot, weight in large if id(slot) in slots and slot.shape == weight.shape]
-
-
-def is_sharded(variable: Any) -> bool:
-    """Returns whether a variable has other values on each replica, its parts."""
-    return isinstance(variable, keras.Variable) and variable.value.shape != variable.shape
-
-
-def whole(variable: Any) -> Any:
-    """Returns the values of a variable, those of a sharded one put together, with zeros for parts on other workers."""
-    if not is_sharded(variable):
-        return tf.convert_to_tensor(variable)
-    parts, first, replicas = _local_parts(variable)
-    others = [[first, replicas - first - len(parts)], [0, 0]]
-    return _joined(tf.pad(tf.stack([tf.convert_to_tensor(part) for part in parts]), others), variable)
-
-
-def assign_whole(variable: Any, values: Any) -> None:
-    """Sets a variable to `values`, of its shape; of a sharded one each replica takes its part."""
-    if not is_sharded(variable):
-        variable.assign(values)
-        return
-    parts, first, replicas = _local_parts(variable)
-    rows = _rows(values, replicas)
-    for number, part in enumerate(parts):
-        part.assign(rows[first + number])
-
-
-def _local_parts(variable: Any) -> tuple[Sequence[Any], int, int]:
-    """Returns the parts that this worker holds, the number of the first of them, and how many all workers hold."""
-    strategy = variable.value.distribute_strategy
-    parts, workers = strategy.experimental_local_results(variable.value), strategy.cluster_resolver
-    return parts, workers.task_id * len(parts) if workers else 0, strategy.num_replicas_in_sync
-
-
-def _shard(slot: keras.Variable) -> None:
-    """Makes each replica hold its part of a slot alone."""
-    values, replicas = tf.convert_to_tensor(slot), tf.distribute.get_strategy().num_replicas_in_sync
-    part = tf.Variable(
-        tf.zeros([-(-math.prod(slot.shape) // replicas)], slot.dtype),
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.NONE,
-    )
-    replace_value(slot, part)
-    assign_whole(slot, values)
 
 
 def _rows(values: Any, replicas: int) -> Any:
@@ -192,5 +202,5 @@ def _move_averages(optimizer: Any, variables: Sequence[Any]) -> None:
     for variable, average in zip(variables, averages_of(optimizer), strict=True):
         before, values = tf.convert_to_tensor(average.value), tf.convert_to_tensor(variable.value)
         keep = tf.cast(keras.ops.not_equal(optimizer.iterations, 0), before.dtype) * optimizer.ema_momentum
-        moved = keep * before + (1 - keep) * (_own_part(values) if is_sharded(average) else values)
+        moved = keep * before + (1 - keep) * (_own_part(values) if isinstance(average, ShardedSlot) else values)
         tf.raw_ops.AssignVariableOp(resource=average.value.handle, value=moved)

@@ -18,7 +18,6 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.reachable import reachable
-from trainer.invariance.sharded_slots import whole
 from trainer.proofs.bands import Trained, Weights
 from trainer.proofs.reordering import reordered
 from trainer.reporting.progress import is_loss
@@ -125,7 +124,7 @@ def _values(model: keras.Model) -> Weights:
 
 
 def _array(variable: Any) -> npt.NDArray[np.float64]:
-    return np.asarray(whole(variable)).astype(np.float64)
+    return np.asarray(tf.convert_to_tensor(variable)).astype(np.float64)
 
 
 def _gradient_norm(model: keras.Model, before: Weights) -> float:

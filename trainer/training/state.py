@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.compat import replace_value
 from trainer.invariance.reachable import reachable
-from trainer.invariance.sharded_slots import assign_whole, is_sharded, whole
+from trainer.invariance.sharded_slots import ShardedSlot
 
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
@@ -81,21 +80,19 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
     A tensor that still refers to a variable's buffer would make the next step copy the variable on the device, which
     would then hold the whole state twice until the checkpoint is written.
     """
-    with tf.device("CPU:0"):
-        values = {name: whole(variable).numpy() for name, variable in variables.items()}
+    values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
     if replicas and replicas.cluster.several:
         for name, value in values.items():
-            if is_sharded(variables[name]):
+            if isinstance(variables[name], ShardedSlot):
                 values[name] = replicas.sum_over_workers(value).astype(value.dtype)
     return values
 
 
 def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
     """Moves sharded variables, put together, to the host, once no step follows; all workers must call it."""
-    sharded = {name: variable for name, variable in variables.items() if is_sharded(variable)}
-    with tf.device("CPU:0"):
-        for name, value in snapshot(sharded, replicas).items():
-            replace_value(sharded[name], tf.Variable(value, trainable=False))
+    sharded = {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
+    for name, value in snapshot(sharded, replicas).items():
+        sharded[name].join(value)
 
 
 def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -113,7 +110,7 @@ def put_back(variables: Mapping[str, Any], values: Mapping[str, npt.NDArray[Any]
             value = values[name] if values is not None else np.zeros(variable.shape)
             if replicas.cluster.several:
                 value = replicas.sum_over_workers(value)
-            assign_whole(variable, tf.cast(value, variable.dtype))
+            variable.assign(tf.cast(value, variable.dtype))
 
 
 def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: str) -> None:
