@@ -80,7 +80,8 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
     A tensor that still refers to a variable's buffer would make the next step copy the variable on the device, which
     would then hold the whole state twice until the checkpoint is written.
     """
-    values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
+    with tf.device("CPU:0"):  # puts sharded ones together
+        values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
     if replicas and replicas.cluster.several:
         for name, value in values.items():
             if isinstance(variables[name], ShardedSlot):
