@@ -65,7 +65,7 @@ class ShardedSlot(keras.Variable):
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
         replica = tf.distribute.get_replica_context()
         if replica and replica.num_replicas_in_sync > 1:
-            return tf.convert_to_tensor(self.value, dtype, name)
+            return tf.convert_to_tensor(self.value, dtype, name=name)
         parts, first, replicas = self._parts()
         rows = tf.stack([tf.convert_to_tensor(part) for part in parts])
         return _joined(tf.pad(rows, [[first, replicas - first - len(parts)], [0, 0]]), self)

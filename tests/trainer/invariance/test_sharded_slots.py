@@ -83,37 +83,22 @@ def test_a_resumed_run_may_change_it_and_the_number_of_replicas(tmp_path: Path) 
     """The saved model has whole slots too, and the averages as weights."""
     flags = [ODD, "--precision=float64", "--evaluation_fraction=0.2", "--save_optimizer", "--global_batch_size=480"]
     saved = list[dict[str, Any]]()
-    for name, stretches in (
-        ("straight", [(2, PLAIN, 6)]),
-        ("resumed", [(4, SHARDED, 2), (1, PLAIN, 4), (2, SHARDED, 6)]),
-    ):
-        for replicas, way, steps in stretches:
-            job_dir = run_job(
-                small(*flags, way, f"--replicas={replicas}", f"--steps={steps}", f"--job_dir={tmp_path / name}")
-            )
+    stretches = {"straight": [(2, PLAIN, 6)], "resumed": [(4, SHARDED, 2), (1, PLAIN, 4), (2, SHARDED, 6)]}
+    for name in stretches:
+        for replicas, way, steps in stretches[name]:
+            own = [f"--replicas={replicas}", f"--steps={steps}", f"--job_dir={tmp_path / name}"]
+            job_dir = run_job(small(*flags, way, *own))
         model = keras.saving.load_model(job_dir / "model" / "model.keras")
         _, state = read_checkpoint(checkpoint_folders(job_dir / "checkpoints")[-1])
-        saved.append(
-            state
-            | {
-                f"saved {index}": value.numpy()
-                for index, value in enumerate([*model.weights, *model.optimizer.variables])
-            }
-        )
+        variables = enumerate([*model.weights, *model.optimizer.variables])
+        saved.append(state | {f"saved {index}": variable.numpy() for index, variable in variables})
     assert largest_difference(saved[0], saved[1], 1e-3) < 1e-10
 
 
 @pytest.mark.slow
 def test_workers_that_were_killed_are_resumed_without_it_on_one_machine(tmp_path: Path) -> None:
-    flags = [
-        ODD,
-        "--data=digits",
-        "--image_size=16",
-        "--precision=float64",
-        "--global_batch_size=16",
-        "--save_optimizer",
-    ]
-    flags += ["--steps_per_loop=1", "--checkpoint_every_steps=5", "--steps=200"]
+    flags = [ODD, "--data=digits", "--image_size=16", "--precision=float64", "--global_batch_size=16", "--steps=60"]
+    flags += ["--save_optimizer", "--steps_per_loop=1", "--checkpoint_every_steps=5"]
     killed, addresses = tmp_path / "killed", free_addresses(2)
     of_killed = [*flags, f"--job_dir={killed}", SHARDED]
     processes = [workers.start(addresses, index, of_killed, tmp_path / f"log.{index}") for index in range(2)]
@@ -125,14 +110,11 @@ def test_workers_that_were_killed_are_resumed_without_it_on_one_machine(tmp_path
         process.kill()
     workers.end(processes)
     (_, before), *_ = map(read_checkpoint, checkpoint_folders(killed / "checkpoints"))
-    assert all(np.count_nonzero(value) for value in before.values())  # the other worker's parts too
+    assert all(np.any(value.ravel()[value.size // 2 :]) for value in before.values())  # the other worker's parts too
     run_job(small(*flags, PLAIN, "--replicas=4", f"--job_dir={killed}"))
-    assert (
-        workers.run(2, [*flags, SHARDED, f"--job_dir={tmp_path / 'straight'}"], tmp_path / "straight.log") == [DONE] * 2
-    )
-    states = [
-        read_checkpoint(checkpoint_folders(tmp_path / name / "checkpoints")[-1])[1] for name in ("killed", "straight")
-    ]
+    straight = tmp_path / "straight"
+    assert workers.run(2, [*flags, SHARDED, f"--job_dir={straight}"], tmp_path / "other.log") == [DONE] * 2
+    states = [read_checkpoint(checkpoint_folders(run / "checkpoints")[-1])[1] for run in (killed, straight)]
     assert largest_difference(states[0], states[1], 1e-3) < 1e-10
 
 
