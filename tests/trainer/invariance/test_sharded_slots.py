@@ -25,9 +25,7 @@ OPTIMIZERS: dict[str, Any] = {
     ),
     "nesterov": lambda: keras.optimizers.SGD(1e-2, momentum=0.9, nesterov=True, clipnorm=0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(1e-3, momentum=0.5, use_ema=True, ema_momentum=0.7),
-    "plain rmsprop": lambda: keras.optimizers.RMSprop(1e-3, centered=True),
-    "amsgrad": lambda: keras.optimizers.Adam(1e-3, amsgrad=True, weight_decay=0.1),
-    **{name: getattr(keras.optimizers, name) for name in ("Adagrad", "Adadelta", "Adamax", "Ftrl", "Lion", "Lamb")},
+    **{name: getattr(keras.optimizers, name) for name in ("Adadelta", "Ftrl", "Lamb")},
     "Mine": lambda: type("Mine", (keras.optimizers.Adam,), {})(1e-2),
 }
 
@@ -62,11 +60,10 @@ def slot_bytes(model: keras.Model) -> int:
     pytest.param((ODD, "--replicas=2", "--virtual_replicas=4", "--precision=float32"), id="virtual", marks=SLOW),
     *(
         pytest.param((ODD, "--replicas=2", f"--optimizer={name}"), id=name, marks=SLOW)
-        for name in ("plain rmsprop", "amsgrad", "Adagrad", "Adadelta", "Adamax", "Ftrl", "Lion")
+        for name in ("Adadelta", "Ftrl")
     ),
     pytest.param(("--model=mlp", "--width=64", "--replicas=4"), id="mlp", marks=SLOW),
     pytest.param(("--model=cnn", "--image_size=20", "--width=16", "--replicas=2"), id="cnn", marks=SLOW),
-    pytest.param(("--model=wgan_gp", "--width=16", "--replicas=2"), id="wgan_gp", marks=SLOW),
     pytest.param(("--model=dcgan", "--width=16", "--replicas=4"), id="dcgan", marks=SLOW),
 ])  # fmt: skip
 def test_all_variables_are_those_of_whole_slots_and_a_replica_holds_its_part(flags: tuple[str, ...]) -> None:
@@ -79,6 +76,7 @@ def test_all_variables_are_those_of_whole_slots_and_a_replica_holds_its_part(fla
         assert slot_bytes(models[0]) < (1 / configs[0].replicas + 0.03) * slot_bytes(models[1])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_change_it_and_the_number_of_replicas(tmp_path: Path) -> None:
     """The saved model has whole slots too, and the averages as weights."""
     flags = [ODD, "--precision=float64", "--evaluation_fraction=0.2", "--save_optimizer", "--global_batch_size=480"]
