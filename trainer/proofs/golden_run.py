@@ -13,7 +13,7 @@ from trainer.base.run_files.records import write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
-from trainer.proofs.golden_file import PACKAGES, losses_apart, moment
+from trainer.proofs.golden_file import losses_apart, moment
 from trainer.proofs.reordering import reordered
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.state import snapshot, variables_of
@@ -38,7 +38,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         "learning_rate": config.learning_rate,
         "data": setup.content,
         "sources": user_sources(config),
-        "packages": {name: version for name, version in packages().items() if name in PACKAGES},
+        "packages": packages(),
         "instructions": instruction_set(),
     }
     if control:
