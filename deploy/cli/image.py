@@ -87,10 +87,12 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
     """Runs the build and shows its log; returns the exit code and the image's digest, empty if gcloud names none."""
     line = ""
     try:
-        with gcloud_environment() as environment:
-            with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as build:
-                for line in build.stdout or ():
-                    print(line, end="", flush=True)
+        with (
+            gcloud_environment() as environment,
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as build,
+        ):
+            for line in build.stdout or ():
+                print(line, end="", flush=True)
     except FileNotFoundError:
         raise not_installed() from None
     digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""

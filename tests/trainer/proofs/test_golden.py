@@ -43,7 +43,12 @@ def tensors(change: float = 0.0) -> dict[str, Any]:
 def content(change: float = 0.0, loss: float = 1.0, **other: Any) -> dict[str, Any]:
     """Returns what measuring leaves of a run."""
     moments = {str(step): moment(tensors(change), {"loss": loss}) for step in STEPS}
-    about = {"data": {"rows": 8}, "sources": {"mine.py": "1"}, "packages": {"keras": "3.12", "absl-py": "2.1"}, "instructions": "avx2"}
+    about = {
+        "data": {"rows": 8},
+        "sources": {"mine.py": "1"},
+        "packages": {"keras": "3.12", "absl-py": "2.1"},
+        "instructions": "avx2",
+    }
     return {"names": ["kernel", "bias"], "sizes": SIZES, "moments": moments, **about, **other}
 
 
@@ -110,7 +115,9 @@ def test_a_line_names_the_ways_and_what_differs() -> None:
     assert described([((1, 1), same), ((2, 1), same), ((1, 2), same)], []) == (
         "equal bits on 1 and 2 replicas and 2 workers"
     )
-    assert described([((1, 1), same), ((2, 1), near)], ["data equal", "packages differ: keras 3.12 -> 3.15, x 1 -> 2"]) == (
+    assert described(
+        [((1, 1), same), ((2, 1), near)], ["data equal", "packages differ: keras 3.12 -> 3.15, x 1 -> 2"]
+    ) == (
         "equal bits on 1 replica; rounding on 2 replicas: 1.3 of 3 times what another order of the rows does "
         "(packages differ: keras 3.12 -> 3.15, x 1 -> 2)"
     )
@@ -243,7 +250,9 @@ def test_a_users_model_is_recorded_checked_and_found_changed(tmp_path: Path) -> 
     changed = command(tmp_path, "check", "golden/mine.json", "--junit=out.xml")
     assert changed.returncode == USER_MUST_CHANGE
     assert "CHANGED from step 1, first in" in changed.stderr
-    assert "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets equal" in changed.stderr
+    assert (
+        "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets equal" in changed.stderr
+    )
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
     assert (suite.get("failures"), suite[0][0].get("message", "")[:7]) == ("1", "CHANGED")
     (tmp_path / "mine.py").unlink()
@@ -259,17 +268,17 @@ def test_bisect_names_the_commit_that_changed_the_numbers(tmp_path: Path) -> Non
         subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
 
     git("init", "--quiet")
-    for number in range(8):
-        changed = MODEL.replace('"relu"', '"gelu"') if number >= 5 else MODEL
+    for number in range(64):
+        changed = MODEL.replace('"relu"', '"gelu"') if number >= 41 else MODEL
         (tmp_path / "mine.py").write_text(f"# {number}\n{changed}")
         git("add", "mine.py")
         git("commit", "--quiet", "--message", f"Change {number}")
         if number == 0:
             assert command(tmp_path, "record", *FLAGS[:2], "--steps=1", "--out=mine.json").returncode == DONE
-    found = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    found = command(tmp_path, "bisect", "mine.json", "--good=HEAD~63")
     assert (found.returncode, found.stderr) == (DONE, "")
-    assert found.stdout.endswith("Change 5: is the first with other numbers\n")
+    assert found.stdout.endswith("Change 41: is the first with other numbers\n")
     (tmp_path / "mine.py").write_text("# not committed")
-    refused = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    refused = command(tmp_path, "bisect", "mine.json", "--good=HEAD~63")
     assert refused.returncode == USER_MUST_CHANGE
     assert "the working tree has changes, which git bisect would overwrite: commit or stash them" in refused.stderr
