@@ -80,6 +80,17 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
     assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
 
 
+def test_virtual_replicas_cost_passes_gathered_gradients_and_their_sums() -> None:
+    """8 on 4 devices: 2 passes each, as micro-batches; then each device gets the 10**8 bytes of the 3 others."""
+    micro, virtual = dataclasses.replace(CONFIG, micro_batches=2), dataclasses.replace(CONFIG, virtual_replicas=8)
+    longer = step_seconds(PLAN, virtual, L4, 4).middle - step_seconds(PLAN, micro, L4, 4).middle
+    assert longer == pytest.approx((3 - 1.5) * 1e8 / (L4.link_gb_per_s * 1e9))
+    fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
+    assert fits[0]
+    assert fits[1]
+    assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
+
+
 def test_recomputation_is_proposed_with_what_it_costs(tmp_path: Path) -> None:
     plan = plan_with(tmp_path, row_gib=1.0)
     halves = [dataclasses.replace(plan, recomputed=plan_with(tmp_path, row_gib=gib).memory, recomputed_flops=1.28)
