@@ -18,11 +18,11 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import stdout_of_programs
 from deploy.tiers.tier import Tier
 from deploy.vertex import buckets
+from deploy.vertex.spending import format_duration
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import positive, read_json
 from trainer.base.run_files.run_layout import SPEED
 from trainer.base.run_files.serving_file import FIXED_BATCH
-from trainer.base.terminal import duration
 
 _MEASURED_ROWS = 256
 # Guesses. Of rows whose lines were not all read; of the time of another CPU, and of a GPU, over that of this CPU.
@@ -105,4 +105,4 @@ def prediction_plan(tier: Tier, artifact: str, address: str, run: str, max_cost:
 
 
 def _times(seconds: Interval) -> str:
-    return f"{duration(seconds.middle)} ({duration(seconds.low)} - {duration(seconds.high)})"
+    return f"{format_duration(seconds.middle)} ({format_duration(seconds.low)} - {format_duration(seconds.high)})"
