@@ -26,7 +26,7 @@ except ImportError as error:
 MODULE = "benchmarks.proofs.second_host"
 
 
-class Answers(Predictor):  # type: ignore[misc]  # the SDK has no types
+class Answers(Predictor):
     """Answers as `trainer.serve` does."""
 
     def load(self, artifacts_uri: str, **_: Any) -> None:

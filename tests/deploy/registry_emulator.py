@@ -78,15 +78,11 @@ def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
 def _batch(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     job = BatchPredictionJob.from_json(body.decode())
     google.bodies.append(json.loads(body))
-    if google.run:
-        thread = threading.Thread(target=_feed, args=(google, google.bodies[-1]), name="a batch prediction job")
-        google.threads.append(thread)
-        thread.start()
     return 200, {**MessageToDict(BatchPredictionJob.pb(job)), "name": f"{match[1]}/batchPredictionJobs/77"}
 
 
-def _feed(google: Emulator, job: dict[str, Any]) -> None:
-    """Starts the server of the model's version as its containerSpec says, and gives it all lines in one request.
+def feed(google: Emulator, job: dict[str, Any]) -> None:
+    """Carries out a BatchPredictionJob: starts the server of the model's version as its containerSpec says, and gives it all lines in one request.
 
     https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
     """

@@ -17,7 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.planted import plant
-from tests.deploy.registry_emulator import versions
+from tests.deploy.registry_emulator import feed, versions
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import write_servable
 
@@ -161,12 +161,13 @@ SDK = ["--backend=sdk", "--project=my-proj"]
 def test_a_dry_run_prints_the_requests_and_sends_none(
     cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
 ) -> None:
-    assert registered(session, a_run(tmp_path / "a"), "--dry_run") == 0
+    folder = a_run(tmp_path / "a")
+    assert registered(session, folder, "--dry_run") == 0
     first, _, text = capsys.readouterr().out.partition("\n")
     assert first == "POST projects/my-proj/locations/us-central1/models:upload"
     assert json.loads(text)["model"]["containerSpec"]["imageUri"] == IMAGE
     assert (versions(cloud), cloud.objects) == ([], {})
-    assert registered(session, a_run(tmp_path / "a")) == 0
+    assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=l4x1"]
     for flags, request in (([], "gcloud ai custom-jobs create"), (["--as=batch_prediction"], '"instancesFormat"')):
@@ -192,11 +193,12 @@ def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_i
     with pytest.raises(UserError, match=r"^max_cost=1: the job would be stopped before its end: 3,000,000 rows"):
         predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=1"], session)
     for words, reason in (
-        ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"), (["--plan", "--from=x"], "contradict"),
-        (["--as=batch_prediction", "--plan"], "a plan contradict"),
-    ):  # fmt: skip
+        ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"),
+        (["--tier=cpu", "--plan", "--from=x"], "contradict"),
+        (["--tier=cpu", "--as=batch_prediction", "--plan"], "a plan contradict"),
+    ):
         with pytest.raises(UserError, match=reason):
-            predict.main([*where, "--tier=l4x1", *words], session)
+            predict.main([*where, *words], session)
     del cloud.objects["my-bucket/rows.jsonl"]
     with pytest.raises(UserError, match=r"^gs://my-bucket/rows\.jsonl: there is no such object$"):
         predict.main([*where, "--tier=l4x1", f"--from={trained}"], session)
@@ -255,7 +257,7 @@ def test_the_job_answers_the_rows_by_the_real_command(
     cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n[3, 4]\n"
     words[2] = "gs://my-bucket/batch"
     assert predict.main([*words, "--as=batch_prediction", "--backend=sdk"], session) == 0
-    cloud.threads[-1].join(timeout=120)
+    feed(cloud, cloud.bodies[-1])
     served = cloud.objects["my-bucket/batch/prediction.results-00000-of-00001"].splitlines()
     assert [json.loads(line)["prediction"] for line in served] == [json.loads(line)["prediction"] for line in answers]
 
