@@ -82,7 +82,7 @@ def _batch(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
 
 
 def feed(google: Emulator, job: dict[str, Any]) -> None:
-    """Carries out a BatchPredictionJob: starts the server of the model's version as its containerSpec says, and gives it all lines in one request.
+    """Carries out a batch prediction job: starts the server of the version, and gives it all lines in one request.
 
     https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
     """
