@@ -54,8 +54,8 @@ def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | N
     if not fit or not fit.levers:
         return None
     first, *others = map(str, fit.levers)
-    dearer = f", cheaper than {', '.join(others)}" if others else ""
-    say(f"{tier.name}: without a setting {fit.verdict}: --fit adds {first}{dearer}")
+    problem = "does not fit" if fit.verdict == TOO_LARGE else "may not fit"
+    say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', cheaper than ' * bool(others)}{', '.join(others)}")
     return fit.levers[0]
 
 
@@ -87,7 +87,7 @@ def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
 def estimated_usd(job: RenderedJob) -> Interval | None:
     """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
     tier, training = job.tier, job.request.training
-    if job.checks or training is None or tier.most_usd is None:
+    if job.options.check or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
         offer = _offer(tier, _known(tier, training.config, own_image=not job.image.plain))

@@ -38,15 +38,8 @@ PLAIN = {"__init__.py", "gan.py", "data/table.json"}
 @pytest.mark.parametrize(
     ("pattern", "path", "is_folder", "ignored"),
     [
-        ("*.ckpt", "a/b.ckpt", False, True), ("*.ckpt", "a/b.ckpt2", False, False), ("data/", "data", True, True),
-        ("data/", "data", False, False), ("data/", "a/data", True, True), ("/data", "a/data", True, False),
-        ("/data", "data", True, True), ("a/b", "a/b", False, True), ("a/b", "x/a/b", False, False),
-        ("**/b", "x/a/b", False, True), ("a/**", "a/x/y", False, True), ("a/**/b", "a/b", False, True),
-        ("a/**/b", "a/x/y/b", False, True), ("*.p[yc]", "a.pc", False, True), ("*.p[!y]", "a.py", False, False),
-        ("run?", "run1", False, True), ("run?", "run/", False, False), ("# *", "# x", False, False),
-        ("\\#x", "#x", False, True), ("\\!x", "!x", False, True), ("a b ", "a b", False, True),
-        ("[", "[", False, False), ("a.b", "axb", False, False), ("*\n!keep.bin", "keep.bin", False, False),
-        ("!x\n*", "x", False, True), ("d*r/f", "dir/f", False, True), ("d*r", "d/r", False, False),
+        ("*.ckpt", "a/b.ckpt", False, True), ("data/", "data", True, True), ("data/", "data", False, False),
+        ("/data", "a/data", True, False), ("*\n!keep.bin", "keep.bin", False, False), ("!x\n*", "x", False, True),
     ],
 )  # fmt: skip
 def test_a_line_of_gitignore(pattern: str, path: str, is_folder: bool, ignored: bool, tmp_path: Path) -> None:
