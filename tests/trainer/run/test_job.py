@@ -235,22 +235,22 @@ def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], pre
 def test_out_of_memory_names_no_precision_in_use_and_what_a_kept_plan_says_that_settings_save(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
         config = TrainConfig(precision=precision)
         line = str(out_of_memory(config, make_replicas(config)))
         assert line.endswith(f"{advice}; `python -m deploy plan` says what fits")
         assert ": use --micro_batches=2, recompute activations by --remat=blocks, lower global_batch_size" in line
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
+    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, recompute" in str(
+        out_of_memory(config, make_replicas(config))
+    )
     config = TrainConfig(global_batch_size=64)
     kept_plan(config).parent.mkdir(parents=True)
     plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
     small = read_plan(planted_plan(tmp_path, row_gib=0.05)).memory
     write_plan(kept_plan(config), dataclasses.replace(plan, recomputed=small, recomputed_work=plan.work))
     assert ": use --micro_batches=2 (-3.2 GiB by its plan), recompute activations by --remat=blocks (-3.2 GiB" in str(
-        out_of_memory(config, make_replicas(config))
-    )
-    config = TrainConfig(global_batch_size=12, micro_batches=2)  # 6 rows a pass; 3 passes would have 4 still
-    assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, recompute" in str(
         out_of_memory(config, make_replicas(config))
     )
 
