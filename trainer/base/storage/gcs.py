@@ -284,12 +284,5 @@ def writer() -> dict[str, str]:
 
 
 def _remote(bucket: str, blob: Any) -> Remote:
-    return Remote(
-        Address(bucket, blob.name),
-        int(blob.size),
-        blob.crc32c or "",
-        int(blob.generation),
-        blob.content_encoding or "",
-        blob.metadata,
-        blob.updated,
-    )
+    content = int(blob.size), blob.crc32c or "", int(blob.generation), blob.content_encoding or ""
+    return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated)
