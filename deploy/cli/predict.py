@@ -8,8 +8,9 @@ from typing import Any
 from deploy.client.arguments import add_flags, command_line, parser
 from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import CHANGES, new_submission, read_changes
-from deploy.client.prepared_job import PreparedSubmission, describe
+from deploy.client.prepared_job import COST, PreparedSubmission, describe
 from deploy.planning.cost_rule import agrees_to_pay
+from deploy.planning.prediction_plan import prediction_plan
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import render
@@ -43,16 +44,20 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--as", dest="kind", choices=("custom_job", "batch_prediction"), default="custom_job",
                      help="batch_prediction: Vertex AI's own job, which has no time limit")  # fmt: skip
     add_flags(cli, "project", "region", "prices", "max_cost", *CHANGES, "backend")
+    cli.add_boolean("plan", "first measure a batch on this machine's CPU, for the time and the cost of the job")
+    cli.add_argument("--from", default="", metavar="RUN", help="job directory of a run on devices of the tier's kind: "
+                     "time and cost come from its speed")  # fmt: skip
     cli.add_boolean("dry_run", "print the request and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     cli.add_boolean("yes", "do not ask about a batch_prediction, which has no limit")
     add_json_flag(cli)
     cli.set_defaults(max_wait=None, month_budget=None)
     args = cli.parse_args(arguments)
-    if args.kind == "batch_prediction" and args.max_cost:
-        raise UserError(
-            "--as=batch_prediction and --max_cost contradict each other: that job has no time limit: drop one"
-        )
+    if args.plan and getattr(args, "from"):
+        raise UserError("--plan and --from contradict each other: the time is measured here, or that of a run")
+    if args.kind == "batch_prediction" and (args.max_cost or args.plan or getattr(args, "from")):
+        flag = "--max_cost" if args.max_cost else "a plan"
+        raise UserError(f"--as=batch_prediction and {flag} contradict each other: that job has no time limit: drop one")
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
@@ -61,14 +66,18 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         version = retried(lambda: find_version(args.model, backend), session.clock)
         if args.kind == "batch_prediction":
             return _batch_prediction(_batch_request(version, rows, out, tier.spec["workerPoolSpecs"][0]), args, backend)
-    request = PredictionRequest(tier, str(version), version.artifact, version.image, rows, out)
-    options = JobOptions(
-        f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
-        labels=read_labels(args.labels), kms_key=args.kms_key,
-    )  # fmt: skip
-    jobs = [render(request, gcp, options)]
+        request = PredictionRequest(tier, str(version), version.artifact, version.image, rows, out)
+        options = JobOptions(
+            f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
+            labels=read_labels(args.labels), kms_key=args.kms_key,
+        )  # fmt: skip
+        job, run = render(request, gcp, options), getattr(args, "from")
+        plan = "its time is not known: --plan measures a batch here, --from= takes a run's speed"
+        if args.plan or run:
+            plan = prediction_plan(job.tier, version.artifact, rows, run, args.max_cost)
     record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])
-    return PreparedSubmission(args, options, jobs, record, session, [*describe(jobs)]).run("predict")
+    about = [*describe([job]), (COST, plan)]
+    return PreparedSubmission(args, options, [job], record, session, about).run("predict")
 
 
 def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dict[str, Any]:

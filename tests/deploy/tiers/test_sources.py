@@ -9,7 +9,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.tiers.ignore_file import is_ignored, rules_in
-from deploy.tiers.packages import OLDEST, Package, check_requirement, trainer_package, user_package, write_copy
+from deploy.tiers.packages import OLDEST, check_requirement, trainer_package, user_package, write_copy
 from deploy.tiers.sources import user_sources
 from tests import versions
 from tests.deploy.conftest import WHERE, Capture, Command
@@ -190,8 +190,3 @@ def test_the_largest_size_is_a_flag_that_the_printed_command_repeats(
     (mine / "weights.bin").write_bytes(b"few, or the archive takes ten seconds")
     assert main([*flags, "--max_package_mb=200"]) == 0
     assert f"--package={mine} --max_package_mb=200\n" in capsys.readouterr().out
-
-
-def test_the_name_of_a_package_is_that_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x")
-    assert Package("p", "1", {"a": tmp_path / "a"}).digest == Package("p", "1", {"a": b"x"}).digest
