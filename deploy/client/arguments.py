@@ -15,11 +15,11 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
 from trainer.base.errors import UserError, printable
-from trainer.base.settings import TrainConfig
 from trainer.base.settings.fields import nearest, refuse_removed
 from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
 MOST_WORDS = 100_000  # characters of a script's arguments, which Vertex AI takes
