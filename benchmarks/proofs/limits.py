@@ -72,7 +72,7 @@ class Planted:
 
 
 class Guard(limit_watch.LimitWatch):
-    """Is the real guard, which may not end this process."""
+    """Watches as the real guard does, but may not end this process."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
