@@ -37,7 +37,7 @@ from trainer.training.checkpoint import Checkpoints
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
 from trainer.training.limit_watch import LimitWatch, guarding
 from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
-from trainer.training.state import LearningRates
+from trainer.training.state import LearningRates, make_whole, variables_of
 from trainer.user_code.interface import ModelInterface
 
 _MOST_ROLLBACKS = 2
@@ -193,6 +193,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             run.job.result.goodput.enter(SAVE)  # until the end, with the export
             run.save(pending=bool(control.signal))
             run.checkpoints.wait()
+        make_whole(variables_of(setup.model), setup.replicas)
         if run.job.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):

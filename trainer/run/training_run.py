@@ -192,8 +192,11 @@ class TrainingRun:
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
-        save = partial(Hook, config.checkpoint_every_steps, lambda progress: self.save())
-        return [*hooks, save(requested=lambda: control.save_due or best.improved)]
+
+        def save_requested() -> bool:  # by any worker: the chief alone knows what images are worth
+            return bool(self.setup.replicas.sum_over_workers([control.save_due or best.improved])[0])
+
+        return [*hooks, Hook(config.checkpoint_every_steps, lambda progress: self.save(), requested=save_requested)]
 
 
 def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:
