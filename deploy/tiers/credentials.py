@@ -28,7 +28,11 @@ _TEXT_BYTES = 2**20  # the largest file that detect-secrets reads
 Rule = tuple[str, list[bytes], re.Pattern[bytes]]  # kind, texts of which one must be there, expression
 _STORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce", b"\x03\xd9\xa2\x9a")  # Java's keys, KeePass
 _PACKED = re.compile(r".*\.(zip|whl|jar|egg|tar|t?gz|t?bz2|t?xz|zst|7z|rar)", re.IGNORECASE)
-_UNPACK: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ": lzma.open}  # by a file's first bytes
+_UNPACK: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}  # by a file's first bytes
 _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|PUBLIC KEY)-----")
 
 
