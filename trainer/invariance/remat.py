@@ -89,7 +89,7 @@ def _blocks(network: Any) -> list[keras.Model]:
 
     Networks with several inputs or outputs, masks, or layers that are used twice are left whole.
     """
-    operations = getattr(network, "operations", network.layers)
+    operations = network.layers if isinstance(network, keras.Sequential) else network.operations
     layers = [layer for layer in operations if not isinstance(layer, keras.layers.InputLayer)]
     masks = any(getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking) for layer in layers)
     if masks or len(network.inputs) != 1 or len(network.outputs) != 1:
