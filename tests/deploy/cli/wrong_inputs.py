@@ -220,6 +220,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", [_DIGITS, "--flex_start"], "cpu.yaml with --flex_start: scheduling.strategy=FLEX_START: not for"),
     ("l4x1", ["t4x1", _DIGITS, "--flex_start"], "t4x1.yaml with --flex_start: scheduling.strategy=FLEX"),
     ("l4x1", [_DIGITS, "--flex_start=2h"], "argument --flex_start: '2h' must be true or false"),
+    ("l4x1", [_DIGITS, "--flex_start=0"], "argument --flex_start: '0' is no wait for machines: give --max_wait=TIME"),
     ("l4x1", [_DIGITS, "--flex_start", "--spot"], "--spot and --flex_start contradict each other: a job has machines"),
     ("l4x1", [_DIGITS, "--spot", "--reservation=x"], "--spot and --reservation contradict each other"),
     ("l4x1", [_DIGITS, "--reservation=x"], "reservation=x: write projects/PROJECT/zones/ZONE/reservations/NAME"),

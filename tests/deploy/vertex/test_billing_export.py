@@ -170,7 +170,8 @@ def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
     if sent:
         for ended, region in enumerate(("us-east4", "us-central1")):  # the first is not in the export yet
             assert submit.main([*flags, f"--region={region}"], session) == 0
-            line = rf"# 150\.50 USD billed this month for team:vision, 0\.\d\d for {ended} jobs of the last 48 h in my-proj, all regions"
+            line = rf"# 150\.50 USD billed this month for team:vision, 0\.\d\d for {ended} jobs of the last 48 h"
+            line += " in my-proj, all regions"
             assert re.search(line, capsys.readouterr().out)
         assert len(cloud.jobs) == 2
         return
