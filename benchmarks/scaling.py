@@ -1,19 +1,19 @@
 """Computes what more GPUs should bring: `python -m benchmarks.scaling`. No GPU is used and nothing is timed.
 
-FLOPs, bytes and all-reduces are counted in each recipe's graph. docs/scaling.md has the formula, the sources of the
-rates, and what is left out.
+FLOPs, bytes and all-reduces are counted in the graph of each recipe's step, on one replica and on two, as `deploy plan`
+does, whose formula and rates of data sheets turn them into times. docs/scaling.md has both, and what is left out.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-from unittest.mock import patch
+import dataclasses
 
 from benchmarks.runner import make_parser, print_table, program, save
-from benchmarks.trainer_loop import setup_of, step_graph
-from deploy.planning.gpu_constants import CONSTANTS
+from deploy.planning.step_time import all_reduce_seconds, compute_seconds
+from deploy.tiers.machine_table import Rates, load_machines
+from trainer.base.run_files.plan_file import Work
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.step_work import NO_KERNEL, Operation, operations
+from trainer.data.sources import load_dataset
+from trainer.planning.planner import work_of_replicas
 
 RECIPES = ("wgan_gp_mnist", "wgan_gp_photos", "dcgan_mnist", "cnn_mnist", "mlp_mnist", "efficientnet_photos")
 CASES = {recipe: [f"--recipe={recipe}"] for recipe in RECIPES}
@@ -21,59 +21,39 @@ CASES["efficientnet_photos"] += ["--weights=none", "--fine_tune_from=", "--fine_
 CASES["wgan_gp_photos"] += ["--diff_augment="]
 CASES["wgan_gp_mnist --sync_batch_norm=false"] = [*CASES["wgan_gp_mnist"], "--sync_batch_norm=false"]
 DEVICES = (2, 4, 8)
-# Dense TF32 FLOP/s, bytes/s of the memory, and of the link to the other GPUs, each way. By data sheet.
-MACHINES = {
-    "L4, PCIe 4.0 x16": (60e12, 300e9, 32e9),
-    "A100 40 GB, NVLink 3": (156e12, 1555e9, 300e9),
-    "H100 SXM, NVLink 4": (494e12, 3350e9, 450e9),
-}
+GPUS = {"L4": "NVIDIA_L4", "A100": "NVIDIA_TESLA_A100", "H100": "NVIDIA_H100_80GB"}
 PARSER = make_parser(__doc__)
 
 
-class Step(NamedTuple):
-    """Holds the counts of a step on one replica, at a recipe's batch and half of it, and what two replicas sum up."""
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Holds what a replica does alone and as one of two, and the rows of a recipe's global batch."""
 
-    whole: Sequence[Operation]
-    half: Sequence[Operation]
-    all_reduces: int
-    reduced_bytes: int
+    alone: Work
+    of_two: Work
+    rows: int
+
+    def seconds(self, rates: Rates, devices: int) -> tuple[float, float]:
+        """Returns the seconds of a step on so many GPUs of one machine, and of its all-reduces."""
+        if devices == 1:
+            return compute_seconds(self.alone, self.rows, rates, "tf32"), 0.0
+        computed = compute_seconds(self.of_two, self.rows / devices, rates, "tf32")
+        summed = all_reduce_seconds(self.of_two, devices, 1, rates)
+        return computed + summed, summed
 
 
-def counted(flags: Sequence[str]) -> Step:
+def counted(*flags: str) -> Step:
     """Counts the step of a recipe; the digits replace its data."""
-    rows = resolve([*flags, "--data=digits"]).config.global_batch_size
-    two = [op for op in _operations(*flags, "--replicas=2") if op.reduced_bytes]
-    return Step(
-        _operations(*flags, "--replicas=1"),
-        _operations(*flags, "--replicas=1", f"--global_batch_size={rows // 2}"),
-        sum(op.times for op in two) // 2,  # the graph has each once per replica
-        sum(op.reduced_bytes for op in two) // 2,
-    )
+    config = resolve([*flags, "--data=digits"]).config
+    dataset = load_dataset(config)
+    alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
+    return Step(alone, of_two, config.global_batch_size)
 
 
-def _operations(*flags: str) -> list[Operation]:
-    with patch("trainer.models.image_layers._has_gpu", return_value=True):  # builds the layers for GPUs
-        setup = setup_of(*flags, "--data=digits")
-        graph = step_graph(setup)
-    return [op for op in operations(graph, rows=setup.replicas.rows) if op.type not in NO_KERNEL]
-
-
-def step_seconds(step: Step, machine: str, devices: int) -> tuple[float, float]:
-    """Returns the seconds of one step on 1/devices of the batch, and of its all-reduces.
-
-    Every operation takes the longest of its dispatch, its FLOPs and its bytes.
-    """
-    flop_rate, memory_rate, link_rate = MACHINES[machine]
-
-    def part(whole: int, half: int) -> float:  # the work of an operation is linear in the rows
-        return whole - 2 * (1 - 1 / devices) * (whole - half)
-
-    work = 0.0
-    for a, b in zip(step.whole, step.half, strict=True):
-        compute, move = part(a.flops, b.flops) / flop_rate, part(a.moved_bytes, b.moved_bytes) / memory_rate
-        work += max(a.times * CONSTANTS.launch_seconds, compute, move)
-    volume = 2 * (devices - 1) / devices * step.reduced_bytes
-    return work, step.all_reduces * CONSTANTS.all_reduce_seconds * (devices > 1) + volume / link_rate
+def numbers(work: Work, rows: int) -> list[float]:
+    """Returns FLOPs, bytes, operations, all-reduces and their bytes of a replica with so many rows."""
+    moved = sum(op.times * op.moved_bytes.at(rows) for op in work.operations)
+    return [work.flops(rows), moved, sum(op.times for op in work.operations), work.all_reduces, work.reduced_bytes]
 
 
 @program
@@ -81,23 +61,27 @@ def main() -> None:
     """Prints the tables and saves the counts."""
     PARSER.parse_args()
     make_replicas(resolve(["--replicas=2"]).config)  # two logical devices, before TensorFlow starts
-    steps = {name: counted(flags) for name, flags in CASES.items()}
-    raw = {}
+    steps = {name: counted(*flags) for name, flags in CASES.items()}
+    raw = {name: (numbers(step.alone, step.rows), numbers(step.of_two, step.rows // 2)) for name, step in steps.items()}
     lines = ["| one step | GFLOP | GB moved | operations | all-reduces | MB all-reduced |", "|---|--:|--:|--:|--:|--:|"]
-    for name, step in steps.items():
-        flops, moved = sum(op.flops for op in step.whole), sum(op.moved_bytes for op in step.whole)
-        kernels = sum(op.times for op in step.whole)
-        raw[name] = [flops, moved, kernels, step.all_reduces, step.reduced_bytes]
-        reduced = f"{step.all_reduces} | {step.reduced_bytes / 1e6:.2f}"
-        lines.append(f"| {name} | {flops / 1e9:,.3g} | {moved / 1e9:,.3g} | {kernels:,} | {reduced} |")
-    print_table("Counted", lines)
-    lines = ["| | " + " | ".join(MACHINES) + " |", "|---|" + "---|" * len(MACHINES)]
+    for name, pair in raw.items():
+        flops, moved, operations = (
+            f"{one / unit:,.{digits}}, {two / unit:,.{digits}}"
+            for one, two, unit, digits in zip(*pair, (1e9, 1e9, 1), ("3g", "3g", "0f"), strict=False)
+        )
+        all_reduces, reduced = pair[1][3:]
+        lines.append(f"| {name} | {flops} | {moved} | {operations} | {all_reduces} | {reduced / 1e6:.2f} |")
+    print_table("Counted: a step on one replica; on each of two, with half of the rows", lines)
+    lines = ["| | " + " | ".join(GPUS) + " |", "|---|" + "---|" * len(GPUS)]
+    machines = load_machines().accelerators
     for name, step in steps.items():
         cells = []
-        for machine in MACHINES:
-            alone, all_reduce = step_seconds(step, machine, 1)[0], step_seconds(step, machine, 2)[1]
-            faster = " ".join(f"{alone / sum(step_seconds(step, machine, devices)):.2f}" for devices in DEVICES)
-            cells.append(f"{1e3 * alone:.1f}; {1e3 * all_reduce:.2f}; {faster}")
+        for gpu in GPUS.values():
+            rates = machines[gpu].rates
+            assert rates
+            alone, summed = step.seconds(rates, 1)[0], step.seconds(rates, 2)[1]
+            faster = " ".join(f"{alone / step.seconds(rates, devices)[0]:.2f}" for devices in DEVICES)
+            cells.append(f"{1e3 * alone:.1f}; {1e3 * summed:.2f}; {faster}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     print_table(f"Milliseconds of a step on one GPU, of its all-reduces on two; speed-up on {DEVICES} GPUs", lines)
     save("scaling", of=["flops", "moved_bytes", "operations", "all_reduces", "reduced_bytes"], step=raw)

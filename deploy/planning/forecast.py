@@ -68,9 +68,11 @@ def forecast(
     elif rows:
         rates, missing = _rates(tier, table, config)
         problems += [missing] if missing else []
-        if rates:
-            step, basis = step_seconds(plan, config, rates, tier.devices, tier.workers), BY_GRAPH
-            seconds = step.times(steps).plus(START_SECONDS)
+        step = step_seconds(plan, config, rates, tier.devices, tier.workers) if rates else None
+        if step:
+            seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
+        elif rates:
+            problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
     plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
     offered: list[Offer] = []

@@ -1,13 +1,14 @@
 """Predicts the time of a step from its graph: FLOPs, bytes and operations, at the rates of a GPU's data sheet.
 
 Each operation takes the longest of its dispatch, its FLOPs and its bytes, read and written by itself. That is no bound:
-fused operations move less, and small ones compute below the full rate.
+fused operations move less, and small ones compute below the full rate. On several GPUs the graph is that of two
+replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel for one.
 """
 
 from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
 from deploy.tiers.machine_table import Rates
-from trainer.base.run_files.plan_file import StepPlan
+from trainer.base.run_files.plan_file import StepPlan, Work
 from trainer.base.settings.train_config import TrainConfig
 
 NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
@@ -29,39 +30,34 @@ def arithmetic(config: TrainConfig, rates: Rates) -> str:
     return "tf32" if config.tf32 and "tf32" in rates.tflops else "float32"
 
 
-def compute_seconds(plan: StepPlan, rows: float, rates: Rates, kind: str) -> float:
+def compute_seconds(work: Work, rows: float, rates: Rates, kind: str) -> float:
     """Returns the counted time of one replica's part of a step, without all-reduces."""
     flop_rate, byte_rate = rates.tflops[kind] * 1e12, rates.memory_gb_per_s * 1e9
     share = 0.5 if kind == "16_bit" else 1.0  # of the bytes that depend on the rows
     total = 0.0
-    for work in plan.work:
-        moved = max(work.moved_bytes.fixed + share * work.moved_bytes.per_row * rows, 0.0)
-        total += work.times * max(CONSTANTS.launch_seconds, work.flops.at(rows) / flop_rate, moved / byte_rate)
+    for op in work.operations:
+        moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0)
+        total += op.times * max(CONSTANTS.launch_seconds, op.flops.at(rows) / flop_rate, moved / byte_rate)
     return total
 
 
-def _passes_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int) -> float:
-    """Returns the counted time of one replica's part of a step in all its passes."""
-    passes = config.passes(devices)
-    rows = config.global_batch_size / devices / passes
-    return passes * compute_seconds(plan, rows, rates, arithmetic(config, rates))
-
-
-def all_reduce_seconds(plan: StepPlan, devices: int, workers: int, rates: Rates, *, gathered: bool = False) -> float:
+def all_reduce_seconds(work: Work, devices: int, workers: int, rates: Rates, *, gathered: bool = False) -> float:
     """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics.
 
     gathered: each receives those of all others, and adds them itself, as with --virtual_replicas.
     """
-    if devices == 1:
-        return 0.0
     start, rate = (CONSTANTS.all_reduce_seconds, rates.link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
     travels = devices - 1 if gathered else 2 * (devices - 1) / devices
-    return plan.all_reduces * start + travels * plan.reduced_bytes / rate
+    return work.all_reduces * start + travels * work.reduced_bytes / rate
 
 
-def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int, workers: int = 1) -> Interval:
-    """Returns the time of a step on `devices` GPUs, on so many machines, with its band."""
-    computed = _passes_seconds(plan, config, rates, devices)
-    summed = all_reduce_seconds(plan, devices, workers, rates, gathered=config.virtual_replicas > 0)
+def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int, workers: int = 1) -> Interval | None:
+    """Returns the time of a step on `devices` GPUs, on so many machines, with its band; None if nothing tells it."""
+    work, passes = plan.work if devices == 1 else plan.work_of_two, config.passes(devices)
+    if work is None:
+        return None
+    rows = config.global_batch_size / devices / passes
+    computed = passes * compute_seconds(work, rows, rates, arithmetic(config, rates))
+    summed = all_reduce_seconds(work, devices, workers, rates, gathered=config.virtual_replicas > 0)
     return BAND.times(computed).plus(Interval(0.5, 1.0, 2.0).times(summed))

@@ -78,7 +78,7 @@ def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> flo
 
     With --virtual_replicas, sums of 1, 2, 4 … passes, and then the sums of all devices.
     """
-    gradients = min(plan.reduced_bytes, plan.memory.state_bytes)
+    gradients = plan.trained_bytes
     summed = gradients * (passes > 1)
     if config.virtual_replicas:
         summed = gradients * max(passes.bit_length(), tier.devices)

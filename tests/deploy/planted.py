@@ -8,22 +8,26 @@ from typing import Any
 from PIL import Image
 
 from trainer.base.run_files.breakdown import TIME_SHARES
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, write_plan
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, write_plan
 
 EXAMPLES = 6_000
 
 
 def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
-    """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update."""
+    """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update.
+
+    Each of two replicas has 100 small operations more, and an all-reduce.
+    """
     gib = 2.0**30
     lines = [LinearInRows(gib, row_gib * gib)]
     memory = Memory(lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
-    work = [
-        StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6)),
-        StepWork("Mul", 900, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0)),
-    ]
+    products = StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6))
+    one, of_two = (
+        [products, StepWork("Mul", times, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0))] for times in (900, 1000)
+    )
     folder.mkdir(parents=True, exist_ok=True)
-    write_plan(folder / "plan.json", StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, work, 1, 10**8))
+    plan = StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, 10**8, Work(one), Work(of_two, 1, 10**8))
+    write_plan(folder / "plan.json", plan)
     return folder / "plan.json"
 
 

@@ -1,4 +1,4 @@
-"""Builds a run's model for some rows of one replica, on the CPU, and runs steps of it on generated rows.
+"""Builds a run's model for some rows of each replica, on the CPU, and runs steps of it on generated rows.
 
 The rows repeat the first ones of the data. Data set, prefetched batches and iterators, which stay on the host of a GPU,
 are none of what a step allocates: every step gets the same tensors.
@@ -8,14 +8,11 @@ import dataclasses
 import math
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import trained_by
-from trainer.invariance.reachable import reachable
 from trainer.models.image_layers import as_on_gpus
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.state import variables_of
@@ -25,35 +22,41 @@ _REPEATED_ROWS = 16
 
 
 class MeasuredStep:
-    """Builds the model and the step of one number of rows.
+    """Builds the model and the step of one number of rows on each of so many logical CPUs.
 
     In float32 where the run's precision has 16 bits, and without XLA: its operations on a CPU are not those on a GPU.
     """
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, rows: int) -> None:
+    def __init__(self, config: TrainConfig, dataset: Dataset, rows: int, replicas: int = 1) -> None:
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
-            config, global_batch_size=rows, replicas=1, strategy="one_device", expect_devices=0, precision=precision,
-            jit_compile="false", micro_batches=1, virtual_replicas=0,
+            config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
+            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0,
         )  # fmt: skip
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
-        self.model, self._made = setup.model, 0
+        self.model, self.rows, self.replicas, self._made = setup.model, rows, replicas, 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
-        parts = _generated(dataset, self.batches_per_step, rows)
+        parts = _generated(dataset, (replicas, self.batches_per_step, rows))
         self._rows = iter(tf.data.Dataset.from_tensors(parts).repeat())
 
     @property
     def graph(self) -> Any:
-        """Returns the graph of the loop over steps."""
-        return self._runner.traced(self._rows).graph
+        """Returns the graph of the loop over steps, traced now if no step was run yet."""
+        with as_on_gpus():
+            return self._runner.traced(self._rows).graph
 
     @property
     def state_bytes(self) -> int:
         """Returns the bytes of all variables: weights, optimizers, averages."""
         return sum(map(_bytes, variables_of(self.model).values()))
+
+    @property
+    def trained_bytes(self) -> int:
+        """Returns the bytes of the weights that have gradients."""
+        return sum(map(_bytes, self.model.trainable_variables))
 
     def __call__(self) -> None:
         """Runs one step."""
@@ -61,32 +64,16 @@ class MeasuredStep:
             self._runner(self._rows, self._made, 1)
         self._made += 1
 
-    def updates(self) -> tuple[int, int]:
-        """Runs a step; returns how many updates its optimizers made, and the bytes of the gradients of all of them."""
-        inner = (getattr(item, "inner_optimizer", item) for item in reachable(self.model) if _is_optimizer(item))
-        optimizers = {id(optimizer): optimizer for optimizer in inner}.values()
-        before = [int(optimizer.iterations) for optimizer in optimizers]
-        self()
-        made = [int(optimizer.iterations) - count for optimizer, count in zip(optimizers, before, strict=True)]
-        reduced = [
-            count * sum(map(_bytes, trained_by(optimizer))) for optimizer, count in zip(optimizers, made, strict=True)
-        ]
-        return sum(made), sum(reduced)
 
-
-def _generated(dataset: Dataset, batches: int, rows: int) -> Any:
-    """Returns parts of shape (1, batches, rows, …), as `trainer.data.batches` yields for one replica."""
+def _generated(dataset: Dataset, shape: tuple[int, int, int]) -> Any:
+    """Returns parts of shape (replicas, batches, rows, …), as `trainer.data.batches` yields them."""
 
     def repeated(part: Any) -> Any:
         tensor = tf.convert_to_tensor(part)
-        places = tf.range(batches * rows) % tf.shape(tensor)[0]
-        return tf.reshape(tf.gather(tensor, places), (1, batches, rows, *tensor.shape[1:]))
+        places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
+        return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
 
     return tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
-
-
-def _is_optimizer(item: Any) -> bool:
-    return isinstance(item, keras.optimizers.Optimizer)
 
 
 def _bytes(variable: Any) -> int:

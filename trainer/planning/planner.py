@@ -1,58 +1,69 @@
-"""Makes the plan of a run: what a step needs by the rows of a replica, from real steps at three numbers of rows."""
+"""Makes the plan of a run: what a step needs by the rows of a replica.
+
+Memory is that of real steps on one replica, with three numbers of rows. Work is counted in the graphs of these steps,
+and in those of two replicas, whose steps are traced and not run.
+"""
 
 import dataclasses
 import os
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, peak_of, plan_key, versions
+from trainer.base.run_files.plan_file import Memory, StepPlan, Work, peak_of, plan_key, versions
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.cluster.strategy import ONE_MACHINE, local_devices
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
 from trainer.planning.allocations import COUNTED, traced
 from trainer.planning.measured_step import MeasuredStep
 from trainer.planning.peak_memory import PeakMemory, Trace, peak_bytes, worst_order
-from trainer.planning.step_work import NO_KERNEL, Operation, operations
+from trainer.planning.step_work import work_by_rows
 from trainer.run.training_setup import set_precision_and_seed
 
 _ROWS = (8, 16, 32)  # of the steps that are run
+Result = TypeVar("Result")
 
 
 def make_plan(config: TrainConfig) -> StepPlan:
-    """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail."""
+    """Measures steps on this machine's CPU and returns the plan. Raises UserError for a model or data that fail.
+
+    TensorFlow must not have started in this process: it gets two logical CPUs.
+    """
+    local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
     set_precision_and_seed(config)
     dataset = load_dataset(config)
     first = _measured(config, dataset, _ROWS[0])
-    updates, reduced = first.step.updates()
-    if config.sync_batch_norm:
-        updates += 2 * batch_norms(first.operations)
-    state, batches = first.step.state_bytes, first.step.batches_per_step
+    state = first.step.state_bytes
     _check_memory(peak_bytes(first.trace, state, temporaries=True))
     small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
-    recomputed, more_flops = _recomputed(config, dataset, large)
-    examples, data = dataset.train.count, _bytes_of(dataset.train) + _bytes_of(dataset.evaluation)
+    work = work_by_rows(first.step, large.step)
+    recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
     return StepPlan(
-        model=config.model, data=config.data, key=plan_key(config), versions=versions(), examples=examples,
-        batches_per_step=batches, data_bytes=data, memory=_memory(first.trace, small.trace, large.trace, state),
-        work=_work(first, large), all_reduces=updates, reduced_bytes=reduced, recomputed=recomputed,
-        recomputed_flops=more_flops,
+        model=config.model, data=config.data, key=plan_key(config), versions=versions(),
+        examples=dataset.train.count, batches_per_step=first.step.batches_per_step,
+        data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
+        memory=_memory(first.trace, small.trace, large.trace, state), trained_bytes=first.step.trained_bytes, work=work,
+        work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        recomputed=recomputed and recomputed[0],
+        recomputed_flops=recomputed[1].flops(_ROWS[-1]) / max(work.flops(_ROWS[-1]), 1) if recomputed else 1.0,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """Holds what a step of one number of rows allocates and computes."""
+def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Work:
+    """Returns what each of so many replicas does in a step, by its rows; nothing is run."""
+    return work_by_rows(*(MeasuredStep(config, dataset, rows, replicas) for rows in _ROWS[::2]))
+
+
+class _Measured(NamedTuple):
+    """Holds a step of one number of rows, and what it allocates."""
 
     step: MeasuredStep
     trace: Trace
-    operations: Sequence[Operation]
 
 
 def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
@@ -64,23 +75,24 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
         return built[0]
 
     trace = traced(rows, build)
-    return _Measured(built[0], trace, _operations(built[0].graph, rows))
+    return _Measured(built[0], trace)
 
 
-def _recomputed(config: TrainConfig, dataset: Dataset, plain: _Measured) -> tuple[Memory | None, float]:
-    """Returns the memory of steps with --remat=blocks, and their FLOPs over those of `plain`; None without blocks."""
-    if config.remat:
-        return None, 1.0
+def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
+    """Returns the memory and the work of steps with --remat=blocks."""
+    again = dataclasses.replace(config, remat=BLOCKS)
+    small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
+    memory = _memory(small.trace, small.trace, large.trace, large.step.state_bytes)
+    return memory, work_by_rows(small.step, large.step)
+
+
+def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
+    """Returns what `measure` does; None if it fails: the plan of plain steps on one replica stands."""
     try:
-        again = dataclasses.replace(config, remat=BLOCKS)
-        small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
-    except UserError:  # as a plain step has none, the model has no blocks
-        return None, 1.0
-    except Exception as error:  # nobody asked for it: the plan of plain steps stands
-        log.info(f"--remat is not planned: {reason(error)}")
-        return None, 1.0
-    flops = [sum(op.flops * op.times for op in measured.operations) for measured in (large, plain)]
-    return _memory(small.trace, small.trace, large.trace, large.step.state_bytes), flops[0] / max(flops[1], 1)
+        return measure()
+    except Exception as error:
+        log.info(f"{name} is not planned: {reason(error)}")
+        return None
 
 
 def _check_memory(needed: int) -> None:
@@ -93,14 +105,6 @@ def _check_memory(needed: int) -> None:
         )
 
 
-def batch_norms(counted: Sequence[Operation]) -> int:
-    """Returns how often batch norm is applied and differentiated: with several replicas it sums once each way.
-
-    On one replica its kernel runs once a group of rows, within the scope of the layer's call.
-    """
-    return len({op.scope.rpartition("/")[0] for op in counted if op.type == "FusedBatchNormGradV3"})
-
-
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
     """Returns the lines of memory, from the two larger traces, and how far the order and the first one are off."""
     predicted = PeakMemory(small, large, state)
@@ -111,25 +115,6 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
         measured_rows=[first.rows, small.rows, large.rows],
         worst_order=max(above, *(worst_order(trace, state, COUNTED) for trace in (first, small, large))),
     )  # fmt: skip
-
-
-def _operations(graph: Any, rows: int) -> list[Operation]:
-    return [op for op in operations(graph, rows=rows) if op.type not in NO_KERNEL]
-
-
-def _work(small: _Measured, large: _Measured) -> list[StepWork]:
-    """Returns the operations with what each needs by the rows, those that are alike together."""
-    fewer, more = small.trace.rows, large.trace.rows
-
-    def line(few: int, many: int, times: int) -> LinearInRows:
-        per_row = (many - few) / (more - fewer) / times
-        return LinearInRows(few / times - per_row * fewer, per_row)
-
-    counts: Counter[tuple[str, LinearInRows, LinearInRows]] = Counter()
-    for a, b in zip(small.operations, large.operations, strict=True):
-        key = a.type, line(a.flops, b.flops, a.times), line(a.moved_bytes, b.moved_bytes, a.times)
-        counts[key] += a.times
-    return [StepWork(kind, times, flops, moved) for (kind, flops, moved), times in counts.items()]
 
 
 def _bytes_of(examples: AnyExamples | None) -> int:

@@ -1,15 +1,18 @@
 """Counts the work of a step in the graph that the loop runs: FLOPs, bytes, all-reduces.
 
 A multiplication and an addition are 2 FLOPs. Only matrix products and convolutions have FLOPs, padding included.
-What TensorFlow prunes is not counted.
+What TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.base.run_files.plan_file import LinearInRows, StepWork, Work
 from trainer.invariance.compat import graph_of_function
+from trainer.planning.measured_step import MeasuredStep
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
@@ -38,6 +41,37 @@ class Operation:
     flops: int = 0
     moved_bytes: int = 0  # read and written
     reduced_bytes: int = 0  # summed over replicas
+
+
+def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
+    """Returns what a replica does in a step by its rows, from steps of two numbers of rows on as many replicas.
+
+    The graph has the operations of each replica; those beside them, on the host, are left out where there are several.
+    """
+
+    def line(few: int, many: int) -> LinearInRows:
+        per_row = (many - few) / (large.rows - small.rows)
+        return LinearInRows(few - per_row * small.rows, per_row)
+
+    counts, pairs = (
+        Counter[tuple[str, LinearInRows, LinearInRows]](),
+        zip(_counted(small), _counted(large), strict=True),
+    )
+    summed = list[int]()
+    for few, many in pairs:
+        if many.reduced_bytes:
+            summed.append(many.reduced_bytes)
+        else:
+            counts[many.type, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
+    work = [
+        StepWork(kind, times // large.replicas, flops, moved)
+        for (kind, flops, moved), times in counts.items() if times >= large.replicas
+    ]  # fmt: skip
+    return Work(work, len(summed) // large.replicas, sum(summed) // large.replicas)
+
+
+def _counted(step: MeasuredStep) -> list[Operation]:
+    return [op for op in operations(step.graph, rows=step.rows) if op.type not in NO_KERNEL]
 
 
 def operations(
@@ -69,7 +103,10 @@ def _function(graph: Any, op: Any, attribute: str) -> Any:
 
 
 def _needed(graph: Any) -> list[Any]:
-    """Returns the operations that outputs and side effects of `graph` need: tapes leave unused gradients."""
+    """Returns the operations that outputs and side effects of `graph` need, and that TensorFlow does not fold.
+
+    Tapes leave unused gradients, and batch norm over replicas computes with the constants of a shape.
+    """
     needed: set[Any] = set()
     waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
     while waiting:
@@ -77,7 +114,12 @@ def _needed(graph: Any) -> list[Any]:
         if op not in needed:
             needed.add(op)
             waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
-    return [op for op in graph.get_operations() if op in needed]
+    constant: set[Any] = set()
+    for op in graph.get_operations():
+        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
+        if op.type == "Const" or known:
+            constant.add(op)
+    return [op for op in graph.get_operations() if op in needed - constant]
 
 
 def _flops(op: Any, rows: int | None) -> int:

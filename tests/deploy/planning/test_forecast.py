@@ -76,8 +76,10 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
         again = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=passes), load_tier(tier), TABLE)
         assert again is not None
         assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
-    alone = step_seconds(plan, CONFIG, L4, 1)
-    assert step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=4), L4, 1).middle > alone.middle
+    alone, in_four = (step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=m), L4, 1) for m in (1, 4))
+    assert alone
+    assert in_four
+    assert in_four.middle > alone.middle
 
 
 def test_recomputation_is_proposed_with_what_it_costs(tmp_path: Path) -> None:
@@ -106,12 +108,20 @@ def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None
 def test_the_time_is_that_of_the_slowest_part_of_each_operation(tmp_path: Path) -> None:
     plan = plan_with(tmp_path)
     product = max(64e9 / 30.3e12, (1e6 + 64 * 50e6) / 300e9)
-    assert compute_seconds(plan, 64, L4, "float32") == pytest.approx(100 * product + 900 * 5e-6)
+    assert compute_seconds(plan.work, 64, L4, "float32") == pytest.approx(100 * product + 900 * 5e-6)
     flops = plan_with(tmp_path, gflop=1e3)
-    assert compute_seconds(flops, 64, L4, "float32") == pytest.approx(100 * 64e12 / 30.3e12 + 900 * 5e-6)
-    assert compute_seconds(flops, 64, L4, "tf32") == pytest.approx(100 * 64e12 / 60e12 + 900 * 5e-6)
-    assert all_reduce_seconds(plan, 4, 1, L4) == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
-    assert all_reduce_seconds(plan, 1, 1, L4) == 0
+    assert compute_seconds(flops.work, 64, L4, "float32") == pytest.approx(100 * 64e12 / 30.3e12 + 900 * 5e-6)
+    assert compute_seconds(flops.work, 64, L4, "tf32") == pytest.approx(100 * 64e12 / 60e12 + 900 * 5e-6)
+    of_two = plan.work_of_two
+    assert of_two
+    assert all_reduce_seconds(of_two, 4, 1, L4) == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
+    alone, four = (step_seconds(plan, CONFIG, L4, devices) for devices in (1, 4))
+    assert alone
+    assert four
+    assert alone.middle == pytest.approx(1.5 * (100 * product + 900 * 5e-6))
+    quarter = 1.5 * compute_seconds(of_two, 16, L4, "float32")
+    assert quarter > 1.5 * 1000 * 5e-6
+    assert four.middle == pytest.approx(quarter + all_reduce_seconds(of_two, 4, 1, L4))
 
 
 @pytest.mark.parametrize(
@@ -303,6 +313,17 @@ def test_a_plan_is_kept_by_what_it_depends_on(tmp_path: Path, monkeypatch: pytes
     assert plan_key(own) != before
 
 
+def test_several_devices_have_no_time_if_a_step_of_two_replicas_could_not_be_traced(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_with(tmp_path), work_of_two=None)
+    write_plan(tmp_path / "plan.json", plan)
+    one, two = (
+        forecast(load_tier(name), read_plan(tmp_path / "plan.json"), CONFIG, TABLE) for name in ("l4x1", "l4x2")
+    )
+    assert one.step
+    assert not two.step
+    assert "no time: its step could not be traced on two replicas (python -m trainer.plan says why)" in two.problems
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"format": 0}', '{"format": 1}'])
 def test_a_damaged_plan_is_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(content)
@@ -312,7 +333,7 @@ def test_a_damaged_plan_is_one_line(content: str, tmp_path: Path) -> None:
 
 def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     plan = plan_with(tmp_path)
-    assert plan.work[0].flops.at(2) == 2e9
+    assert plan.work.operations[0].flops.at(2) == 2e9
     assert plan.total_steps(CONFIG) == 10_000
     assert plan.total_steps(dataclasses.replace(CONFIG, steps=None, epochs=2)) == 2 * (6_000 // 64)
     assert plan.memory.worst_order == 1.1

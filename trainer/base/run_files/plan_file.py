@@ -18,7 +18,7 @@ from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 2  # of plan.json
+PLAN_FORMAT = 3  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -45,6 +45,19 @@ class StepWork(NamedTuple):
     times: int
     flops: LinearInRows
     moved_bytes: LinearInRows
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Holds what one replica does in a step, and how often it sums how many bytes with the others."""
+
+    operations: Sequence[StepWork]
+    all_reduces: int = 0
+    reduced_bytes: int = 0
+
+    def flops(self, rows: float) -> float:
+        """Returns the FLOPs with so many rows."""
+        return sum(work.times * work.flops.at(rows) for work in self.operations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +88,9 @@ class StepPlan:
     batches_per_step: int
     data_bytes: int  # of the examples in the host's memory
     memory: Memory
-    work: Sequence[StepWork]  # of one step
-    all_reduces: int  # of one step on several replicas, and the bytes that they sum
-    reduced_bytes: int
+    trained_bytes: int  # of the weights that have gradients
+    work: Work  # of a step on one replica
+    work_of_two: Work | None  # of each of two; None if the step could not be traced on two
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it, or the model no blocks
     recomputed_flops: float = 1.0  # of a step with it, over those without
 
@@ -114,17 +127,23 @@ def read_plan(path: Path) -> StepPlan:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
         memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
-        work = [
-            StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
-            for kind, times, flops, moved in content.pop("work")
-        ]
-        return StepPlan(**content, memory=memory, work=work, recomputed=_memory(recomputed) if recomputed else None)
+        work, of_two = _work(content.pop("work")), content.pop("work_of_two")
+        return StepPlan(**content, memory=memory, work=work, work_of_two=of_two and _work(of_two),
+                        recomputed=recomputed and _memory(recomputed))  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
 
 
 def _memory(content: dict[str, Any]) -> Memory:
     return Memory(**content | {name: _lines(content[name]) for name in ("device", "device_16_bit", "cpu")})
+
+
+def _work(content: dict[str, Any]) -> Work:
+    operations = [
+        StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
+        for kind, times, flops, moved in content["operations"]
+    ]
+    return Work(**content | {"operations": operations})
 
 
 def _lines(content: Sequence[Sequence[float]]) -> list[LinearInRows]:
