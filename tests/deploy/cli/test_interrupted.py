@@ -49,8 +49,9 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
         flying.interrupt()
 
     after(flying, 10, interrupt)
-    exits(75, ["cpu", *SDK], session)
+    told = exits(75, ["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
+    assert told == job["name"]
     shown = capsys.readouterr().err
     assert "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n" in shown
     assert f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}" in shown

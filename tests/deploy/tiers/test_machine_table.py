@@ -9,6 +9,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
+from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from deploy.vertex.spending import price_and_limit
@@ -71,6 +72,8 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
     assert a100
     assert h100 > a100
     assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot is None  # that of the host is not known
+    spot = load_tier("t4x1", "", SpecChanges(spot=True))
+    assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
     assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)
     text = (JOB_CONFIGS / "h100x8.yaml").read_text().replace("a3-highgpu-8g", "a4-highgpu-8g")
