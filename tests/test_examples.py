@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from examples import table, text
-from tests.own_runs import EXAMPLES, arguments_of
+from tests.own_runs import EXAMPLES, FILES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
 from trainer.base.run_files.records import read_stats
 from trainer.base.settings.resolution import resolve
@@ -29,13 +29,13 @@ def settings(name: str, *more: str) -> TrainConfig:
     return resolve([*arguments_of(name), *SHORT, *more]).config
 
 
-def test_there_are_eight() -> None:
-    assert len(EXAMPLES) == 8
+def test_there_are_nine() -> None:
+    assert (len(FILES), len(EXAMPLES)) == (9, 8)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", FILES)
 def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
-    source = EXAMPLES[name].read_text(encoding="utf-8")
+    source = FILES[name].read_text(encoding="utf-8")
     assert source.count("\n") < MOST_LINES
     assert source.startswith('"""python -m trainer.task ')
     arguments = arguments_of(name)

@@ -45,7 +45,12 @@ def _predict(arguments: Sequence[str] | None) -> int:
 
 def _predict_rows(arguments: Sequence[str] | None) -> int:
     """Answers the lines of a file with the model of a run, as a server does."""
-    asked = _rows_parser().parse_args(arguments)
+    parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
+    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
+    parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
+    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
+    asked = parser.parse_args(arguments)
     rows, folder = stage(asked.rows_file, "rows_file"), model_folder(asked.run)
     with quiet_start():
         from trainer.run.row_files import predict_rows
@@ -53,15 +58,6 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     answered, failed = predict_rows(ServedModel(folder, asked.run, asked.fixed_batch), rows, asked.out)
     log.info(f"{asked.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
     return DONE
-
-
-def _rows_parser() -> Parser:
-    parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
-    parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
-    parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
-    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
-    return parser
 
 
 def _parser() -> Parser:

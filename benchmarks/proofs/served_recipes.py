@@ -1,13 +1,12 @@
 """Proves that the models of all recipes and examples are served: `python -m benchmarks.proofs.served_recipes`.
 
-Each is built, exported and loaded as a server does. 60 rows in 50 random splits must have the same bytes; those of a
-model of rows must be the bytes that `trainer.predict` computes. Prints a line each; exits with 1 if one differs.
+All examples but that of KerasHub, which is no package of `dev`. Each is built, exported and loaded as a server does. 60
+rows in 50 random splits must have the same bytes; those of a model of rows must be the bytes that `trainer.predict`
+computes. Prints a line each; exits with 1 if one differs.
 """
 
 import json
 import random
-import re
-import shlex
 import sys
 import tempfile
 import traceback
@@ -19,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.own_runs import EXAMPLES, arguments_of
 from trainer.base.settings.resolution import resolve
 from trainer.data.sources import load_dataset
 from trainer.measures import prediction
@@ -41,10 +41,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
             else []
         )  # they are downloaded
         yield path.stem, [f"--recipe={path.stem}", "--data=digits", *small]
-    for path in sorted(Path("examples").glob("*.py")):
-        command = re.match(r'"""(python -m trainer.task (?:[^\n]*\\\n)*[^\n]*)', path.read_text(encoding="utf-8"))
-        if command:
-            yield path.stem, shlex.split(command[1].replace("\\\n", " ").partition("  ")[0].strip("`"))[3:]
+    for name in EXAMPLES:
+        yield name, arguments_of(name)
 
 
 def served(flags: list[str], folder: Path) -> str:

@@ -15,7 +15,6 @@ from deploy.client.arguments import add_flags, command_line, parse_program, pars
 from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
-from deploy.tiers.script import refuse_rendered_script
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE
 from trainer.base.settings.flags import whole
@@ -31,8 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     add_flags(cli, "script", "module")
     asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
-    if not (asked.script or asked.module):
-        refuse_rendered_script(tier)
     request = request_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id

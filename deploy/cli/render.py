@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from deploy.client.arguments import parse_program, parser
 from deploy.client.job_flags import add_job_flags, package_command, read_changes, read_options
 from deploy.tiers.gcp_config import read_gcp_config
-from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_spec import render, request_on, to_yaml
 from deploy.tiers.tier import read_tiers_or_machine
 from trainer.base.errors import DONE, UserError
@@ -27,8 +26,7 @@ def main(arguments: Sequence[str]) -> int:
     if more:
         raise UserError(f"a spec is of one tier: render {tier.name} and {more[0].name} one after another")
     options = read_options(asked, program)
-    with sent_to_the_cloud():
-        request = request_on(tier, program)  # mistakes in the command come before those of the account
+    request = request_on(tier, program)  # mistakes in the command come before those of the account
     job = render(request, read_gcp_config(asked), options)
     about = filter(None, (package.about for package in job.packages))
     for line in (*about, *job.about, *(f"warning: {line}" for line in job.warnings)):
@@ -36,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     upload = package_command(job, asked)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
-    beside = [f"--labels={asked.labels}"] if job.labels else []
-    beside += [f"--kms-key={job.kms_key}"] if job.kms_key else []
+    beside = [f"--labels={asked.labels}"] if options.labels else []
+    beside += [f"--kms-key={options.kms_key}"] if options.kms_key else []
     if beside:
         print(f"a spec has neither labels nor a key: create the job with {shlex.join(beside)}", file=sys.stderr)
     print(to_yaml(job.spec), end="")

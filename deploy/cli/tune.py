@@ -9,7 +9,7 @@ import shlex
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from deploy.study.outcome import StudyOutcome
 from deploy.study.space import check_space, configurations, read_space
 from deploy.study.study_request import GOALS, StudyRequest, check_study_folder, goal_of
 from deploy.study.vertex_study import VertexStudy
-from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.output import say
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session
@@ -38,8 +37,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     trackers, overrides = trackers_in(overrides.values), overrides.without("track")
     plan = _plan(args, overrides, command_line("tune", arguments))
     out = local_path(args.out, "out")
-    with sent_to_the_cloud() if args.on == "vertex" else nullcontext():
-        check_space(plan.space, plan.request)
+    check_space(plan.space, plan.request)
     check_study_folder(out, plan.asked(args.on))
     _announce(plan)
     if args.on == "vertex":

@@ -15,7 +15,6 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
 from trainer.base.errors import UserError, printable
-from trainer.base.settings import TrainConfig
 from trainer.base.settings.fields import nearest, refuse_removed
 from trainer.base.settings.flags import (
     Parser,
@@ -28,6 +27,7 @@ from trainer.base.settings.flags import (
 )
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
 MOST_WORDS = 100_000  # characters of a script's arguments, which Vertex AI takes

@@ -3,7 +3,6 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,7 +25,6 @@ from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_spec import Program
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
@@ -116,8 +114,7 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
     plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
     out = local_path(flags.out, "out")
     runner = _runner(flags, overrides, session)
-    with sent_to_the_cloud() if flags.on == "vertex" else nullcontext():
-        runs = plan.resolve(runner)
+    runs = plan.resolve(runner)
     if flags.dry_run:
         announce(plan, runs, out, runner)
         if not plan.missing(out):

@@ -18,7 +18,6 @@ from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
-from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
 from deploy.tiers.job_spec import Program, RenderedJob, render, request_on
 from deploy.tiers.output import printed_on, say
@@ -32,7 +31,7 @@ from deploy.vertex.history import Submission, attempt_label, find_interrupted, r
 from deploy.vertex.logs import PrintLine, show, watch_job
 from deploy.vertex.registration import read_registration, register_run, serving_image
 from deploy.vertex.registry import checked_name
-from deploy.vertex.session import SESSION, Session, tell_accounts
+from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import DONE, UserError
@@ -182,7 +181,6 @@ class PreparedSubmission:
         """
         asked, jobs, session = self.asked, self.jobs, self.session
         with api_errors(jobs[0].gcp):
-            tell_accounts(asked.backend)
             if earlier := find_again(self.record, asked.backend, session):
                 return self._resumed(earlier)
             hold_to_budget(jobs, asked, session)
@@ -263,8 +261,8 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
         raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
     jobs, refused = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
-        with sent_to_the_cloud():  # mistakes in the command come before those of the account
-            request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, program)
+        # Mistakes in the command come before those of the account.
+        request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, program)
         _check_named(request)
         for region in regions:
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region}))
@@ -298,7 +296,7 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
         tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
         yield WHAT, f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
         yield WHAT, job.request.about
-        if job.checks:
+        if job.options.check:
             yield WHAT, f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
         yield WHERE, f"writes to {job.output}"
         if tier.strategy == "FLEX_START":

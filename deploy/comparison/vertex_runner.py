@@ -28,7 +28,7 @@ from deploy.vertex.job_end import settled
 from deploy.vertex.logs import follow_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
-from deploy.vertex.session import BACKENDS, Session, tell_accounts
+from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
@@ -102,7 +102,6 @@ class VertexRunner:
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         if jobs:
-            tell_accounts(self._args.backend)
             backend = self._open(self._gcp.project, self._gcp.region)
             with api_errors(self._gcp):
                 retried(lambda: backend.jobs("none"), self._clock)

@@ -65,7 +65,7 @@ def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
 def estimated_usd(job: RenderedJob) -> Interval | None:
     """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
     tier, training = job.tier, job.request.training
-    if job.checks or training is None or tier.most_usd is None:
+    if job.options.check or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
         offer = _offer(tier, _known(tier, training.config, own_image=not job.image.plain))

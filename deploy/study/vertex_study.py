@@ -22,7 +22,6 @@ from deploy.study.outcome import state_of
 from deploy.study.space import StudyParameter
 from deploy.study.study_request import StudyRequest, write_study
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
-from deploy.tiers.job_checks import sent_to_the_cloud
 from deploy.tiers.job_request import JobOptions, TrainingRequest
 from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
@@ -72,8 +71,7 @@ class VertexStudy:
         plan = self._plan
         share = None if self._most_usd is None else self._most_usd / plan.most_trials
         options = dataclasses.replace(options, submission=self._submission, max_cost=share)
-        with sent_to_the_cloud():
-            config = plan.request(plan.first).config
+        config = plan.request(plan.first).config
         request = TrainingRequest(plan.tier, plan.overrides.replace(tuning_metric=plan.metric), config)
         options = with_limits(request, options)
         try:

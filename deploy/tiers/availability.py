@@ -60,6 +60,4 @@ def multi_regional(bucket: str, location: str) -> Iterator[str]:
 
 def _continent(location: str) -> str:
     word = re.split(r"[-\d]", location.lower())[0]
-    return {"us": "america", "nam": "america", "northamerica": "america", "eu": "europe", "eur": "europe"}.get(
-        word, word
-    )
+    return {"us": "northamerica", "nam": "northamerica", "eu": "europe", "eur": "europe"}.get(word, word)

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping
-from functools import partial
 
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import UserError
@@ -27,24 +26,13 @@ class GcpConfig:
 
 
 def read_gcp_config(args: argparse.Namespace, *, with_project: bool = False) -> GcpConfig:
-    """Reads --project, --region and --bucket; raises one UserError that names all missing or malformed values.
+    """Reads --project, which may be missing unless `with_project`, --region and --bucket.
 
-    `with_project`: a project is required.
+    Raises UserError for the first that is missing or malformed.
     """
-
-    def project() -> str:
-        return (needed_project if with_project else str)(read_project(args.project))
-
-    values, errors = [], []
-    for read in (partial(needed_region, args.region), partial(checked_address, "bucket", args.bucket), project):
-        try:
-            values.append(read())
-        except UserError as error:
-            errors.append(str(error))
-    if errors:
-        raise UserError("; ".join(errors))
-    region, bucket, named = values
-    return GcpConfig(named, region, bucket)
+    region, bucket = needed_region(args.region), checked_address("bucket", args.bucket)
+    project = read_project(args.project)
+    return GcpConfig(needed_project(project) if with_project else project, region, bucket)
 
 
 def needed_region(flag: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -78,8 +78,6 @@ def check_asked_image(asked: str) -> None:
     """Raises UserError unless --image= is `install`, or has the address of an image in a repository."""
     if asked in ("", INSTALL):
         return
-    if asked == "prebuilt":
-        raise UserError(f"image=prebuilt: Google's last image of TensorFlow, 2.17, has ended: use --image={INSTALL}")
     uri = asked.removeprefix(f"{INSTALL}:")
     check_format("ContainerSpec.imageUri", uri, "image")
     if "/" not in uri and not installs(asked):

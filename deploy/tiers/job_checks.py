@@ -6,7 +6,6 @@ spec_rules.py checks the machine spec of a tier by itself.
 import dataclasses
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from deploy.tiers.gcp_config import checked_address
@@ -14,12 +13,11 @@ from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
 from deploy.tiers.tier import Tier
-from trainer.base.errors import UnknownData, UserError
+from trainer.base.errors import UserError
 from trainer.base.settings.own_settings import is_dotted, taken_by
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
-MOST_STEPS_PER_SECOND = 1000.0  # no model that was measured is faster
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
@@ -72,27 +70,13 @@ def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
         elif is_dotted(value):
             check_module(field, value, value.split(":")[0], packages)
         elif field in config.inputs and not value.split(":")[-1].startswith("/gcs/"):
-            raise UserError(f"{field}={value}: {_unreachable(field, value)}")
+            kind, path = split_kind(value)
+            remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
+            copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
+            raise UserError(f"{field}={value}: {UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}")
 
 
 UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
-
-
-def _unreachable(field: str, value: str) -> str:
-    """Returns why the job cannot reach a local path, and the commands that copy it to a bucket."""
-    kind, path = split_kind(value)
-    remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
-    copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
-    return f"{UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}"
-
-
-@contextmanager
-def sent_to_the_cloud() -> Iterator[None]:
-    """Adds to the error for unknown data, within the block, how to copy data to a bucket."""
-    try:
-        yield
-    except UnknownData as error:
-        raise UserError(f"{error}; {_unreachable('data', error.data)}") from None
 
 
 def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
@@ -122,12 +106,6 @@ def _modules(path: str, runs: bool = False) -> set[str]:
 def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     """Yields warnings of what is allowed but may be a mistake."""
     yield from _local_paths(config)
-    steps = config.steps or 0
-    if steps > MOST_STEPS_PER_SECOND * tier.timeout_s:  # they cannot end in time, however small they are
-        yield (
-            f"steps={steps:,}: the job is stopped after its timeout of {tier.timeout_s:,.0f} s, and these steps would "
-            f"need {steps / tier.timeout_s:,.0f} a second: use fewer, or a longer scheduling.timeout"
-        )
     if tier.strategy == "SPOT":
         yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
@@ -148,8 +126,6 @@ def warnings_of_script(tier: Tier) -> Iterator[str]:
 
 def _of_machines(tier: Tier) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if tier.machine_type == "n1-standard-4":
-        yield "n1-standard-4: agents may take 40 % of its memory: n1-standard-8 is the practical minimum"
     if accelerator and accelerator.support_ended:
         yield (
             f"{accelerator.name}: Google's support of it ended on {accelerator.support_ended}: it may be refused or "
@@ -179,10 +155,7 @@ def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
     """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
     if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
         return
-    if minutes:
-        lost = f"checkpoint_every_minutes={minutes:g}: a preemption may lose as much"
-    elif steps:
-        lost = f"checkpoint_every_steps={steps}: at a second a step a preemption loses over 15 minutes"
-    else:
-        lost = "checkpoint_every_steps=0: the state is saved at the end only, a preemption loses all of it"
-    yield f"SPOT with {lost}: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+    yield (
+        f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
+        f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+    )

@@ -129,17 +129,14 @@ class TrainingRequest(JobRequest):
 
     @property
     def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
         return self.config.job_dir
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Returns the addresses of what is read, by the names of their settings."""
         return self.config.inputs
 
     @property
     def about(self) -> str:
-        """Returns one line that states what is trained."""
         config = self.config
         count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
         length = f"{count:,} {unit}{'s' if count > 1 else ''}"
@@ -149,19 +146,15 @@ class TrainingRequest(JobRequest):
 
     @property
     def training(self) -> "TrainingRequest":
-        """Returns the request itself: the trainer runs."""
         return self
 
     def arguments(self) -> list[str]:
-        """Returns the trainer's flags."""
         return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
 
     def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if the job directory cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
     def in_job_dir(self, job_dir: str) -> "TrainingRequest":
-        """Returns the same training with another job directory."""
         config = dataclasses.replace(self.config, job_dir=job_dir)
         return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
 
@@ -178,7 +171,6 @@ class TrainingRequest(JobRequest):
         return image
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
-        """Makes the workers of `spec` run the trainer."""
         tier, track = self.tier, self.config.track
         packages = tuple(map(built, options.packages)) if image.plain else ()
         installed = [*requirements(tier.accelerators), *tracking_requirements(track)] if image.plain else []

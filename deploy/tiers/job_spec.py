@@ -44,9 +44,7 @@ class RenderedJob:
     image: Image
     about: tuple[str, ...]  # its image
     warnings: tuple[str, ...]
-    checks: bool = False  # the tier's GPUs, and trains nothing
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
-    kms_key: str = ""  # that encrypts what the job keeps on its disks
+    options: JobOptions
 
 
 def request_on(tier: Tier, program: Program) -> JobRequest:
@@ -90,10 +88,7 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
     warned = (*of_region, *written.warnings)
-    return RenderedJob(
-        name, tier, gcp, request, output, spec, written.packages, image, about, warned, options.check,
-        options.labels, options.kms_key,
-    )  # fmt: skip
+    return RenderedJob(name, tier, gcp, request, output, spec, written.packages, image, about, warned, options)
 
 
 # Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
@@ -166,7 +161,6 @@ def _seconds_for(max_cost: float, tier: Tier) -> int:
 
 
 def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:
-    """Returns the job directory: --job_dir, the tier's baseOutputDirectory, or a new folder in the bucket."""
     if request.job_dir:
         address = output_address(request.job_dir, "job_dir")
         if address is None:

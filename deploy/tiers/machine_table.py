@@ -99,7 +99,6 @@ class Machine:
     counts: Mapping[str, tuple[int, ...]]
     attached: bool
     price: Price = Price()
-    inferred_counts: bool = False
     strategies: tuple[str, ...] = ()  # the only ones, if any are named
     local_ssd_gib: int = 0
     rdma: bool = False
@@ -163,7 +162,6 @@ def load_machines(price_file: str = "") -> Machines:
 
 @cache
 def _read_table() -> Machines:
-    """Returns the table of this package."""
     table = read_yaml(TABLE, "machines.yaml")
     prices, cpu = table["prices"], table["cpu_machines"]
     accelerators = {name: _accelerator(name, facts, prices) for name, facts in table["accelerators"].items()}

@@ -41,11 +41,9 @@ class Starter(Package):
     """Holds the program that prepares a job's machine: one file, stored as it is."""
 
     def build(self) -> Path:
-        """Returns the file."""
         return IN_JOB / "starter.py"
 
     def uri(self, bucket: str) -> str:
-        """Returns its address in `bucket`, a gs:// address."""
         return f"{bucket}/packages/{self.sha256}/starter.py"
 
 

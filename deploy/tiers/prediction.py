@@ -24,37 +24,29 @@ class PredictionRequest(JobRequest):
 
     @property
     def job_dir(self) -> str:
-        """Returns the folder of the answers."""
         return self.out
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Returns the addresses of what is read."""
         return {"rows": self.rows, "model": self.artifact}
 
     @property
     def about(self) -> str:
-        """Returns one line that states what runs."""
         return f"answers the rows of {self.rows} with {self.model}"
 
     def arguments(self) -> list[str]:
-        """Returns the arguments of `trainer.predict`."""
         return [self.artifact, f"--rows_file={self.rows}", f"--out={self.out}"]
 
     def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError: answers are written to a bucket."""
         raise UserError(f"out={job_dir}: use an address as gs://BUCKET/FOLDER")
 
     def in_job_dir(self, job_dir: str) -> "PredictionRequest":
-        """Returns the same with another folder of answers."""
         return dataclasses.replace(self, out=job_dir)
 
     def choose_image(self, options: JobOptions) -> Image:
-        """Returns the image of the model's version."""
         return Image(self.image)
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
-        """Makes the worker of `spec` predict."""
         spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
         spec["workerPoolSpecs"][0]["containerSpec"] = {
             "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),

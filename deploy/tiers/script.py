@@ -19,7 +19,6 @@ from deploy.tiers.packages import DIST, CodeArchive, built
 from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
 from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
-from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.stop_limits import LIMITS
@@ -93,26 +92,21 @@ class ScriptRequest(JobRequest):
 
     @property
     def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
         return self.script.job_dir
 
     @property
     def about(self) -> str:
-        """Returns one line that states what runs."""
         return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
 
     def arguments(self) -> list[str]:
-        """Returns the script's arguments."""
         return list(self.script.words)
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns the program that runs a script here, and its variable; the script's own folder is used."""
         folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
         plan = {**self._plan(str(job_dir)), "folder": str(folder)}
         return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
 
     def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if the job directory cannot be written, or holds the run of another program."""
         make_writable(job_dir, "job_dir")
         info, _ = read_run_info(job_dir)
         held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
@@ -120,7 +114,6 @@ class ScriptRequest(JobRequest):
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
     def in_job_dir(self, job_dir: str) -> "ScriptRequest":
-        """Returns the same with another job directory."""
         return ScriptRequest(self.tier, self.script.replace(job_dir=job_dir))
 
     def choose_image(self, options: JobOptions) -> Image:
@@ -128,7 +121,6 @@ class ScriptRequest(JobRequest):
         return choose_image(self.tier, options.image, None, options.packages)
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
-        """Makes the workers of `spec` run the script."""
         doubts = self._check_imports(options, image.uri) if image.plain else []
         package = built(options.packages[0])
         # Of another image than a plain one it is not known how it finds the driver.
@@ -153,10 +145,8 @@ class ScriptRequest(JobRequest):
         files = {name.partition("/")[2]: path for name, path in options.packages[0].files.items()
                  if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
         path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
-        program = next(
-            (name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1]
-        )
-        missing = missing_imports(files, program)
+        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1])
+        missing = missing_imports(files, start)
         listed = files.get("requirements.txt")
         if listed:
             missing = unnamed(missing, listed.read_text(encoding="utf-8", errors="replace"))
@@ -229,13 +219,3 @@ def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> S
     if not (path.with_suffix(".py").is_file() and parts[1:]) and not (path / "__main__.py").is_file():
         raise UserError(f"module={name}: there is no such program in {folder.name}: no {path.name}.py or __main__.py")
     return Script(name, folder, ("-m", name), tuple(words), job_dir)
-
-
-def refuse_rendered_script(tier: Tier) -> None:
-    """Raises UserError if the spec is that of a script's job: here the trainer would run in its place."""
-    for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
-        if variable["name"] == "TRAINER_START" and '"script"' in variable.get("value", ""):
-            raise UserError(
-                f"{tier.name}: this is the spec of a script's job, whose code is in the bucket: rehearse its source:"
-                " python -m deploy local TIER --script=FILE -- ARGUMENTS"
-            )

@@ -56,7 +56,6 @@ class SpecChanges:
         return changed, f"{name} with {' '.join(flags)}"
 
     def _change(self, pool: dict[str, Any]) -> None:
-        """Changes a worker pool."""
         if self.disk_gb and pool:
             pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
         if self.reservation and "machineSpec" in pool:

@@ -87,7 +87,7 @@ def _check_message(value: Spec, kind: str, where: str) -> None:
     fields = MESSAGES[kind]
     for key, inner in value.items():
         if key not in fields:
-            raise UserError(f"{where}: {_unknown_key(str(key), kind)}")
+            raise UserError(f"{where}: unknown key {str(key)!r}{nearest(str(key), fields)} Known: {', '.join(fields)}")
         place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"
         _check_value(inner, fields[key], place)
         if f"{kind}.{key}" in _TABLES["formats"]:
@@ -95,19 +95,6 @@ def _check_message(value: Spec, kind: str, where: str) -> None:
     for key, advice in _TABLES["required"].get(kind, {}).items():
         if not value.get(key):
             raise UserError(f"{where}: {key} is missing: {advice}")
-
-
-def _unknown_key(key: str, kind: str) -> str:
-    fields, instead = MESSAGES[kind], _TABLES["of_custom_job"].get(key)
-    camel = re.sub(r"_([a-z])", lambda match: match[1].upper(), key)
-    if camel in fields:
-        return f"{key} is snake_case, which the API ignores: use {camel}"
-    if kind == "CustomJobSpec" and instead:
-        return (
-            f"unknown key {key!r}: it belongs to a CustomJob, and this file is the CustomJobSpec in its jobSpec: "
-            f"{instead}"
-        )
-    return f"unknown key {key!r}{nearest(key, fields)} Known: {', '.join(fields)}"
 
 
 def _accelerators_like(name: str) -> str:
@@ -131,12 +118,12 @@ def _problems(spec: Spec) -> Iterator[str]:
             yield from _of_machine(pool.get("machineSpec", {}), f"{where}.machineSpec")
         else:
             yield f"{where} is empty: remove it"
-    if not _alike([_machine(pool) for pool in pools]):
+    if len({_machine(pool) for pool in pools}) > 1:
         yield (
             "workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same share of a "
             "batch, so give both the same machineSpec"
         )
-    if not _alike(["containerSpec" in pool for pool in pools]):
+    if len({"containerSpec" in pool for pool in pools}) > 1:
         yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
     yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools])
     reserved = any("reservationAffinity" in pool.get("machineSpec", {}) for pool in pools)
@@ -147,10 +134,6 @@ def _problems(spec: Spec) -> Iterator[str]:
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
             "gserviceaccount.com to the tier"
         )
-
-
-def _alike(values: Sequence[object]) -> bool:
-    return all(value == values[0] for value in values)
 
 
 def _machine(pool: Spec) -> tuple[str, str, int]:
@@ -221,8 +204,6 @@ def _other_machines(host: Machine, accelerator: str, count: int) -> str:
     text = f"{accelerator} x {count}" if accelerator else "none"
     others = [name for name, other in load_machines().machines.items() if count in other.counts.get(accelerator, ())]
     advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
-    if host.inferred_counts:
-        advice += " (these counts come from an unclear table: if you know better, fix machines.yaml)"
     return f"{host.name} takes {has}, not {text}{advice}"
 
 

@@ -57,7 +57,6 @@ class Creation:
         raise AssertionError("backoff never ends")
 
     def _send(self) -> ApiError | None:
-        """Sends one request, and returns its error."""
         self._before_request()
         try:
             with told("waits for the response to the request that creates the job"):

@@ -22,9 +22,7 @@ def converted_errors() -> Iterator[None]:
         try:
             yield
         except GoogleAPICallError as error:
-            message = re.sub(
-                r"^[A-Z]+ https?://\S+: ", "", str(error.message)
-            )  # the SDK's REST transport names the URL
+            message = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(error.message))  # the SDK names the URL
             raise ApiError(int(error.code or 0), message, login_command()) from None
         except (RequestException, RetryError, TransportError) as error:
             raise connection_error(f"{type(error).__name__}: {error}") from None

@@ -16,9 +16,7 @@ from deploy.vertex.rest import Backend
 from trainer.base.errors import UserError
 from trainer.base.storage.login import gcloud_environment
 
-COMMAND_TIMEOUT_S = (
-    120.0  # of one command; a submission that says nothing for longer is taken for dead (reservation.py)
-)
+COMMAND_TIMEOUT_S = 120.0  # of one command; a submission that is silent for longer is taken for dead (reservation.py)
 _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gcloud's log
 
 

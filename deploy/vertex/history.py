@@ -63,7 +63,6 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
 
 
 def _read_all() -> list[Submission]:
-    """Returns all records, the newest first."""
     return [_read(path) for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True)]
 
 

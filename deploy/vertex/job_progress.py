@@ -1,4 +1,4 @@
-"""Reads from the bucket how far a running job is: steps, time left, loss, idle accelerators, what was spent before."""
+"""States how long a job has waited for machines, and how far a running one is, by its files in the bucket."""
 
 import contextlib
 import dataclasses
@@ -6,10 +6,8 @@ import itertools
 import json
 from collections.abc import Iterator, Sequence
 
-from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
-from deploy.vertex.reservation import SUBMISSION_RECORD
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import describe_spending, format_duration
 from trainer.base.errors import PlatformFault, UserError, reason
@@ -56,10 +54,9 @@ class LiveLines:
     """
 
     def __init__(self, status: JobStatus, clock: Clock) -> None:
-        self._label, self._clock, self._due = status.labels.get(LABEL, ""), clock, 0.0
+        self._clock, self._due = clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
         self._live: JobProgress | None = None
-        self._spent: float | None = None
         self._shown = {""}
         self._folder: Address | None = None
         with contextlib.suppress(UserError):  # of a job that somebody else created
@@ -76,17 +73,10 @@ class LiveLines:
                 self._shown.add(subject)
                 yield line
 
-    def spent_before(self) -> float:
-        """Returns the USD that earlier jobs of the same directory cost; 0 if that cannot be read."""
-        with contextlib.suppress(UserError, PlatformFault, ValueError, AttributeError):
-            return self._spent_before()
-        return 0.0
-
     def _progress(self, status: JobStatus) -> dict[str, str]:
         """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
         try:
             self._read()
-            before = self._spent_before()
         except (UserError, PlatformFault) as error:
             return {str(error): f"no progress: {error}"}
         except (ValueError, AttributeError) as error:
@@ -94,7 +84,7 @@ class LiveLines:
             return {problem: problem}
         if self._live is None:
             return {}
-        money = describe_spending(status, before, self._clock.now())
+        money = describe_spending(status, self._clock.now())
         progress, warning = str(self._live), self._live.warning
         return {progress: "; ".join(filter(None, [progress, money])), warning: warning}
 
@@ -104,13 +94,6 @@ class LiveLines:
             about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
             entries = parse_stats(connect(buckets.QUICK).read(found).decode(errors="replace"))
             self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
-
-    def _spent_before(self) -> float:
-        if self._spent is None:
-            text = buckets.read(f"{self._folder}/{SUBMISSION_RECORD}", quick=True)[0] if self._folder else ""
-            record = json.loads(text or "{}")
-            self._spent = (number(record.get("spent_usd")) or 0.0) if record.get("submission") == self._label else 0.0
-        return self._spent
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | None:
@@ -142,3 +125,41 @@ def _idle(reports: Sequence[StatsEntry]) -> Iterator[int]:
                 if gpu < len(items(entry, "gpus"))]  # fmt: skip
         if used and all(value is not None and value < IDLE_PERCENT for value in used):
             yield gpu
+
+
+REPORT_S = 300.0  # between lines of a job that waits
+
+# By scheduling strategy, of a job that is PENDING.
+_REASONS = {
+    "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
+    "SPOT": "there may be no spare machines in {region} now",
+}
+_STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
+_QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy jobs` lists yours"
+_ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
+
+
+class Waiting:
+    """Measures how long a job waits in QUEUED or PENDING; `max_wait_s` counts from the first look."""
+
+    def __init__(self, clock: Clock, region: str, max_wait_s: float) -> None:
+        self._clock, self._region, self._max_wait_s = clock, region, max_wait_s
+        self._began, self._due = clock.now(), clock.now() + REPORT_S
+
+    def lines(self, status: JobStatus) -> Iterator[str]:
+        """Yields a line every REPORT_S while the job waits."""
+        now = self._clock.now()
+        if _waits(status) and now >= self._due:
+            self._due = now + REPORT_S
+            waited = format_duration(max(0.0, now - min(self._began, status.created or self._began)))
+            reason = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
+            advice = "" if self._max_wait_s < float("inf") else _ADVICE
+            yield f"{status.state} for {waited}: {reason.format(region=self._region)}{advice}"
+
+    def too_long(self, status: JobStatus) -> bool:
+        """Returns whether the job has waited for its longest time, by this machine's clock alone."""
+        return _waits(status) and self._clock.now() - self._began >= self._max_wait_s
+
+
+def _waits(status: JobStatus) -> bool:
+    return status.state in ("QUEUED", "PENDING") and not status.started

@@ -13,11 +13,10 @@ from deploy.vertex.api import ApiError, JobStatus, LogEntry, parse_time
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicates
 from deploy.vertex.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.vertex.job_end import settled
-from deploy.vertex.job_progress import LiveLines
+from deploy.vertex.job_progress import LiveLines, Waiting
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import RETRY_S, Clock, retried
-from deploy.vertex.spending import describe_run, format_duration, spent
-from deploy.vertex.waiting import Waiting
+from deploy.vertex.spending import describe_run, format_duration
 from trainer.base.errors import FAULT, INTERRUPTED
 
 LOG_POLL_S = 10.0
@@ -188,9 +187,7 @@ def watch_job(
         tell(f"no longer watched, and not cancelled; {watch_hint(name)}")
         raise
     ran, cost = describe_run(status, clock.now())
-    before = LiveLines(status, clock).spent_before()
-    total = f", with earlier jobs of its directory {before + spent(status, clock.now()):.2f} USD" if before else ""
-    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}{total}")
+    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:
         tell(f"error: {describe_failure(status)}")
     if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):

@@ -61,7 +61,6 @@ def read_skus(region: str, clock: Clock) -> list[Sku]:
 
 
 def _contents(service: str, clock: Clock) -> Iterator[Any]:
-    """Yields the SKUs of a service as the catalog has them."""
     catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
     request, url = {"currencyCode": "USD", "pageSize": "5000"}, f"{catalog}/v1/services/{SERVICES[service]}/skus"
     return pages("skus", lambda token: retried(lambda: call("GET", url, params={**request, **token}), clock))

@@ -2,7 +2,7 @@
 
 The record submission.json in the directory names the submission that may write there. It is replaced only if its
 generation is still the one that was read, from whichever machine, and only once no job of that submission runs or can
-still appear. It also holds what the jobs of earlier submissions into the directory cost.
+still appear.
 """
 
 import json
@@ -20,9 +20,10 @@ from deploy.vertex import buckets
 from deploy.vertex.cancellation import jobs_of
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, told
-from deploy.vertex.spending import format_duration, spent
+from deploy.vertex.spending import format_duration
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs_errors import Conflict, NoPermission
+from trainer.base.storage.local_files import is_running
 
 SUBMISSION_RECORD = "submission.json"
 SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
@@ -42,7 +43,6 @@ class Reservation:
         self._output, self._uri, self._clock, self._open = output, f"{output}/{SUBMISSION_RECORD}", clock, open_backend
         self._about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node(),
                        "machine": _machine(), "process": os.getpid()}  # fmt: skip
-        self._spent_usd = 0.0  # by the submissions before it
         self._generation: int | None = None  # of the record; None: not reserved
 
     def take(self) -> None:
@@ -50,7 +50,7 @@ class Reservation:
         try:
             text, generation = buckets.read(self._uri)
             if text:
-                self._spent_usd = self._spent_once_free(text)
+                self._wait_until_free(text)
             self._write(generation, sending=False)
         except NoPermission as error:
             tell(f"warning: {error}: make sure that no other job writes to {self._output}")
@@ -67,16 +67,11 @@ class Reservation:
         """Frees the directory, as no job was created. Does nothing if that fails, or if it was not reserved."""
         with suppress(UserError, PlatformFault, ValueError, AttributeError):
             text, generation = buckets.read(self._uri)
-            if json.loads(text or "{}").get("submission") != self._about["submission"]:
-                return
-            if self._spent_usd:
-                self._about["submission"] = ""
-                self._write(generation, sending=False)
-            else:
+            if json.loads(text or "{}").get("submission") == self._about["submission"]:
                 buckets.delete(self._uri, generation)
 
     def _write(self, generation: int, *, sending: bool) -> None:
-        record = {**self._about, "time": self._clock.now(), "sending": sending, "spent_usd": round(self._spent_usd, 4)}
+        record = {**self._about, "time": self._clock.now(), "sending": sending}
         try:
             self._generation = buckets.write(self._uri, json.dumps(record, indent=2) + "\n", generation)
         except Conflict:
@@ -84,17 +79,15 @@ class Reservation:
                 f"{self._output}: another submission into it began meanwhile: use another --name or --job_dir"
             ) from None
 
-    def _spent_once_free(self, text: str) -> float:
-        """Returns the USD that the jobs of the record, and those before, cost. Raises UserError while one may run."""
+    def _wait_until_free(self, text: str) -> None:
+        """Returns once no job of the record's submission can appear. Raises UserError while one may run."""
         try:
             record: Mapping[str, Any] = json.loads(text)
-            before, began = float(record.get("spent_usd", 0.0)), float(record["time"])
-            submission, place = str(record["submission"]), (str(record["project"]), str(record["region"]))
+            began, submission = float(record["time"]), str(record["submission"])
+            place = str(record["project"]), str(record["region"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
-        if not submission:
-            return before
-        ended = record.get("machine") == _machine() and not _runs(record.get("process"))
+        ended = record.get("machine") == _machine() and not is_running(str(record.get("process")))
         until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
         while True:
             jobs, now = jobs_of(submission, self._open(*place), self._clock), self._clock.now()
@@ -105,7 +98,7 @@ class Reservation:
                     "another --name or --job_dir"
                 )
             if jobs or now >= until:
-                return before + sum(spent(job, now) for job in jobs)
+                return
             if not ended:
                 raise UserError(
                     f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
@@ -121,14 +114,3 @@ def _machine() -> str:
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return f"{platform.node()} {uuid.getnode():x}"
-
-
-def _runs(process: Any) -> bool:
-    """Returns whether a process of this machine runs; one of another user does."""
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, TypeError, ValueError, OverflowError):
-        return False
-    except OSError:
-        return True
-    return True

@@ -1,13 +1,10 @@
 """Provides the clock and the backends that every command uses."""
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 
-from deploy.tiers.output import tell
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK, Clock
-from trainer.base.storage.login import two_accounts
 
 BACKENDS = ("gcloud", "sdk")
 
@@ -29,18 +26,6 @@ def open_backend(kind: str, project: str, region: str) -> Backend:
     from deploy.vertex.gcloud import Gcloud
 
     return Gcloud(project, region)
-
-
-def tell_accounts(kind: str) -> None:
-    """Prints both accounts if jobs are submitted as another one than buckets are read and written as."""
-    from google.auth.exceptions import GoogleAuthError
-
-    with contextlib.suppress(GoogleAuthError):  # the first request says it
-        if kind != "sdk" and (found := two_accounts()):
-            tell(
-                f"two logins: jobs are created as {found[0]} (gcloud), and watched, with their buckets, as {found[1]} "
-                "(application default credentials)"
-            )
 
 
 SESSION = Session(SYSTEM_CLOCK, open_backend)

@@ -55,14 +55,10 @@ def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
     return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
 
 
-def describe_spending(status: JobStatus, before: float, now: float) -> str:
-    """Returns what the job has cost so far and may cost at most, and the total with earlier jobs of its directory.
-
-    Empty without a price label. `before`: USD that the earlier jobs cost.
-    """
+def describe_spending(status: JobStatus, now: float) -> str:
+    """Returns what the job has cost so far and may cost at most; empty without a price label."""
     price = usd_per_hour(status)
     _, usd = time_and_cost(status, price, now)
     if usd is None or price is None:
         return ""
-    total = f"; {before + usd:.2f} USD with earlier jobs of its directory" if before else ""
-    return f"{usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most{total}"
+    return f"{usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"

@@ -125,5 +125,5 @@ def _print_submitted(attempt: Attempt) -> None:
 
 def custom_job(job: RenderedJob, label: str) -> CustomJob:
     """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
-    labels = {**job.labels, LABEL: label, **price_label(job.tier.price_per_hour)}
-    return CustomJob(job.name, job.spec, labels, job.kms_key)
+    labels = {**job.options.labels, LABEL: label, **price_label(job.tier.price_per_hour)}
+    return CustomJob(job.name, job.spec, labels, job.options.kms_key)

@@ -72,9 +72,6 @@ def parse_generate(command: Command, session: Session) -> None:
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:
     """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
-    if any(word.startswith("--rows_file") for word in command.words):
-        predict._rows_parser().parse_args(command.arguments)
-        return
     parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser()
     own = vars(own_settings(command.arguments).settings())
     _, unknown = parser.parse_known_args(command.arguments)

@@ -60,14 +60,6 @@ class UserError(_OneLine):
     exit_code = USER_MUST_CHANGE
 
 
-class UnknownData(UserError):
-    """Reports that `data` is neither the name of a source nor an existing path."""
-
-    def __init__(self, text: str, data: str) -> None:
-        super().__init__(text)
-        self.data = data
-
-
 class PlatformFault(_OneLine):
     """Reports in one line a fault of the platform that a retry of the same command may not meet."""
 

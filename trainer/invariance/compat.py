@@ -119,6 +119,23 @@ def compare_signs_on_device() -> None:
     pkgutil.resolve_name("keras.src.backend.tensorflow.numpy").signbit = signbit
 
 
+@functools.cache
+def lora_in_float64() -> None:
+    """Makes the matrices of LoRA float64 in layers that are, from the first call on in this process.
+
+    Keras makes them float32 at any precision: a comparison of replicas in float64 would see their rounding.
+    """
+    original = keras.layers.Layer.add_weight
+
+    @functools.wraps(original)
+    def add_weight(layer: Any, *args: Any, **options: Any) -> Any:
+        if str(options.get("name")).startswith("lora_") and layer.dtype_policy.variable_dtype == "float64":
+            options["dtype"] = "float64"
+        return original(layer, *args, **options)
+
+    setattr(keras.layers.Layer, "add_weight", add_weight)  # noqa: B010
+
+
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path.
 

@@ -144,8 +144,13 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
             )
         return step.add_over_replicas(tensors)
     replica = tf.distribute.get_replica_context()
-    present = [tensor for tensor in tensors if tensor is not None]
-    if replica.num_replicas_in_sync == 1 or not present:
-        return list(tensors)
-    summed = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, present))
-    return [None if tensor is None else next(summed) for tensor in tensors]
+    summed = list(tensors)
+    if replica.num_replicas_in_sync == 1:
+        return summed
+    kinds = [None if tensor is None else tensor.dtype for tensor in tensors]
+    for kind in filter(None, dict.fromkeys(kinds)):  # TensorFlow joins what it sums, and joins one type alone
+        places = [place for place, of_it in enumerate(kinds) if of_it == kind]
+        sums = replica.all_reduce(tf.distribute.ReduceOp.SUM, [tensors[place] for place in places])
+        for place, total in zip(places, sums, strict=True):
+            summed[place] = total
+    return summed

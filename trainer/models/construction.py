@@ -12,7 +12,13 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.nests import described
-from trainer.invariance.compat import all_layers, build_compiled, compare_signs_on_device, losses_reduced_by
+from trainer.invariance.compat import (
+    all_layers,
+    build_compiled,
+    compare_signs_on_device,
+    lora_in_float64,
+    losses_reduced_by,
+)
 from trainer.invariance.gradients import sum_first
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
@@ -28,6 +34,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     Its layers draw and normalise for the global batch.
     """
     compare_signs_on_device()
+    lora_in_float64()
     build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
     model = build(config, dataset)
     if not isinstance(model, keras.Model):

@@ -11,6 +11,7 @@ from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import Result, last_reported_step
+from trainer.base.run_files.run_layout import RESULT
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, rounded
@@ -85,7 +86,7 @@ class RunResult:
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
         """Replaces result.json; `measured`: what `Reporter.summary` returns."""
         if self.job_dir:
-            self.job_dir.write_result({**self._counts(state, error), **measured})
+            self.job_dir.write(RESULT, {**self._counts(state, error), **measured})
 
     def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
         """Records a failure, or that a guard stopped a hanging loop, in result.json, which keeps its other values.
@@ -96,7 +97,7 @@ class RunResult:
         if self.job_dir:
             with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
                 if (known := self.job_dir.read_result()).get("state") != "done":
-                    self.job_dir.write_result({**known, **self._counts(state, error), **about})
+                    self.job_dir.write(RESULT, {**known, **self._counts(state, error), **about})
 
     def _counts(self, state: str, error: str | None = None) -> Result:
         seconds = self.goodput.seconds()

@@ -86,5 +86,11 @@ def _copy_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> N
         [variable for variable in optimizer.variables if variable.name != "learning_rate"]  # a schedule has none
         for optimizer in (trained, template.optimizer)
     )
+    if [source.shape for source in before] != [target.shape for target in after]:  # LoRA, or frozen parts of layers
+        warn_once(
+            "model.keras has no state of the optimizer: once loaded it trains other weights than this run, as LoRA is "
+            "merged and single weights are not frozen in it"
+        )
+        return
     for source, target in zip(before, after, strict=True):
         target.assign(keras.ops.convert_to_numpy(source))

@@ -18,7 +18,6 @@ from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import write_servable
 from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
-from trainer.invariance.layers import refresh_normalization
 from trainer.reporting.tensorflow_errors import tensorflow_writing
 from trainer.run.compiled_export import compiled_as
 from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
@@ -98,7 +97,7 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
     origin = origin or f"initial_model={path}"
     templates = ModelInterface.of(model).templates()
     try:
-        weights = load_template(path, origin).get_weights()
+        template = load_template(path, origin)
     except UserError:  # a class may be unknown here
         with suppress(Exception):  # Keras raises many types
             templates["model"].load_weights(path)
@@ -106,11 +105,20 @@ def load_template_weights(model: keras.Model, path: Path, origin: str = "") -> N
         raise
     for name, network in templates.items():
         beside = path.with_name(f"{name}{path.suffix}")
-        saved = load_template(beside, origin).get_weights() if name != "model" and beside.exists() else weights
-        if [weight.shape for weight in saved] == [tuple(weight.shape) for weight in network.weights]:
-            network.set_weights(saved)
+        saved = load_template(beside, origin) if name != "model" and beside.exists() else template
+        source, target = _without_lora(saved), _without_lora(network)
+        if [weight.shape for weight in source] == [weight.shape for weight in target]:
+            for value, weight in zip(source, target, strict=True):
+                weight.assign(keras.ops.convert_to_numpy(value))
         elif name == "model":
             raise UserError(f"{origin}: its weights do not fit this model: use the settings of its run")
+
+
+def _without_lora(network: keras.Model) -> list[Any]:
+    """Returns the weights but for the matrices of LoRA, of which a new model's add nothing, and a template has none."""
+    layers = (layer for layer in all_layers(network) if getattr(layer, "lora_enabled", False))
+    lora = {id(weight) for layer in layers for weight in layer.weights if weight.name.startswith("lora_")}
+    return [weight for weight in network.weights if id(weight) not in lora]
 
 
 def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.Model:
@@ -127,7 +135,10 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
 
 
 def plain_copy(model: keras.Model) -> keras.Model:
-    """Returns a copy without strategy, synchronized batch norm and 16-bit arithmetic; a subclassed model unchanged."""
+    """Returns a copy without strategy, synchronized batch norm, 16-bit arithmetic and LoRA, which is merged.
+
+    A subclassed model is returned unchanged.
+    """
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
 
     def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -138,14 +149,11 @@ def plain_copy(model: keras.Model) -> keras.Model:
     copy = _cloned(model, copy_of)
     if copy is model:
         return model
-    copy.set_weights(model.get_weights())
     # Networks within the model may share inputs, and their copies do not.
     both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
             for network in (model, copy))  # fmt: skip
     for trained, plain in zip(*both, strict=True):
-        if hasattr(trained, "save_assets"):
-            _copy_assets(trained, plain)
-    refresh_normalization(copy)
+        _copy_learnt(trained, plain)
     return copy
 
 
@@ -164,6 +172,8 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     if hasattr(layer, "plain"):  # a layer of this package that depends on the running step
         layer = layer.plain()
     config = layer.get_config()
+    for name in ("lora_rank", "lora_alpha"):  # what is saved is merged
+        config.pop(name, None)
     if "synchronized" in config:
         config["synchronized"] = False
     if "dtype" in config:
@@ -171,14 +181,15 @@ def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     return type(layer).from_config(config)
 
 
-def _copy_assets(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
-    """Copies what a layer has learnt beside its weights, such as a vocabulary, as Keras saves and loads it."""
+def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:
+    """Copies a layer's own weights, and what else it has learnt, such as a vocabulary, as Keras saves and loads it."""
     values: dict[str, Any] = {}
     trained.save_own_variables(values)
-    plain.load_own_variables(values)
-    with tempfile.TemporaryDirectory() as folder:
-        trained.save_assets(folder)
-        plain.load_assets(folder)
+    plain.load_own_variables({name: keras.ops.convert_to_numpy(value) for name, value in values.items()})
+    if hasattr(trained, "save_assets"):
+        with tempfile.TemporaryDirectory() as folder:
+            trained.save_assets(folder)
+            plain.load_assets(folder)
 
 
 def _save_h5(template: keras.Model, path: Path) -> None:

@@ -72,7 +72,7 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
 
     Keras saves classes that it cannot load without their code: a warning tells of a model.keras like that.
     """
-    export(setup.model, folder, setup.dataset.input_spec)
+    export(setup.model, folder, setup.dataset.input_spec, save_optimizer=setup.config.save_optimizer)
     x = setup.dataset.first_inputs(_ROWS)
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))

@@ -1,7 +1,7 @@
 """Saves and restores checkpoints: all that a run resumes from, each a folder that is written atomically.
 
     step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the checkpoint that it follows,
-                                          the state beside the variables
+                                          the weights that are trained, the state beside the variables
     step-00000500/variables.index, .data  in TensorFlow's format (tf.train.load_checkpoint reads it)
 
 Training waits only for a snapshot, which a thread writes. Only the chief reads and writes.
@@ -47,6 +47,8 @@ class Checkpoints:
         self, model: keras.Model, replicas: Replicas, folder: Path, keep: int | None, mirror: Mirror | None = None
     ) -> None:
         self._variables, self._replicas = variables_of(model), replicas
+        weights = {name: variable for name, variable in self._variables.items() if name.startswith(WEIGHTS)}
+        self._trained = {name: weight.path for name, weight in weights.items() if weight.trainable}
         self._folder, self._keep, self._mirror = folder, keep, mirror or Mirror()
         self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
         self._writer: threading.Thread | None = None
@@ -98,7 +100,7 @@ class Checkpoints:
         began = time.monotonic()
         self._saved = saved
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
-        manifest = json.dumps({"step": step, "state": state}, default=np.ndarray.tolist)
+        manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
         self._writer = threading.Thread(
             target=self._write, args=(step, snapshot(self._variables), manifest), name="checkpoint", daemon=True
         )

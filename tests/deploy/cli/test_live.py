@@ -20,14 +20,12 @@ JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
 PRICE = {"usd-per-hour": "3-6000"}
 
 
-def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]], **record: Any) -> None:
+def uploads(cloud: Emulator, job: Job, lines: list[dict[str, Any]]) -> None:
     """Puts what a trainer has written into the job's directory."""
     folder = job["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"].removeprefix("gs://")
     cloud.objects[f"{folder}/run.json"] = b'{"total_steps": 1000}'
     cloud.objects[f"{folder}/stats.jsonl"] = "".join(json.dumps(line) + "\n" for line in lines).encode()
     cloud.generations[f"{folder}/stats.jsonl"] = cloud.generations.get(f"{folder}/stats.jsonl", 0) + 1
-    if record:
-        cloud.objects[f"{folder}/submission.json"] = json.dumps(record).encode()
 
 
 def report(step: int, seconds: float, used: float | None = None) -> dict[str, Any]:
@@ -55,7 +53,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
     cloud: Emulator, priced: Job, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     """By hand: 0.5 h x 3.60 = 1.80 USD, and 10 h x 3.60 at most; 750 steps at 20 s / 100 steps are 150 s."""
-    uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)], submission="s", spent_usd=2.5)
+    uploads(cloud, priced, [report(50, 10), report(150, 30), report(250, 50)])
 
     def end() -> None:
         if flying.slept > 190:
@@ -64,24 +62,18 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
 
     def restarted() -> None:
         """Resumes from step 200: Vertex AI restarted the worker, which repeats steps; the clock of the job goes on."""
-        uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)], submission="s", spent_usd=2.5)
+        uploads(cloud, priced, [report(50, 10), report(150, 30), report(200, 60)])
         flying.asleep = end
 
     flying.asleep = restarted
     assert watch.main([priced["name"], *SDK], session) == 0
     shown = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
-    total = "USD with earlier jobs of its directory"
-    assert shown[1] == (
-        f"step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most; 4.30 {total}"
-    )
-    assert shown[2] == (  # a minute later; 50 s for 150 steps
-        f"step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most; 4.36 {total}"
-    )
+    assert shown[1] == "step 250 of 1,000 (25%), 0:02:30 left, loss 0.004; 1.80 USD so far, 36.00 at most"
+    # A minute later; 50 s for 150 steps.
+    assert shown[2] == "step 200 of 1,000 (20%), 0:04:27 left, loss 0.005; 1.86 USD so far, 36.00 at most"
     assert shown[3] == "SUCCEEDED"
     hours = (flying.slept - 15 + 1800) / 3600  # without the wait for the last lines of the log
-    assert shown[-1].endswith(
-        f", about {hours * 3.6:.2f} USD, with earlier jobs of its directory {2.5 + hours * 3.6:.2f} USD"
-    )
+    assert shown[-1].endswith(f", about {hours * 3.6:.2f} USD")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +88,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
 def test_jobs_are_listed_with_progress_and_idle_accelerators(
     lines: list[dict[str, Any]], warned: bool, cloud: Emulator, priced: Job, session: Session, capsys: Capture
 ) -> None:
-    uploads(cloud, priced, lines, submission="another", spent_usd=2.5)
+    uploads(cloud, priced, lines)
     assert jobs.main([*SDK, "--region=us-central1"], session) == 0
     _, _, *more = capsys.readouterr().out.splitlines()
     assert more[0].startswith("  step 30 of 1,000 (3%), ")
@@ -145,7 +137,7 @@ def test_progress_that_cannot_be_read_ends_no_watch(
 
 
 @pytest.mark.usefixtures("dist")
-def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
+def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
     """By hand: an hour of the first tier until its machines are taken away; between the two a region without quota."""
@@ -163,8 +155,7 @@ def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
     output = "--job_dir=gs://my-bucket/runs/7"
     assert submit.main(["l4x2", "t4x2", "l4x1", *JOB_FLAGS, output], session) == 0
     prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
-    total = f", with earlier jobs of its directory {sum(prices):.2f} USD"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD{total}")
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
     (file,) = Path("runs/submitted").glob("*.json")
     assert [attempt["state"] for attempt in json.loads(file.read_text())["attempts"]] == [
         "FAILED",
@@ -172,5 +163,5 @@ def test_the_total_survives_fallbacks_refusals_and_a_later_submission(
         "SUCCEEDED",
     ]
     assert submit.main(["l4x1", *JOB_FLAGS, output], session) == 0
-    total = f", with earlier jobs of its directory {sum(prices) + prices[1]:.2f} USD"
-    assert capsys.readouterr().out.splitlines()[-1].endswith(total)
+    bill = json.loads(cloud.objects["my-bucket/runs/7/billed.json"])["jobs"]
+    assert sum(job["usd"] for job in bill.values()) == pytest.approx(sum(prices) + prices[1], abs=0.01)

@@ -21,7 +21,7 @@ from deploy.localrun import processes as backend
 from deploy.localrun.processes import LocalJob, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import ROOT, WHERE, Capture, Command
+from tests.deploy.conftest import ROOT, Capture
 from trainer.base.errors import UserError
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
@@ -251,15 +251,6 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
 def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         local.main(arguments)
-
-
-@pytest.mark.usefixtures("dist")
-def test_the_spec_of_a_scripts_job_does_not_run_the_trainer(refused: Command, capsys: Capture) -> None:
-    Path("mine").mkdir()
-    Path("mine/train.py").write_text("print('mine')\n")
-    assert main(["render", "cpu", *WHERE, "--script=mine/train.py"]) == 0
-    Path("job.yaml").write_text(capsys.readouterr().out)
-    assert refused("local", "job.yaml", "--steps=1").startswith("error: job: this is the spec of a script's job, whose")
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,6 @@ def test_a_hundred_inputs_are_tried() -> None:
     assert len(ROWS) >= 100
 
 
-@pytest.mark.parametrize(("steps", "warned"), [("1000000000", True), ("80000000", False)])
-def test_more_steps_than_the_timeout_holds_are_a_warning(steps: str, warned: bool, capsys: Capture) -> None:
-    flags = [flag for flag in JOB if "steps" not in flag]
-    assert main(["submit", "cpu", *flags, f"--steps={steps}", *WHERE, "--project=p", "--dry_run"]) == 0
-    line = (
-        "# warning: steps=1,000,000,000: the job is stopped after its timeout of 86,400 s, and these steps would need "
-    )
-    assert (f"{line}11,574 a second" in capsys.readouterr().out) == warned
-
-
 def test_a_flag_twice_with_one_value_is_no_contradiction(capsys: Capture) -> None:
     given = ["submit", "cpu", *JOB, *JOB, *WHERE, "--project=p", "--dry_run", "--dry_run"]
     assert main(given) == 0

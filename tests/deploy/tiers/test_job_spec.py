@@ -218,12 +218,6 @@ def test_data_that_the_machines_can_see(data: str) -> None:
     assert trained(job("cpu", "--model=mlp", f"--data={data}")).data == data
 
 
-def test_a_folder_of_this_disk_needs_no_slash() -> None:
-    Path("photos").mkdir()
-    with pytest.raises(UserError, match="cannot read this disk"):
-        job("cpu", "--model=mlp", "--data=photos")
-
-
 @pytest.mark.parametrize(
     ("changes", "gcp", "line"),
     [
@@ -266,14 +260,13 @@ def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mi
 @pytest.mark.parametrize(
     ("steps", "minutes", "line"),
     [
-        (0, 0, "a preemption loses all of it: use --checkpoint_every_minutes=15"),
-        (5000, 0, "SPOT with checkpoint_every_steps=5000: at a second a step a preemption loses over 15 minutes"),
+        (0, 0, "a preemption may lose more than 15 minutes: use --checkpoint_every_minutes=15"),
+        (5000, 0, "SPOT with checkpoint_every_steps=5000 and checkpoint_every_minutes=0: a preemption may lose"),
         (0, 5, ""),
         (5000, 15, ""),
         (500, 0, ""),
         (500, 30, ""),
-        (0, 30, "SPOT with checkpoint_every_minutes=30: a preemption may lose as much: use --checkpoint_every_min"),
-        (5000, 15.5, "SPOT with checkpoint_every_minutes=15.5: a preemption may lose as much"),
+        (0, 30, "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption may lose"),
     ],
 )
 def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
@@ -329,7 +322,5 @@ def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     spec = yaml.safe_load(capsys.readouterr().out)
     CustomJobSpec.from_json(json.dumps(spec))
     assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
-    assert main(["render", "l4x4", *FLAGS, "--bucket=gs://my-bucket"]) == 2
-    assert "region is missing" in capsys.readouterr().err
     assert main(["render", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
     assert "it names a folder too" in capsys.readouterr().err

@@ -70,18 +70,6 @@ def test_a_tier_is_found_by_path_by_name_and_in_the_current_folder() -> None:
         load_tier("l4x5")
 
 
-def test_every_pool_is_paid_for_and_spot_is_cheaper(tmp_path: Path) -> None:
-    def price(content: str) -> float:
-        file = tmp_path / "tier.yaml"
-        file.write_text(content)
-        hourly = load_tier(str(file)).price_per_hour
-        assert hourly is not None
-        return hourly
-
-    assert price(TWO) == pytest.approx(2 * price(GOOD))
-    assert price(GOOD.replace("{timeout", "{strategy: SPOT, timeout")) < 0.6 * price(GOOD)
-
-
 def test_the_good_specs_are_good(tmp_path: Path) -> None:
     for number, content in enumerate((GOOD, TWO)):
         file = tmp_path / f"good{number}.yaml"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from google.oauth2.credentials import Credentials
 
 from deploy.cli import watch
 from deploy.tiers.gcp_config import GcpConfig
@@ -22,7 +21,7 @@ from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
 from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import Session, tell_accounts
+from deploy.vertex.session import Session
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
@@ -117,25 +116,15 @@ def no_token_is_left(tmp_path: Path, shown: str) -> None:
 
 
 @needs_gcloud
-@pytest.mark.usefixtures("gcloud_alone")
-def test_gclouds_login_alone_does_everything(
-    cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
-) -> None:
-    use_everything(Sdk("my-proj", "us-central1"), cloud, tmp_path, flying)
-    shown = capsys.readouterr()
-    assert "the last words" in shown.out
-    no_token_is_left(tmp_path, shown.out + shown.err)
-    tell_accounts("gcloud")
-    assert capsys.readouterr().err == ""
-
-
-@needs_gcloud
-@pytest.mark.slow
-@pytest.mark.usefixtures("default_alone")
-def test_default_credentials_alone_do_everything(
-    cloud: Emulator, tmp_path: Path, flying: FlyingClock, capsys: Capture
-) -> None:
-    use_everything(Gcloud("my-proj", "us-central1"), cloud, tmp_path, flying)
+@pytest.mark.parametrize(
+    ("login", "backend"), [("gcloud_alone", Sdk), pytest.param("default_alone", Gcloud, marks=pytest.mark.slow)]
+)
+def test_one_login_alone_does_everything(
+    login: str, backend: type[Backend], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
+    flying: FlyingClock, capsys: Capture,
+) -> None:  # fmt: skip
+    request.getfixturevalue(login)
+    use_everything(backend("my-proj", "us-central1"), cloud, tmp_path, flying)
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     no_token_is_left(tmp_path, shown.out + shown.err)
@@ -160,24 +149,6 @@ def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
         with pytest.raises(ApiError, match=f"600 secret-{number}$"):
             Gcloud("my-proj", "us-central1").submit(REQUEST)
     assert list((tmp_path / "tmp").iterdir()) == []
-
-
-@needs_gcloud
-@pytest.mark.usefixtures("gcloud_alone")
-def test_two_accounts_are_told_by_name(key: Key, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key(OTHER))
-    tell_accounts("sdk")
-    assert capsys.readouterr().err == ""
-    tell_accounts("gcloud")
-    line = f"two logins: jobs are created as {DESK} (gcloud), and watched, with their buckets, as {OTHER} (app"
-    assert capsys.readouterr().err.startswith(line)
-
-
-def test_the_account_of_a_user_is_asked_for(cloud: Emulator, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "_USERINFO", f"{cloud.url}/v1/userinfo")
-    token = cloud.issue("me@example.com")["access_token"]
-    assert login._account(Credentials(token)) == "me@example.com"
-    assert login._account(Credentials("another")) == ""
 
 
 @pytest.mark.parametrize(

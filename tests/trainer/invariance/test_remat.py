@@ -150,7 +150,7 @@ def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
     ((f"--model={__name__}:noisy", BLOCKS), "draws by RandomUniform, which draws other numbers again"),
     ((*TEXT, BLOCKS), "has no block to recompute: no layer made of others, and no place where a single tensor"),
     (("--remat=all",), "remat=all must be blocks, or layers:NAME,… with names of layers"),
-    (("--remat=layers:",), "remat=layers:: name the layers, as --remat=layers:NAME,…, or use --remat=blocks"),
+    (("--remat=layers:",), "remat=layers: must be blocks, or layers:NAME,… with names of layers"),
 ])  # fmt: skip
 def test_what_cannot_be_recomputed_is_refused(flags: tuple[str, ...], line: str) -> None:
     with refused(line):

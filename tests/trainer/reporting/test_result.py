@@ -24,7 +24,7 @@ def begun(folder: Path, before: Any = None, began: float = 0.0) -> RunResult:
     """Returns the counts of a process that begins in a job directory with that result.json."""
     job_dir = JobDir(folder, folder / "checkpoints", folder / "logs", folder / "model")
     if before is not None:
-        job_dir.write_result(before)
+        job_dir.write("result.json", before)
     return RunResult.of_job(CONFIG, job_dir, began)
 
 

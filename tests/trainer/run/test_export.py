@@ -185,7 +185,7 @@ def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monk
     rehearse(setup, None)
     assert ("model.keras: cannot be loaded as a model.keras: " in caplog.text) is (lost == "class")
     if lost == "vocabulary":
-        monkeypatch.setattr("trainer.run.export._copy_assets", lambda trained, plain: None)
+        monkeypatch.setattr("trainer.run.export._copy_learnt", lambda trained, plain: None)
         with refused("its export fails, tried before training: "):
             rehearse(setup, None)
         lines = {id(one) for one in caplog.records if "model.h5 is not written" in one.getMessage()}

@@ -33,9 +33,7 @@ def divide(spans: Iterable[Span]) -> dict[str, float]:
     Work comes first, in equal parts for all that runs at once; then an all-reduce; then waiting for input; an instant
     with none of these is dispatch.
     """
-    changes = sorted(
-        (at, change, kind) for start, end, kind in spans if start < end for at, change in ((start, 1), (end, -1))
-    )
+    changes = sorted((at, by, kind) for start, end, kind in spans if start < end for at, by in ((start, 1), (end, -1)))
     running: Counter[str] = Counter()
     parts = dict.fromkeys(TIME_SHARES, 0.0)
     total, before = 0, 0

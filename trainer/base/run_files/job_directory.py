@@ -67,10 +67,6 @@ class JobDir:
         """Adds entries to run.json, or replaces them."""
         self.write(RUN_INFO, {**read_run_info(self.root)[0], **content})
 
-    def write_result(self, result: Result) -> None:
-        """Replaces result.json."""
-        self.write(RESULT, result)
-
     def append_stats(self, entry: StatsEntry) -> None:
         """Appends one line to stats.jsonl."""
         append_stats(self.root, entry)
@@ -94,7 +90,6 @@ def open_job_dir(
     make_writable(outside, "cache_dir" if remote else "job_dir")
     if lock:
         keep_others_out(outside, "job_dir", address)
-        job_dir.mirror.claim(job_dir.root)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     _refuse_foreign_folders(job_dir)
     _refuse_another_run(job_dir, config)

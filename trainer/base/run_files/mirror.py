@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.base.errors import PlatformFault
+from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
-from trainer.base.run_files.run_layout import LEASE, MANIFEST, RUN_FILES
+from trainer.base.run_files.run_layout import MANIFEST, RUN_FILES
 from trainer.base.storage.address import Address
 from trainer.base.storage.gcs import Remote
-from trainer.base.storage.lease import Lease
 from trainer.base.storage.transfers import in_parallel
 from trainer.base.storage.uploader import Uploader
 
@@ -39,7 +38,8 @@ class Mirror(Uploader):
         super().__init__(addresses or {}, MANIFEST)
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
-        self._lease: Lease | None = None
+        self._logs: Path | None = None
+        self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
 
     def where(self, path: Path) -> str:
         """Returns the path or address that stands for `path` in messages."""
@@ -52,12 +52,6 @@ class Mirror(Uploader):
         else:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
-
-    def claim(self, root: Path) -> None:
-        """Keeps other runs out of the job directory until `close`. Raises UserError if one writes to it."""
-        if address := self.address_of(root):
-            self._lease = Lease(self._gcs, address / LEASE, f"job_dir={address}", self.reject)
-            self._lease.acquire()
 
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
@@ -104,7 +98,21 @@ class Mirror(Uploader):
         """Starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:
             self.remove(folder)
-        self.follow(logs, _LOGS_SECONDS)
+        self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
+
+    def put(self, path: Path) -> None:
+        """Queues a file or folder and, once a minute, the logs that have changed; raises as Uploader's."""
+        super().put(path)
+        if time.monotonic() >= self._logs_due:
+            self._put_logs()
+
+    def _put_logs(self) -> None:
+        self._logs_due = time.monotonic() + _LOGS_SECONDS
+        for file in sorted(self._logs.rglob("*")) if self._logs else []:
+            state = file.stat().st_size, file.stat().st_mtime_ns
+            if file.is_file() and self._logs_sent.get(file) != state:
+                self._logs_sent[file] = state
+                super().put(file)
 
     def remove(self, folder: Path) -> None:
         """Removes a local folder and its copy."""
@@ -133,10 +141,10 @@ class Mirror(Uploader):
                 with suppress(OSError):
                     (scratch / _UNSENT).touch()
         super().close()
-        if self._lease:
-            self._lease.release()
 
     def _pending(self, seconds: float) -> str:
+        with suppress(UserError, PlatformFault):  # of an earlier upload
+            self._put_logs()
         return ", ".join(self.where(Path(path)) for path in self.join(seconds))
 
 

@@ -73,10 +73,6 @@ def model_folder(run: str) -> Path:
     return folder if (folder / SERVING).is_file() else folder / MODEL
 
 
-def _of_model(below: str) -> bool:
+def _of_model(name: str) -> bool:
     """Returns whether an object below a job directory, or below its model/, is a file of the model."""
-    return (
-        below.startswith((f"{MODEL}/", "saved_model/"))
-        or below.endswith(SERVING)
-        or ("/" not in below and "." in below)
-    )
+    return name.startswith((f"{MODEL}/", "saved_model/")) or name.endswith(SERVING) or ("/" not in name and "." in name)

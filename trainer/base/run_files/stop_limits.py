@@ -5,8 +5,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from trainer.base.run_files.records import number
-
 LIMITS = "TRAINER_LIMITS"  # the variable of a job that holds them
 IDLE_PERCENT = 10.0  # a GPU that is used less is idle
 
@@ -38,8 +36,4 @@ class StopLimits:
 
 def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
     """Returns the limits of this job; none if it has none."""
-    try:
-        content = json.loads(environment.get(LIMITS, "{}"))
-        return StopLimits(*(number(content.get(name)) or 0.0 for name in ("idle_s", "over_s", "factor")))
-    except (ValueError, AttributeError):
-        return StopLimits()
+    return StopLimits(**json.loads(environment.get(LIMITS, "{}")))

@@ -24,7 +24,6 @@ _BETTER = {
     "fid": "lower", "kid": "lower", "precision": "higher", "recall": "higher", "density": "higher",
     "coverage": "higher",
 }  # fmt: skip
-_REMOVED = {"memorisation": "use fid, and look at the samples beside training images"}  # of earlier versions
 OF_IMAGES = tuple(_BETTER)
 FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
@@ -50,6 +49,4 @@ def check_known(setting: str, value: str, subject: str, known: Iterable[str]) ->
     """Raises UserError, with the nearest name, if a setting names a metric that is not in `known`; empty is allowed."""
     names = sorted(known)
     if value and value not in names:
-        if advice := _REMOVED.get(value):
-            raise UserError(f"{setting}={value} was removed: {advice}")
         raise UserError(f"{setting}={value}: {subject} {', '.join(names) or 'nothing'}{nearest(value, names)}")

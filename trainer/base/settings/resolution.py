@@ -68,7 +68,6 @@ class Overrides:
 
     @cached_property
     def _in_recipe(self) -> dict[str, Any]:
-        """Returns the content of the recipe's file; {} without a recipe."""
         name = self.values.get("recipe", "")
         if not name:
             return {}

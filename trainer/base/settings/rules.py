@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from importlib import import_module
 
-from trainer.base.errors import UnknownData, UserError
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.metric_names import CLASSIFIERS, check_metric_names
 from trainer.base.settings.train_config import (
@@ -34,9 +34,8 @@ def check(config: TrainConfig) -> None:
         raise UserError(
             f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
         )
-    if config.remat not in ("", BLOCKS) and not names_in(config.remat.removeprefix(LAYERS)):
-        raise UserError(f"remat={config.remat}: name the layers, as --remat={LAYERS}NAME,…, or use --remat={BLOCKS}")
-    if config.remat not in ("", BLOCKS) and not config.remat.startswith(LAYERS):
+    layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
+    if config.remat not in ("", BLOCKS) and not layers:
         raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     _ = config.class_weights  # raises UserError for another form
     if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
@@ -83,10 +82,9 @@ def _check_devices(config: TrainConfig) -> None:
 def _check_source(name: str) -> None:
     if ":" not in name and name not in DATA_SOURCES:
         known = ", ".join(DATA_SOURCES)
-        raise UnknownData(
+        raise UserError(
             f"data={name}: no such data{nearest(name, DATA_SOURCES)} Known: {known}, an existing path, or your own "
-            "package.module:function",
-            name,
+            "package.module:function"
         )
 
 

@@ -6,7 +6,6 @@ where nothing may run before the strategy is made. So the syntax tree is read.
 
 import ast
 import dataclasses
-import gc
 import importlib.util
 import os
 import pkgutil
@@ -93,9 +92,7 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
     arguments = node.args
     pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    parameters = [
-        _parameter(module, argument, default, origin) for argument, default in pairs if argument.arg[0] != "_"
-    ]
+    parameters = [_parameter(module, word, default, origin) for word, default in pairs if word.arg[0] != "_"]
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     return Signature(tuple(parameters), tuple(positional[len(positional) - len(arguments.defaults) :]))
 
@@ -131,20 +128,6 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
-def _parsed(source: str) -> ast.Module:
-    """Parses source while neither the garbage collector nor, with it, another thread runs.
-
-    Python 3.11 fails if another thread parses in between: https://github.com/python/cpython/issues/106905
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return ast.parse(source)
-    finally:
-        if collects:
-            gc.enable()
-
-
 @dataclasses.dataclass(frozen=True)
 class _Module:
     """Holds the syntax tree of a module; `first` and `origin`: see `read_signature`."""
@@ -177,7 +160,7 @@ class _Module:
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
         try:
-            tree = _parsed(source)
+            tree = ast.parse(source)
         except (SyntaxError, ValueError, MemoryError) as error:
             place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{origin}: cannot import {name} ({place})") from None

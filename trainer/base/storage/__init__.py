@@ -2,8 +2,8 @@
 
 address.py parses paths; local_files.py writes local files atomically; gcs.py alone uses google-cloud-storage, which is
 imported only for gs:// paths, and holds the limits on retries and times of requests, which transfers.py enforces;
-login.py finds the credentials; staging.py downloads data; uploader.py uploads a run's results; lease.py keeps other
-runs out; preflight.py checks beforehand that reading and writing will work.
+login.py finds the credentials; staging.py downloads data; uploader.py uploads a run's results; preflight.py checks
+beforehand that reading and writing will work.
 """
 
 from trainer.base.storage.address import Address, expanded, is_remote, local_path, output_address, parse

@@ -49,18 +49,13 @@ def parse(path: str, name: str) -> Address | None:
             raise UserError(f"{name}={path}: not an address: did you mean gs://{intended[1] or 'BUCKET/…'}?")
         raise UserError(f"{name}={path}: must be a local path, gs://BUCKET/… or /gcs/BUCKET/…")
     bucket, _, rest = path.removeprefix("gs://").partition("/")
-    if rule := _broken_rule(bucket):
-        raise UserError(f"{name}={path}: {bucket!r} is not a valid bucket name: {rule}, as in gs://my-bucket/photos")
+    # https://cloud.google.com/storage/docs/buckets#naming
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
+        raise UserError(
+            f"{name}={path}: {bucket!r} is not a valid bucket name: use 3 to 63 lower-case letters, digits, - _ and ., "
+            "with a letter or digit first and last, as in gs://my-bucket/photos"
+        )
     return Address(bucket, rest.rstrip("/"))
-
-
-def _broken_rule(bucket: str) -> str:
-    """Returns the naming rule that `bucket` breaks, or "". https://cloud.google.com/storage/docs/buckets#naming"""
-    if not 3 <= len(bucket) <= (222 if "." in bucket else 63):
-        return "it must have 3 to 63 characters"
-    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket):
-        return "it must consist of lower-case letters, digits, - _ and ., with a letter or digit first and last"
-    return "it must not be an IP address" if re.fullmatch(r"\d+(\.\d+){3}", bucket) else ""
 
 
 def output_address(path: str, name: str) -> Address | None:

@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -45,8 +46,7 @@ class TransferLimits:
 
 
 LIMITS = TransferLimits()
-_WRITER = ("trainer-host", "trainer-process", "trainer-job")  # names of metadata that are shown
-_MACHINE = "/proc/sys/kernel/random/boot_id"  # differs also on another machine of the same name
+_START = uuid.uuid4().hex  # of this process: another machine may have the same name and number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
 _LOCATE = "read its location (roles/storage.bucketViewer)"
@@ -69,10 +69,8 @@ class Remote:
     @property
     def writer(self) -> str:
         """Returns who wrote it, and when."""
-        metadata = self.metadata or {}
-        names = [f"{name.removeprefix('trainer-')} {metadata[name]}" for name in _WRITER if name in metadata]
         written = f", {self.updated:%Y-%m-%d %H:%M:%S} UTC" if self.updated else ""
-        return (" ".join(names) or "an unknown program") + written
+        return (self.metadata or {}).get("trainer-writer", "an unknown program") + written
 
 
 def connect(limits: TransferLimits | None = None) -> "Gcs":
@@ -204,19 +202,21 @@ class Gcs:
         """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
 
         Before it replaces another generation, it compares the content: if that is the same already, as after a lost
-        response, nothing is written. Raises Conflict if others write the object at the same time; with `strict`, if it
-        is of another generation than `replaced`.
+        response, nothing is written. Raises Conflict if another process has written the object meanwhile; with
+        `strict`, if it is of another generation than `replaced`.
         """
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         if isinstance(content, Path) and size <= _IN_MEMORY:
             content = content.read_bytes()
             size = len(content)
-        checksum = crc32c_of(content)
+        checksum, known = crc32c_of(content), bool(replaced)  # that is, written by this process before
         for _ in range(1 if strict else self.limits.tries):
             send = functools.partial(self._send, content, size, address, replaced)
             present: Remote | None = self._request(send, address, _WRITE, size) or self.get(address)
             if present and (present.size, present.crc32c) == (size, checksum):
                 return present.generation
+            if known and present and present.metadata != writer():
+                break
             replaced = present.generation if present else 0
         raise Conflict(
             f"{address}: upload failed because the object kept changing: is another run writing to it? Last written by "
@@ -273,22 +273,12 @@ class Gcs:
 
 
 def writer() -> dict[str, str]:
-    """Returns who writes, as metadata of each object: machine, process, start of the machine, job on Vertex AI."""
+    """Returns who writes, as metadata of each object: machine, process, job on Vertex AI."""
     job = os.environ.get("CLOUD_ML_JOB_ID", "")
-    machine = os.uname().nodename
-    process = {"trainer-host": machine, "trainer-process": str(os.getpid()), "trainer-boot": machine}
-    with suppress(OSError), open(_MACHINE, encoding="ascii") as file:
-        process["trainer-boot"] = file.read().strip()
-    return {**process, "trainer-job": job} if job else process
+    name = f"host {os.uname().nodename} process {os.getpid()}{' job ' * bool(job)}{job}"
+    return {"trainer-writer": name, "trainer-start": _START}
 
 
 def _remote(bucket: str, blob: Any) -> Remote:
-    return Remote(
-        Address(bucket, blob.name),
-        int(blob.size),
-        blob.crc32c or "",
-        int(blob.generation),
-        blob.content_encoding or "",
-        blob.metadata,
-        blob.updated,
-    )
+    content = int(blob.size), blob.crc32c or "", int(blob.generation), blob.content_encoding or ""
+    return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated)

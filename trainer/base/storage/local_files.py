@@ -2,12 +2,11 @@
 
 import errno
 import fcntl
-import glob
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.base.errors import UserError
@@ -98,8 +97,7 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
     content: text, bytes, or a function that writes to the path that it is given. Several processes may write the same
     file; the last one wins. Surrogate escapes in text become the bytes of the file name that they stand for.
     """
-    prefix = f".{path.name}.{os.uname().nodename}-"
-    part = path.with_name(f"{prefix}{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.part")
     with writing(path):
         try:
             if callable(content):
@@ -111,10 +109,6 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    with suppress(OSError):
-        for stale in path.parent.glob(f"{glob.escape(prefix)}*.part"):  # left by killed processes
-            if not is_running(stale.name.removeprefix(prefix).removesuffix(".part")):
-                stale.unlink(missing_ok=True)
 
 
 def is_running(process: str) -> bool:

@@ -21,8 +21,7 @@ from typing import Any
 
 from trainer.base.errors import reason, shortened
 
-_SCOPES = ("https://www.googleapis.com/auth/cloud-platform", "openid", "https://www.googleapis.com/auth/userinfo.email")
-_USERINFO = "https://openidconnect.googleapis.com/v1/userinfo"
+_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _ADC = "application_default_credentials.json"
 _TIMEOUT_S = 60.0  # of gcloud
 # A token lives an hour at most. gcloud may give one that it keeps since a while: a refused one is renewed anyway.
@@ -50,7 +49,7 @@ def _credentials(*_environment: str) -> Any:
         return _gcloud_credentials()
     import google.auth
 
-    return google.auth.default(scopes=_SCOPES[:1])[0]
+    return google.auth.default(scopes=_SCOPES)[0]
 
 
 def _gcloud_credentials() -> Any:
@@ -134,29 +133,6 @@ def _token() -> str:
     return str(login.token)
 
 
-def two_accounts() -> tuple[str, str] | None:
-    """Returns the accounts of gcloud and of Python programs if these are known to differ."""
-    first = gcloud_account()
-    if not first or not _has_default_credentials():
-        return None
-    second = _account(credentials())
-    return (first, second) if second and second != first else None
-
-
-def _account(login: Any) -> str:
-    """Returns the account of credentials; empty if Google does not say."""
-    if account := getattr(login, "service_account_email", "") or getattr(login, "account", ""):
-        return str(account)
-    from google.auth.exceptions import GoogleAuthError
-    from google.auth.transport.requests import AuthorizedSession
-    from requests import RequestException
-
-    try:
-        return str(AuthorizedSession(login).get(_USERINFO, timeout=5).json().get("email", ""))
-    except (GoogleAuthError, RequestException, ValueError, AttributeError):
-        return ""
-
-
 def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:
     """Returns a property of gcloud's active configuration; empty if it is not set.
 
@@ -175,6 +151,5 @@ def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.
 
 
 def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Returns the folder of gcloud's files."""
     home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
     return Path(environment.get("CLOUDSDK_CONFIG") or home)

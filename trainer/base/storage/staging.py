@@ -21,8 +21,7 @@ from trainer.base.storage.address import Address, expanded, parse
 from trainer.base.storage.checksum import crc32c_of
 from trainer.base.storage.gcs import Remote, connect
 from trainer.base.storage.gcs_errors import explained
-from trainer.base.storage.transfer_bar import transfer_bar
-from trainer.base.storage.transfers import in_parallel
+from trainer.base.storage.transfers import in_parallel, transfer_bar
 
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems

@@ -7,15 +7,19 @@ with its socket or with the process, and whose result nobody takes.
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from typing import TypeVar
+
+from trainer.base.log import log
+from trainer.base.terminal import ProgressBar
 
 Item = TypeVar("Item")
 T = TypeVar("T")
 
 NEVER = threading.Event()  # is never set
-_TURN_SECONDS = 0.1
+_TURN_SECONDS, _LOG_SECONDS = 0.1, 30.0
 
 
 class Cancelled(Exception):
@@ -69,3 +73,32 @@ def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection
             cancelled.set()
     if errors:
         raise errors[0]
+
+
+@contextmanager
+def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yields a thread-safe function that adds transferred bytes, or subtracts those that must be fetched again.
+
+    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs bytes and speed at the end.
+    """
+    began = logged = time.monotonic()
+    transferred, lock = 0, threading.Lock()
+
+    def advance(more: int) -> None:
+        nonlocal transferred, logged
+        with lock:
+            transferred += more
+            now = time.monotonic()
+            log_now = not (bar.shown or quiet) and now - logged > _LOG_SECONDS
+            logged = now if log_now else logged
+        if log_now:
+            speed = transferred / 1e6 / (now - began)
+            log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
+        bar.update(advance=more)
+
+    with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
+        yield advance
+    if not quiet:
+        seconds = max(time.monotonic() - began, 1e-9)
+        speed = transferred / 1e6 / seconds
+        log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")

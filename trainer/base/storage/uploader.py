@@ -1,12 +1,11 @@
 """Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-Failed uploads are retried until `close`, those whose token is refused for a limited time. A rejected one, as for a
-missing permission, is raised at the next `put`, so that no run continues without a place to store its results.
+Failed uploads are retried until `close`. A rejected one, as for a missing permission or because another run writes the
+object too, is raised at the next `put`, so that no run continues without a place to store its results.
 """
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -17,10 +16,8 @@ from trainer.base.log import log
 from trainer.base.storage.address import Address
 from trainer.base.storage.gcs import Gcs, Remote, connect
 from trainer.base.storage.gcs_errors import Conflict, RefusedToken
-from trainer.base.terminal import duration
 
 _RETRY_SECONDS = 15
-_REFUSED_SECONDS = 3600.0  # how long a run goes on, keeping its files here, while its credentials are refused
 
 
 class Uploader:
@@ -37,11 +34,7 @@ class Uploader:
         self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
         self._running: Path | None = None
         self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
-        self._followed: Path | None = None  # of `follow`, as the next two
-        self._interval, self._due = 0.0, 0.0
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # size and modification time of its files
         self._generations: dict[Address, int] = {}
-        self._refused_since: float | None = None  # since when every upload was refused
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
         self._changed = threading.Condition()
@@ -65,13 +58,6 @@ class Uploader:
             self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
             self._wake()
 
-    def follow(self, folder: Path, seconds: float) -> None:
-        """Uploads the changed files of one folder at this interval, and at each `join`."""
-        if self.address_of(folder):
-            with self._changed:
-                self._followed, self._interval, self._due = folder, seconds, time.monotonic() + seconds
-                self._wake()
-
     def remove(self, folder: Path) -> None:
         """Removes a folder and its queued tasks locally, and later its objects.
 
@@ -91,8 +77,6 @@ class Uploader:
     def join(self, seconds: float) -> list[str]:
         """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
         with self._changed:
-            if self._followed and self._new_states():
-                self._tasks.setdefault(self._followed, self._send_changed)
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.rejection or not (self.unsent or self._outdated), seconds)
             running = [self._running] if self._running else []
@@ -102,12 +86,6 @@ class Uploader:
         """Ends the thread after its current task; queued tasks are dropped."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
-
-    def reject(self, error: Exception) -> None:
-        """Makes every later `put` raise the error; nothing more is uploaded after the current task."""
-        with self._changed:
-            self.rejection = self.rejection or error
             self._changed.notify_all()
 
     @property
@@ -124,7 +102,6 @@ class Uploader:
         return None
 
     def _drop(self, folder: Path) -> None:
-        """Removes the queued tasks of a folder."""
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
         self._outdated.pop(folder, None)
 
@@ -140,22 +117,19 @@ class Uploader:
                 if self._closed or self.rejection:
                     return
             with self._changed:
-                self._running = self._refused_since = None
+                self._running = None
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
-        """Returns the first task, or the upload of what is followed if no other is queued; None at the end."""
+        """Returns the first task; None at the end."""
         with self._changed:
             while not (self._closed or self.rejection):
-                now = time.monotonic()
                 if not self._tasks:
                     self._tasks, self._outdated = self._outdated, {}
-                    if self._followed and self._due <= now:
-                        self._tasks[self._followed] = self._send_changed
                 if self._tasks:
                     self._running = next(iter(self._tasks))
                     return self._tasks.pop(self._running)
-                self._changed.wait(self._due - now if self._followed else None)
+                self._changed.wait()
             return None
 
     def _succeeds(self, work: Callable[[], None]) -> bool:
@@ -165,32 +139,19 @@ class Uploader:
         except FileNotFoundError as error:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
         except Exception as error:
-            if isinstance(error, (RefusedToken, PlatformFault, OSError)) and not isinstance(error, Conflict):
-                self._outlast(error)
-            else:  # rejected, or a bug of this package: nothing more can be uploaded
-                self.reject(error)
+            if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+                with self._changed:  # or a bug of this package: nothing more can be uploaded
+                    self.rejection = error
+                    self._changed.notify_all()
+                return False
+            log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+            with self._changed:  # a join or a new task ends the wait
+                self._changed.wait(_RETRY_SECONDS)
+            if isinstance(error, RefusedToken):
+                with suppress(UserError, PlatformFault):
+                    self._gcs.log_in()
             return False
         return True
-
-    def _outlast(self, error: Exception) -> None:
-        """Waits before the next attempt, for which it logs in anew; rejects what was refused for too long."""
-        refused, kept = isinstance(error, RefusedToken), ""
-        if refused:
-            now = time.monotonic()
-            self._refused_since = now if self._refused_since is None else self._refused_since
-            left = self._refused_since + _REFUSED_SECONDS - now
-            if left <= 0:
-                limit = duration(_REFUSED_SECONDS)
-                lost = f"{error}: given up after {limit}; what was not sent is kept in {self._running}"
-                return self.reject(UserError(lost))
-            kept = f"; until then kept in {self._running}, given up in {duration(left)}"
-        log.warning(f"{error}{kept} (retrying in {_RETRY_SECONDS} s)")
-        with self._changed:  # a join or a new task ends the wait
-            self._changed.wait(_RETRY_SECONDS)
-        if refused:
-            with suppress(UserError, PlatformFault):
-                self._gcs.log_in()
-        return None
 
     def _send(self, path: Path) -> None:
         if address := self.address_of(path):
@@ -208,18 +169,6 @@ class Uploader:
             with self._changed:
                 again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
                 self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
-
-    def _send_changed(self) -> None:
-        self._due = time.monotonic() + self._interval
-        for file, state in self._new_states().items():
-            self._send(file)
-            self._uploaded[file] = state
-
-    def _new_states(self) -> dict[Path, tuple[int, int]]:
-        """Returns the followed files that have changed since their last upload, with size and modification time."""
-        files = sorted(self._followed.rglob("*")) if self._followed else []
-        states = {file: (file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()}
-        return {file: state for file, state in states.items() if self._uploaded.get(file) != state}
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -128,17 +128,6 @@ def test_two_processes_can_write_one_file_at_the_same_time(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_parts_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    own, file = os.uname().nodename, tmp_path / "x.json"
-    parts = [f".x.json.{host}-{process}.part" for host, process in ((own, ended.pid), (own, 1), ("elsewhere", 1))]
-    for part in parts:
-        (tmp_path / part).write_text("half")
-    write_whole(file, "whole")
-    assert {path.name for path in tmp_path.iterdir()} == {"x.json", *parts[1:]}
-
-
 def test_a_folder_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with whole_folder(folder) as beside:

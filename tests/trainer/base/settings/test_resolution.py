@@ -98,7 +98,6 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--early_stopping=val_loss"], "wgan_gp can stop by critic_loss, generator_loss, gradient_penalty"),
     (["--model=mlp", "--best_metric=acuracy"], "this run measures val_accuracy, val_loss; did you mean 'val_acc"),
     (["--best_metric=fid"], "best_metric=fid: this run measures nothing"),
-    (["--best_metric=memorisation"], "best_metric=memorisation was removed: use fid, and look at the samples"),
     (["--cache_dir=gs://bucket/cache"], "cache_dir=gs://bucket/cache: only local paths are supported here"),
     (["--tuning_metric=critic"], "tuning_metric=critic: this run reports critic_loss, generator_loss, gradient_"),
     (["--tuning_metric=fid"], "tuning_metric=fid: this run reports critic_loss"),

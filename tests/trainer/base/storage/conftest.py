@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.base.storage.fault_proxy import Proxy, fault_proxy
-from trainer.base.storage import gcs, lease, uploader
+from trainer.base.storage import gcs, uploader
 from trainer.base.storage.address import Address
 
 QUICK = gcs.TransferLimits(
@@ -37,7 +37,6 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         monkeypatch.setattr(gcs, "LIMITS", QUICK)
         monkeypatch.setattr(uploader, "_RETRY_SECONDS", 0.1)
-        monkeypatch.setattr(lease, "_POLL_SECONDS", 0.05)
         gcs._connect.cache_clear()
         yield proxy
         gcs._connect.cache_clear()

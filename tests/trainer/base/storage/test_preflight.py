@@ -1,16 +1,11 @@
 """Tests that whatever would fail later is reported in one line before any training."""
 
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from deploy.localrun.workers import free_addresses
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
-from tests.workers import ROOT
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage import gcs, preflight
 
@@ -53,26 +48,3 @@ def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(preflight, "SECONDS", 0.5)
         with pytest.raises(PlatformFault, match="no response within 0 seconds: check the network"):
             preflight.preflight({"data": "gs://bucket/x"}, {})
-
-
-SCRIPT = """
-from trainer.base.errors import UserError
-from trainer.base.storage.preflight import preflight
-try:
-    preflight({"data": "gs://bucket/x"}, {})
-except UserError as error:
-    print(error)
-"""
-
-
-def test_without_credentials(tmp_path: Path) -> None:
-    """Runs a separate process without the emulator and without a metadata server."""
-    environment = {
-        "PATH": "/usr/bin", "HOME": str(tmp_path), "NO_GCE_CHECK": "true", "CLOUDSDK_CONFIG": str(tmp_path),
-        "https_proxy": f"http://{free_addresses(1)[0]}",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.stderr == ""
-    assert "no valid Google credentials: run `gcloud auth login`, or set" in done.stdout

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures import Patch
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
-from trainer.base.errors import UserError
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.run_files.mirror import Mirror
+from trainer.base.storage import gcs
 from trainer.base.storage.uploader import Uploader
 
 
@@ -95,30 +98,28 @@ def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, roo
     assert bucket.content("runs/7/stats.jsonl") == b"4\n"
 
 
-def test_files_at_intervals(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy, root: Path) -> None:
     logs = root / "logs"
     logs.mkdir()
-    sender.follow(logs, 3600)
-    (logs / "events").write_bytes(b"1")
-    for _ in range(20):
-        with open(logs / "events", "ab") as file:
-            file.write(b"2")
-    assert proxy.count("POST", "/upload/") == 0
-    assert sender.join(10) == []
-    assert bucket.content("runs/7/logs/events") == b"1" + b"2" * 20
-    assert sender.join(10) == []
-    assert proxy.count("POST", "/upload/") == 1  # unchanged: not sent again
-    write_one(logs, "soon")
-    sender.follow(logs, 0.05)
-    for _ in range(200):
-        if "runs/7/logs/soon" in bucket.names():
-            break
-        time.sleep(0.05)
-    assert bucket.content("runs/7/logs/soon") == b"1"
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.begin(logs)
+        write_one(logs, "events")
+        mirror.put(write_one(root, "result.json"))
+        assert mirror.join(10) == []
+        assert bucket.names() == ["runs/7/result.json"]
+        for _ in range(2):
+            mirror.finish(10)
+        assert proxy.count("POST", "/upload/") == 2  # unchanged: not sent again
+        (logs / "events").write_bytes(b"12")
+        mirror._logs_due = 0.0
+        mirror.put(Path("/elsewhere"))
+        assert mirror.join(10) == []
+        assert bucket.content("runs/7/logs/events") == b"12"
 
 
-def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
-    proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
+@pytest.mark.parametrize("status", [503, 401])
+def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path, status: int) -> None:
+    proxy.faults.append(Fault(status, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     assert sender.join(0.3) == [str(root / "x")]
     proxy.heal()
@@ -136,8 +137,39 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
     with pytest.raises(UserError, match=r"no permission to write it \(roles/storage.objectUser\)"):
         sender.put(write_one(root, "z"))
     sender.remove(root / "checkpoints" / "step-00000001")  # does nothing, and raises nothing
-    sender.follow(root / "logs", 1)
     assert bucket.names() == ["runs/7/x"]
+
+
+def test_of_two_runs_in_one_folder_the_first_ends(
+    bucket: Bucket, sender: Uploader, root: Path, monkeypatch: Patch
+) -> None:
+    sender.put(write_one(root, "result.json"))
+    assert sender.join(10) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(gcs, "writer", lambda: {"trainer-writer": "host other process 7"})
+        gcs.connect().upload(b"of another run", bucket.address("runs/7/result.json"))
+    (root / "result.json").write_bytes(b"2")
+    sender.put(root / "result.json")
+    assert sender.join(10) == [str(root / "result.json")]
+    with pytest.raises(PlatformFault, match=r"kept changing: .* Last written by host other process 7, 20.* UTC$"):
+        sender.put(root / "result.json")
+    assert bucket.content("runs/7/result.json") == b"of another run"
+
+
+def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
+    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.put(write_one(root, "result.json"))
+        mirror.leave(0.3)
+    proxy.heal()
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.outline(root, root / "checkpoints")
+    (kept,) = root.parent.glob("unsent-*")
+    assert (kept / "result.json").read_bytes() == b"1"
+    assert str(kept) in caplog.text
 
 
 def test_several_places(bucket: Bucket, root: Path) -> None:

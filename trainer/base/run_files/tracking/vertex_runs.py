@@ -101,14 +101,12 @@ class VertexRuns:
         api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact]})
         series = api.listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
         self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
-        steps = {
-            metric["displayName"]: int(about.get("maxStep", 0))
-            for metric in series
-            if (about := metric.get("metadata"))
+        last_steps = {
+            line["displayName"]: line["metadata"].get("maxStep", 0) for line in series if line.get("metadata")
         }
         _, project, _, region = api.parent.split("/")
         page = f"https://console.cloud.google.com/vertex-ai/experiments/locations/{region}/experiments/{name}/runs/"
-        return Opened(f"{page}{identity}?project={project}", lambda metric: steps.get(metric, -1))
+        return Opened(f"{page}{identity}?project={project}", lambda metric: int(last_steps.get(metric, -1)))
 
     def _made_context(self, contexts: str, identity: str, schema: str, title: str, metadata: Json) -> Json:
         about = {"displayName": title, "schemaTitle": schema, "schemaVersion": "0.0.1", "metadata": metadata}

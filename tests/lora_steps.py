@@ -1,0 +1,73 @@
+"""Trains examples/keras_hub_lora.py and prints what came out, as JSON: `python -m tests.lora_steps FOLDER`.
+
+tests/test_keras_hub.py runs it where keras-hub is installed.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_hub
+import numpy as np
+
+from tests.own_runs import arguments_of
+from tests.support import largest_difference, run_job, run_steps
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
+from trainer.training.state import snapshot, variables_of
+
+STEPS = 4
+SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16, "max_sequence_length": 8}
+
+
+def settings(*flags: str) -> TrainConfig:
+    """Returns the settings of the example's own command, in float64."""
+    short = ["--precision=float64", "--global_batch_size=8", f"--steps={STEPS}"]
+    return resolve([*arguments_of("keras_hub_lora"), *short, *flags]).config
+
+
+def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
+    """Compares a job that is resumed once with the same steps on one replica, without micro-batches."""
+    make_replicas(settings("--replicas=2"))  # TensorFlow makes devices once
+    alone, _ = run_steps(settings("--micro_batches=1", "--replicas=1"), STEPS)
+    for steps in (STEPS // 2, STEPS):
+        run_job(settings(f"--job_dir={folder}", "--replicas=2", "--micro_batches=2", f"--steps={steps}"))
+    manifest, values = read_checkpoint(checkpoint_folders(folder / "checkpoints")[-1])
+    saved = keras.models.load_model(folder / "model" / "model.keras", compile=False)
+    tokens = np.arange(64, dtype="int32")[None]
+    x = {"token_ids": tokens, "padding_mask": np.ones_like(tokens)}
+    return {
+        "difference": largest_difference(snapshot(variables_of(alone)), values, smallest_norm=1e-2),
+        "outputs": float(np.abs(saved(x) - alone(x)).max()),
+        "trained": [*manifest["trained"].values()],
+        "slots": [list(value.shape) for name, value in values.items() if name.endswith(("momentum", "velocity"))],
+        "weights": [len(saved.weights), len(alone.weights)],
+    }
+
+
+def from_a_preset(folder: Path) -> dict[str, Any]:
+    """Tunes a preset in a folder, of random weights and a tokenizer that knows single characters and `ab`."""
+    characters = [
+        "<|endoftext|>",
+        "\u0120",
+        "\u010a",
+        "a",
+        "b",
+        "ab",
+    ]  # the second and third are a blank and a new line
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    keras_hub.models.GPT2Backbone(vocabulary_size=len(vocabulary), **SIZES).save_to_preset(str(folder / "preset"))
+    keras_hub.models.GPT2Tokenizer(vocabulary, ["a b"]).save_to_preset(str(folder / "preset"))
+    (folder / "texts").mkdir()
+    (folder / "texts" / "one.txt").write_text("ab ba\n" * 40)
+    model, logs = run_steps(settings(f"--preset={folder / 'preset'}", f"--texts={folder / 'texts'}", "--length=8"), 1)
+    return {"preset_outputs": model.output_shape[-1], "preset_loss": float(logs.means()["loss"])}
+
+
+if __name__ == "__main__":
+    out = Path(sys.argv[1])
+    print(json.dumps(resumed_on_two_replicas(out / "job") | from_a_preset(out)))

@@ -1,0 +1,63 @@
+"""Tests that models with LoRA train alike on replicas and are saved merged; test_keras_hub.py has one of KerasHub."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from tests.fixtures import Log, Patch
+from tests.support import run_steps
+from trainer.base.log import warn_once
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.run.export import export, load_template_weights
+
+X = np.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = None) -> keras.Model:
+    """Trains LoRA's matrices in a layer that a configuration tells of, and in one within a layer, which none does."""
+    x = keras.Input((4,))
+    first, attention = keras.layers.Dense(4, "tanh", dtype=first_type), keras.layers.MultiHeadAttention(2, 4)
+    words = keras.layers.Reshape((2, 2))(first(x))
+    model = keras.Model(x, keras.layers.Dense(1)(keras.layers.Flatten()(attention(words, words))))
+    first.enable_lora(2)
+    attention.query_dense.enable_lora(2)
+    model.compile(keras.optimizers.Adam(0.1), loss="mean_squared_error")
+    return model
+
+
+def settings(*flags: str) -> TrainConfig:
+    own = [f"--model={__name__}:tuned", "--data=tests.own_data:arrays", "--global_batch_size=16", *flags]
+    return resolve(own).config
+
+
+@pytest.mark.parametrize("flags", [("--replicas=2",), ("--micro_batches=2",)])
+def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
+    tmp_path: Path, caplog: Log, monkeypatch: Patch, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    warn_once.cache_clear()
+    alone, _ = run_steps(settings("--precision=float64"), 5)
+    model, _ = run_steps(settings("--precision=float64", *flags), 5)
+    export(model, tmp_path / "model", None, save_optimizer=True)
+    assert "model.keras has no state of the optimizer" in caplog.text
+    saved = keras.models.load_model(tmp_path / "model" / "model.keras", compile=False)
+    assert [weight.path for weight in saved.weights if "lora" in weight.path] == []
+    np.testing.assert_allclose(saved(X), alone(X), rtol=1e-10)
+
+    again, _ = run_steps(settings("--precision=float64"), 0)
+    assert np.abs(again(X) - saved(X)).max() > 0.01
+    load_template_weights(again, tmp_path / "model" / "model.keras")
+    np.testing.assert_allclose(again(X), saved(X), rtol=1e-12)
+    assert all(np.any(weight) for weight in again.weights if weight.name == "lora_kernel_a")  # else none would train
+
+
+@pytest.mark.skipif(keras.__version__.startswith("3.12."), reason="Keras 3.12 has them in 16 bits too")
+def test_float32_matrices_of_a_16_bit_layer_train_on_several_replicas() -> None:
+    model, _ = run_steps(settings("--first_type=bfloat16", "--replicas=2"), 5)
+    kinds = {weight.dtype for weight in model.trainable_weights}
+    assert kinds == {"bfloat16", "float32"}
+    assert all(np.any(weight) for weight in model.weights if weight.name == "lora_kernel_b")
