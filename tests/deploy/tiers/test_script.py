@@ -133,6 +133,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
     assert "# runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
     assert "# warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert "python -m deploy package --bucket=gs://my-bucket --project=p --script=train.py\n" in shown
+    assert len(START.splitlines()) <= 10
     spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:
