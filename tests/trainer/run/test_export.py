@@ -291,7 +291,7 @@ def test_models_that_fit_trains_are_exported_and_used(model: str, file: str, tmp
     assert ("model.keras is not written: " in shown.out + shown.err) == (model == "unsaved")
     loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
     assert loss == pytest.approx({**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4)
-    assert predict.main([str(run), "--data=tests.own_data:more", f"--out={tmp_path / 'x.npz'}"]) == 0
+    assert predict.main([str(run), "--replicas=1", "--data=tests.own_data:more", f"--out={tmp_path / 'x.npz'}"]) == 0
     assert np.load(tmp_path / "x.npz")["predictions"].shape == (11,)
 
 
