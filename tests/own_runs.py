@@ -38,6 +38,20 @@ def arguments_of(example: str) -> list[str]:
     return [word for word in next(commands(FILES[example])).arguments if not word.startswith("--epochs=")]
 
 
+# A recipe that would download weights, and train in two parts, is made small.
+_SMALL = {
+    "efficientnet_photos": [
+        "--image_size=32", "--variant=B0", "--weights=none", "--fine_tune_from=", "--fine_tune_after_steps=0",
+        "--evaluation_fraction=0.1",
+    ]
+}  # fmt: skip
+
+
+def recipe_flags(recipe: str) -> list[str]:
+    """Returns the flags by which a recipe trains on the digits of the package."""
+    return [f"--recipe={recipe}", "--data=digits", *_SMALL.get(recipe, [])]
+
+
 def settings(case: str, *flags: str) -> TrainConfig:
     """Returns the settings of an example's own command, or of models of the tests, for a short run in float64."""
     if case in EXAMPLES:

@@ -64,7 +64,7 @@ def main() -> None:
         out = Path(folder, "predictions.npz")
         subprocess.run([sys.executable, "-m", "trainer.predict", asked.run, f"--out={out}"], check=True)
         expected = np.load(out)["predictions"][: asked.rows]
-    rows = _evaluation_rows(asked.run, len(expected))
+    rows = evaluation_rows(asked.run, len(expected))
     server, draw, wrong = started(asked.run, asked.port), random.Random(0), 0
     try:
         with ThreadPoolExecutor(8) as clients:
@@ -79,7 +79,7 @@ def main() -> None:
     sys.exit(bool(wrong))
 
 
-def _evaluation_rows(run: str, count: int) -> list[Any]:
+def evaluation_rows(run: str, count: int) -> list[Any]:
     """Returns the rows of the run's evaluation part, as JSON has them."""
     from trainer.data.sources import load_dataset
     from trainer.run.requested_run import make_parser, read_request

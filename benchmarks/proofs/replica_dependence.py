@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 from benchmarks.runner import make_parser, program
-from tests.own_runs import EXAMPLES, arguments_of
+from tests.own_runs import EXAMPLES, arguments_of, recipe_flags
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from trainer.base.settings.resolution import recipe_names
 from trainer.run import replica_proof
@@ -28,7 +28,7 @@ def cases() -> Iterator[tuple[str, list[str], bool]]:
     for name in EXAMPLES:
         yield f"example {name}", [*arguments_of(name), "--global_batch_size=16"], False
     for name in recipe_names():
-        yield f"recipe {name}", [f"--recipe={name}", "--data=digits", "--global_batch_size=16"], False
+        yield f"recipe {name}", [*recipe_flags(name), "--global_batch_size=16"], False
 
 
 @program

@@ -18,6 +18,7 @@ from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TENSORFLOW = re.compile(r"tensorflow(\[and-cuda\])?([=<>~!]=?[\d.*]+(,[=<>~!]=?[\d.*]+)*)?")
 
 
@@ -51,10 +52,11 @@ def main(arguments: Sequence[str]) -> int:
     print(shlex.join(command), flush=True)
     if args.dry_run:
         return DONE
-    code = _run(command)
+    code, digest = _run(command)
     if code == DONE:
         sources = {package.name: package.digest for package in packages}
-        remember(BuiltImage(args.image, args.tensorflow, sources, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())))
+        uri = f"{args.image.rpartition(':')[0]}@{digest}" if digest else args.image
+        remember(BuiltImage(uri, args.tensorflow, sources, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())))
         print("jobs that are submitted in this folder, with these sources, run in this image")
     return code
 
@@ -69,17 +71,29 @@ def write_context(packages: Sequence[Package], folder: Path) -> None:
 
 
 def build_command(image: str, tensorflow: str, project: str, folder: Path) -> list[str]:
-    """Returns the command `gcloud builds submit`. ^;^ allows commas within a substitution, as in versions."""
+    """Returns the command `gcloud builds submit`, whose last line is the digest of the image.
+
+    ^;^ allows commas within a substitution, as in versions.
+    https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#Results
+    """
     substitutions = ";".join([f"_IMAGE={image}", *([f"_TENSORFLOW={tensorflow}"] if tensorflow else [])])
     project_flag = [f"--project={project}"] if project else []
-    config = f"--config={folder}/cloudbuild.yaml"
-    return ["gcloud", "builds", "submit", *project_flag, config, f"--substitutions=^;^{substitutions}", str(folder)]
+    config = [f"--config={folder}/cloudbuild.yaml", f"--substitutions=^;^{substitutions}"]
+    shown = "--format=value(results.images[0].digest)"
+    return ["gcloud", "builds", "submit", *project_flag, *config, shown, str(folder)]
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    """Runs the build and shows its log; returns the exit code and the image's digest, empty if gcloud names none."""
+    line = ""
     try:
-        with gcloud_environment() as environment:
-            done = subprocess.run(command, env=environment)
+        with (
+            gcloud_environment() as environment,
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as build,
+        ):
+            for line in build.stdout or ():
+                print(line, end="", flush=True)
     except FileNotFoundError:
         raise not_installed() from None
-    return DONE if done.returncode == 0 else FAULT
+    digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""
+    return (DONE, digest) if build.returncode == 0 else (FAULT, "")

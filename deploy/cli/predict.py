@@ -11,6 +11,7 @@ from deploy.client.documents import add_json_flag, write_document, write_end
 from deploy.client.job_flags import CHANGES, new_submission, read_changes
 from deploy.client.prepared_job import SubmittedJob, find_again, outcome_of, request_of
 from deploy.localrun.processes import on_signals
+from deploy.planning.prediction_plan import prediction_plan
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import RenderedJob, render
@@ -47,14 +48,18 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--as", dest="kind", choices=("custom_job", "batch_prediction"), default="custom_job",
                      help="batch_prediction: Vertex AI's own job, which has no time limit")  # fmt: skip
     add_flags(cli, "project", "region", "prices", "max_cost", *CHANGES, "backend")
+    cli.add_boolean("plan", "first measure a batch on this machine's CPU, for the time and the cost of the job")
+    cli.add_argument("--from", default="", metavar="RUN", help="job directory of a run on devices of the tier's kind: "
+                     "time and cost come from its speed")  # fmt: skip
     cli.add_boolean("dry_run", "print the request and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     add_json_flag(cli)
     args = cli.parse_args(arguments)
-    if args.kind == "batch_prediction" and args.max_cost:
-        raise UserError(
-            "--as=batch_prediction and --max_cost contradict each other: that job has no time limit: drop one"
-        )
+    if args.plan and getattr(args, "from"):
+        raise UserError("--plan and --from contradict each other: the time is measured here, or that of a run")
+    if args.kind == "batch_prediction" and (args.max_cost or args.plan or getattr(args, "from")):
+        flag = "--max_cost" if args.max_cost else "a plan"
+        raise UserError(f"--as=batch_prediction and {flag} contradict each other: that job has no time limit: drop one")
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
@@ -70,15 +75,19 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         )  # fmt: skip
         command = command_line("predict", arguments)
         record = Submission(options.submission, command=command, sources=[str(version)])
-        return _custom_job(render(request, gcp, options), record, args, session)
+        job, run = render(request, gcp, options), getattr(args, "from")
+        plan = "its time is not known: --plan measures a batch here, --from= takes a run's speed"
+        if args.plan or run:
+            plan = prediction_plan(job.tier, version.artifact, rows, run, args.max_cost)
+        return _custom_job(job, plan, record, args, session)
 
 
-def _custom_job(job: RenderedJob, record: Submission, args: argparse.Namespace, session: Session) -> int:
+def _custom_job(job: RenderedJob, plan: str, record: Submission, args: argparse.Namespace, session: Session) -> int:
     label = attempt_label(record.submission)
     if args.dry_run:
         say(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))}\n")
     about = [f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}", job.request.about,
-             f"writes to {job.output}", *job.about, price_and_limit(job.tier)]  # fmt: skip
+             f"writes to {job.output}", *job.about, price_and_limit(job.tier), plan]  # fmt: skip
     say(*(f"# {line}" for line in about))
     if args.dry_run:
         write_document(args, "predict", requests=[request_of(job, label)], about=about)

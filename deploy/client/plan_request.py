@@ -13,7 +13,7 @@ from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
-from deploy.planning.kept_plans import plan_of
+from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
 from deploy.planning.plan_table import PlanTable
 from deploy.report.collection import collect
 from deploy.tiers.availability import NoMachines, check_region
@@ -111,6 +111,7 @@ def plan_flags() -> VerbParser:
                      "(default: %(default)s)")  # fmt: skip
     cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
                      "files of `prices`")  # fmt: skip
+    cli.add_boolean("fit", FIT)
     add_flags(cli, "prices", "price_per_hour")
     add_json_flag(cli)
     return cli
@@ -150,7 +151,9 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
         for tier in read_tiers(names, file, usd_by_tier):
             if not region or _has(region, tier):
                 known, own_image = by_name.get(tier.name), remembered() is not None
-                told = forecast(tier, step_plan, config, load_machines(file), known, own_image=own_image)
+                lever = cheapest_lever(tier, step_plan, config) if asked.fit and not known else None
+                run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
+                told = forecast(tier, *run, load_machines(file), known, own_image=own_image)
                 found.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
     within = asked.within and asked.within / 3600
     return Plan(PlanTable(step_plan, found, _about(step_plan, config), assumed, within, asked.budget))

@@ -13,7 +13,15 @@ from deploy.client.documents import add_json_flag
 from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
-from deploy.planning.kept_plans import cost_lines, estimated_usd, memory_lines, with_limits
+from deploy.planning.kept_plans import (
+    FIT,
+    cheapest_lever,
+    cost_lines,
+    estimated_usd,
+    memory_lines,
+    plan_of,
+    with_limits,
+)
 from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
@@ -126,6 +134,7 @@ def submit_flags() -> VerbParser:
     )
     add_job_flags(cli)
     add_plan_flags(cli)
+    cli.add_boolean("fit", FIT)
     cli.add_boolean("dry_run", "print what would run and what it may cost, and the request, and stop")
     cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
@@ -262,7 +271,7 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
     jobs, refused = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
-        request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, program)
+        request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, _fitting(asked, tier, program))
         _check_named(request)
         for region in regions:
             gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region}))
@@ -278,6 +287,15 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
     if asked.detach and asked.max_wait and jobs[0].tier.strategy != "FLEX_START":
         raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
     return jobs
+
+
+def _fitting(asked: argparse.Namespace, tier: Tier, program: Program) -> Program:
+    """Returns what runs on a tier, with the setting that --fit adds to a training."""
+    if not asked.fit or asked.check or isinstance(program, Script):
+        return program
+    config = program.resolve()
+    lever = cheapest_lever(tier, plan_of(config, program), config)
+    return program.replace(**{lever.name: lever.value}) if lever else program
 
 
 def _check_named(request: JobRequest) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
 from deploy.planning.strategy_costs import STRATEGIES, Offer
-from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE
+from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
@@ -19,28 +19,50 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import BLOCKS, TrainConfig
+
+FIT = "if the run may not fit, add the setting by which it fits for the least time, as --micro_batches or --remat"
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
-    path = kept_plan(config)
-    if not path.is_file():
+    kept = _kept(config)
+    if not kept:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
         command = [sys.executable, "-m", "trainer.plan", *flags]
         code = subprocess.run(command, stdout=stdout_of_programs(), check=False).returncode
         if code:
             raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
-    return read_plan(path)
+    return kept or read_plan(kept_plan(config))
+
+
+def _kept(config: TrainConfig) -> StepPlan | None:
+    """Returns the plan that is kept for these settings, with --remat that of a plain run; None without one."""
+    path, plain = kept_plan(config), replace(config, remat="")
+    if config.remat == BLOCKS and not path.is_file() and (plan := _kept(plain)) and plan.recomputed:
+        return plan.with_setting(plain, "remat", BLOCKS)[0]
+    return read_plan(path) if path.is_file() else None
+
+
+def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | None:
+    """Returns the setting by which a run surely fits the tier for the least time, and says it (`--fit`).
+
+    None if it fits as it is, or by no setting.
+    """
+    fit = fit_on(plan, config, tier, load_machines())
+    if not fit or not fit.levers:
+        return None
+    first, *others = map(str, fit.levers)
+    problem = "does not fit" if fit.verdict == TOO_LARGE else "may not fit"
+    say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', cheaper than ' * bool(others)}{', '.join(others)}")
+    return fit.levers[0]
 
 
 def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
     """Returns what the kept plan says of a job on the tier; None without one. Raises UserError for a damaged one."""
-    path = kept_plan(config)
-    if not path.is_file():
-        return None
-    return forecast(tier, read_plan(path), config, load_machines(), own_image=own_image)
+    plan = _kept(config)
+    return forecast(tier, plan, config, load_machines(), own_image=own_image) if plan else None
 
 
 def _offer(tier: Tier, known: Forecast | None) -> Offer | None:

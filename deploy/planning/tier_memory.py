@@ -1,14 +1,15 @@
 """Says whether a step fits the memory of a tier's devices, and the data its machines."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.planning.gpu_constants import CONSTANTS
 from deploy.planning.interval import Interval
+from deploy.planning.step_time import arithmetic, step_seconds
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, largest_rows, peak_of
+from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -23,6 +24,20 @@ FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
 
 
 @dataclass(frozen=True)
+class Lever:
+    """Holds a setting by which a run surely fits: the bytes that each device then needs less, and its price in time."""
+
+    name: str
+    value: int | str
+    saved: float
+    slower: float | None  # the time of a step over that without it; None: not predicted, as on CPUs
+
+    def __str__(self) -> str:
+        time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
+        return f"--{self.name}={self.value} (-{self.saved / GIB:.1f} GiB{time})"
+
+
+@dataclass(frozen=True)
 class Fit:
     """Holds what one device needs and has, in bytes, and the largest global batch that surely fits."""
 
@@ -30,19 +45,15 @@ class Fit:
     needed: Interval
     available: float
     largest_batch: int
-    micro_batches: int | None  # the least number of passes, from that of the run on, that surely fits; None: none does
-    remat: float | None = None  # how much more a step computes with --remat=blocks, if it surely fits by that
+    levers: tuple[Lever, ...]  # of a run that does not surely fit, the cheapest first
 
     @property
     def words(self) -> str:
         """Returns the numbers in a line."""
         low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
-        levers = [f"--micro_batches={self.micro_batches}"] if self.micro_batches else []
-        levers += [f"--remat={BLOCKS} (+{self.remat - 1:.0%} FLOPs)"] if self.remat else []
-        if self.verdict != FITS and levers:
-            batch += f", this one with {' or '.join(levers)}"
-        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}"
+        levers = f", this one with {' or '.join(map(str, self.levers))}" if self.levers else ""
+        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}{levers}"
 
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
@@ -50,27 +61,51 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     available = available_bytes(tier, table)
     if available is None:
         return None
-    memory = plan.memory
-    gpu, mixed = bool(tier.accelerators), config.precision.startswith("mixed")
-    rows = config.global_batch_size // tier.devices
-
-    def lines_of(memory: Memory) -> Sequence[LinearInRows]:
-        return (memory.device_16_bit if mixed else memory.device) if gpu else memory.cpu
-
-    def needed(passes: int, memory: Memory = memory) -> Interval:
-        lines, worst = lines_of(memory), memory.worst_order * FRAGMENTS
-        held, beside = peak_of(lines, rows / passes), _beside(plan, config, tier, passes)
-        return Interval(held * _LEAST, held, held * worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
-
-    asked = config.passes(tier.devices)
-    wanted = needed(asked)
+    wanted, passes = _needed(plan, config, tier), config.passes(tier.devices)
     verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
-    most = (available - 1.5 * _beside(plan, config, tier, asked)) / (memory.worst_order * FRAGMENTS)
-    largest = largest_rows(lines_of(memory), most) * asked * tier.devices
-    passes = (count for count in range(asked, rows + 1) if rows % count == 0 and not config.virtual_replicas)
-    fitting = next((count for count in passes if needed(count).high <= available), None)
-    again = plan.recomputed and needed(asked, plan.recomputed).high <= available
-    return Fit(verdict, wanted, available, largest, fitting, plan.recomputed_flops if again else None)
+    most = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
+    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), most) * passes * tier.devices
+    levers = [] if verdict == FITS else [
+        Lever(name, value, wanted.middle - needed.middle, _slower(plan, config, tier, table, name, value))
+        for name, value, needed in _tried(plan, config, tier, available)
+    ]  # fmt: skip
+    levers.sort(key=lambda lever: lever.slower or 1.0)
+    return Fit(verdict, wanted, available, largest, tuple(levers))
+
+
+def _tried(
+    plan: StepPlan, config: TrainConfig, tier: Tier, available: float
+) -> Iterator[tuple[str, int | str, Interval]]:
+    """Yields the settings by which the run surely fits, each with what a device then needs."""
+    rows, passes = config.global_batch_size // tier.devices, config.passes(tier.devices)
+    finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
+    for name, values in (("micro_batches", finer), ("remat", [BLOCKS] if plan.recomputed else [])):
+        for value in values:
+            needed = _needed(*plan.with_setting(config, name, value), tier)
+            if needed.high <= available:
+                yield name, value, needed
+                break  # the least number of passes
+
+
+def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
+    """Returns the bytes that each device of the tier needs."""
+    passes, memory = config.passes(tier.devices), plan.memory
+    rows = config.global_batch_size // tier.devices / passes
+    held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
+    worst = held * memory.worst_order * FRAGMENTS
+    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
+
+
+def _slower(
+    plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines, name: str, value: int | str
+) -> float | None:
+    """Returns how many times as long a step takes with a setting; None if times are not predicted."""
+    gpu = table.accelerators.get(tier.accelerator_type)
+    if not gpu or not gpu.rates or not arithmetic(config, gpu.rates):
+        return None
+    runs = ((plan, config), plan.with_setting(config, name, value))
+    without, by_it = (step_seconds(*run, gpu.rates, tier.devices, tier.workers) for run in runs)
+    return by_it.middle / without.middle if by_it and without else None
 
 
 def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> float:

@@ -23,7 +23,11 @@ RUNS = {
         "--fine_tune_after_steps=0", "--evaluation_fraction=0.1", "--data=digits",
         "--global_batch_size=8", "--steps=1",
     ],
-    "examples_table": ["--model=examples.table:build", "--data=examples.table:data", *_SHORT],
-    "examples_text": ["--model=examples.text:build", "--data=examples.text:data", *_SHORT],
+    **{f"examples_{name}": [f"--model=examples.{name}:build", f"--data=examples.{name}:data", *_SHORT]
+       for name in ("table", "text", "image_and_metadata", "multi_label", "pytorch_style", "segmentation")},
     "examples_conditional_gan": ["--model=examples.conditional_gan:build", "--image_size=16", *_DIGITS],
+    "examples_fine_tuning": [
+        "--model=examples.fine_tuning:build", "--image_size=32", "--channels=3", "--weights=none", "--data=digits",
+        "--global_batch_size=8", "--steps=1",
+    ],
 }  # fmt: skip

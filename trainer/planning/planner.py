@@ -41,16 +41,16 @@ def make_plan(config: TrainConfig) -> StepPlan:
     state = first.step.state_bytes
     _check_memory(peak_bytes(first.trace, state, temporaries=True))
     small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
-    work = work_by_rows(first.step, large.step)
     recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
         examples=dataset.train.count, batches_per_step=first.step.batches_per_step,
         data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
-        memory=_memory(first.trace, small.trace, large.trace, state), trained_bytes=first.step.trained_bytes, work=work,
+        memory=_memory(first.trace, small.trace, large.trace, state), trained_bytes=first.step.trained_bytes,
+        work=work_by_rows(first.step, large.step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
         recomputed=recomputed and recomputed[0],
-        recomputed_flops=recomputed[1].flops(_ROWS[-1]) / max(work.flops(_ROWS[-1]), 1) if recomputed else 1.0,
+        recomputed_work=recomputed and recomputed[1],
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def check(files: Sequence[Path], ways: Sequence[Way], junit: Path | None) -> int
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         verdicts = [(way, judge(golden, result)) for way, result in zip(ways, results, strict=True)]
-        line = described(verdicts, ", ".join(causes(golden, settings, results[0])))
+        line = described(verdicts, list(causes(golden, settings, results[0])))
         changed = any(verdict.kind == CHANGED for _, verdict in verdicts)
         failures[file.stem] = line if changed else ""
         (log.error if changed else log.info)("%s   %s", file.stem, line)
@@ -69,18 +69,18 @@ def check(files: Sequence[Path], ways: Sequence[Way], junit: Path | None) -> int
     return USER_MUST_CHANGE if any(failures.values()) else DONE
 
 
-def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: str) -> str:
+def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: Sequence[str]) -> str:
     """Returns the line of one file: what changed, or else which ways gave equal bits and which rounding."""
     by_kind = {kind: [way for way, verdict in verdicts if verdict.kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
     if by_kind[CHANGED]:
         verdict = next(verdict for _, verdict in verdicts if verdict.kind == CHANGED)
         where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
         ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_named(by_kind[CHANGED])}"
-        return f"{CHANGED}{ways} from step {verdict.step}, {where}; {differences}"
+        return f"{CHANGED}{ways} from step {verdict.step}, {where}; {', '.join(differences)}"
     parts = [f"{EQUAL} on {_named(by_kind[EQUAL])}"] if by_kind[EQUAL] else []
     if by_kind[ROUNDING]:
         times = max(verdict.times for _, verdict in verdicts)
-        differing = ", ".join(part for part in differences.split(", ") if " differ" in part)
+        differing = ", ".join(part for part in differences if " differ: " in part)
         parts.append(
             f"{ROUNDING} on {_named(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
             f"of the rows does{f' ({differing})' if differing else ''}"

@@ -22,7 +22,6 @@ from trainer.base.storage import write_whole
 GOLDEN_FORMAT = 1
 PROJECTIONS = 2
 RECORDED_STEPS = (1, 2, 4, 8, 16, 30)
-PACKAGES = ("tensorflow", "keras", "numpy")  # whose versions may change numbers
 
 
 def recorded_steps(last: int) -> list[int]:
@@ -44,7 +43,7 @@ class Golden:
     control: Mapping[str, Any]  # how far other orders of the rows are from it
     data: Mapping[str, Any]
     sources: Mapping[str, str]
-    packages: Mapping[str, str]  # versions of PACKAGES
+    packages: Mapping[str, str]  # versions by name
     digests: dict[str, Mapping[str, str]]  # of all bits, by the instruction set of the processor
 
 
@@ -70,7 +69,7 @@ def write_golden(path: Path, golden: Golden) -> None:
     """Writes a golden file whole, a line for each step and each part, so that a difference of two files reads well."""
     lines = []
     for name, value in {"format": GOLDEN_FORMAT, **asdict(golden)}.items():
-        parts = value if value and name in ("moments", "control", "settings", "sources") else {}
+        parts = value if value and name in ("moments", "control", "settings", "sources", "packages") else {}
         inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(finite(part))}" for key, part in parts.items())
         lines.append(f' "{name}": ' + (f"{{\n{inner}\n }}" if inner else json.dumps(finite(value))))
     path.parent.mkdir(parents=True, exist_ok=True)

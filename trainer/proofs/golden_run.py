@@ -11,11 +11,11 @@ import numpy.typing as npt
 from trainer.base.run_files.provenance import instruction_set, packages, user_sources
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.strategy import make_replicas
-from trainer.proofs.golden_file import PACKAGES, losses_apart, moment
+from trainer.proofs.golden_file import losses_apart, moment
 from trainer.proofs.reordering import reordered
-from trainer.run.training_setup import TrainingSetup, build_setup
+from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
 from trainer.training.state import snapshot, variables_of
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control
@@ -29,7 +29,7 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
     """
     config = dataclasses.replace(config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false")
     cluster = read_cluster()
-    setup = build_setup(config, make_replicas(config, cluster))
+    setup = _starting(config, cluster)
     states = list(_states(setup, steps))
     content: dict[str, Any] = {
         "names": [getattr(variable, "path", variable.name) for variable in variables_of(setup.model).values()],
@@ -38,15 +38,22 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         "learning_rate": config.learning_rate,
         "data": setup.content,
         "sources": user_sources(config),
-        "packages": {name: version for name, version in packages().items() if name in PACKAGES},
+        "packages": packages(),
         "instructions": instruction_set(),
     }
     if control:
-        orders = [_states(build_setup(config, make_replicas(config)), steps, order) for order in _ORDERS]
+        orders = [_states(_starting(config, cluster), steps, order) for order in _ORDERS]
         apart = [[_apart(*pair) for pair in zip(states, others, strict=True)] for others in orders]
         content["control"] = {str(step): _largest(at) for step, *at in zip(steps, *apart, strict=True)}
     if cluster.is_chief:
         write_json(out, content)
+
+
+def _starting(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
+    """Returns data and model as a run has them before its first step."""
+    setup = build_setup(config, make_replicas(config, cluster))
+    starting_weights(config, setup)
+    return setup
 
 
 def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:

@@ -26,6 +26,15 @@ def reordered(setup: TrainingSetup, seed: int, first_step: int = 0) -> tuple[Ste
         def draw(self, *arguments: Any, **named: Any) -> Any:
             return in_order(super().draw(*arguments, **named))
 
+        def draw_for_all(self, *arguments: Any, **named: Any) -> Any:
+            drawn = super().draw_for_all(*arguments, **named)
+            if not drawn.shape.rank or drawn.shape[0] is not None:
+                return drawn
+            whole = (rows, *drawn.shape[1:])  # only the running step knows whether these are all rows
+            return tf.cond(
+                tf.equal(tf.shape(drawn)[0], rows), lambda: in_order(tf.ensure_shape(drawn, whole)), lambda: drawn
+            )
+
     def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
         return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
 

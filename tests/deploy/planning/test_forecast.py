@@ -14,7 +14,7 @@ from deploy.planning.interval import Interval
 from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
-from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, fit_on, host_problems
+from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
@@ -65,34 +65,66 @@ def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path:
     assert 3.5 * one.largest_batch < four.largest_batch <= 4 * one.largest_batch  # all-reduces need buffers
 
 
+def fits_by(plan: StepPlan, passes: int, tier: str) -> Fit:
+    fit = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=passes), load_tier(tier), TABLE)
+    assert fit
+    return fit
+
+
 @pytest.mark.parametrize("tier", ["l4x1", "l4x4"])
 def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: str) -> None:
     plan = plan_with(tmp_path, row_gib=1.0)
     fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
     assert fit is not None
-    assert (fit.verdict == FITS, fit.micro_batches) == (False, {"l4x1": 8, "l4x4": 2}[tier])
-    assert fit.words.endswith(f", this one with --micro_batches={fit.micro_batches}")
+    assert fit.verdict != FITS
+    (lever,) = fit.levers
+    assert (lever.name, lever.value) == ("micro_batches", {"l4x1": 8, "l4x4": 2}[tier])
+    assert lever.slower
+    assert fit.words.endswith(f", this one with {lever}")
+    assert str(lever) == f"--micro_batches={lever.value} (-{lever.saved / GIB:.1f} GiB, +{lever.slower - 1:.0%} time)"
+    assert lever.saved == pytest.approx(fit.needed.middle - fits_by(plan, int(lever.value), tier).needed.middle)
     for passes in (1, 2, 4, 8):
-        again = fit_on(plan, dataclasses.replace(CONFIG, micro_batches=passes), load_tier(tier), TABLE)
-        assert again is not None
-        assert (again.verdict == FITS) == (passes >= (fit.micro_batches or 0))
+        assert (fits_by(plan, passes, tier).verdict == FITS) == (passes >= int(lever.value))
     alone, in_four = (step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=m), L4, 1) for m in (1, 4))
     assert alone
     assert in_four
     assert in_four.middle > alone.middle
 
 
-def test_recomputation_is_proposed_with_what_it_costs(tmp_path: Path) -> None:
-    plan = plan_with(tmp_path, row_gib=1.0)
-    halves = [dataclasses.replace(plan, recomputed=plan_with(tmp_path, row_gib=gib).memory, recomputed_flops=1.28)
-              for gib in (0.9, 0.05)]  # fmt: skip
-    still, fits = (fit_on(half, CONFIG, load_tier("l4x1"), TABLE) for half in halves)
-    assert still
-    assert fits
-    assert (still.remat, fits.remat) == (None, 1.28)
-    assert fits.words.endswith(", this one with --micro_batches=8 or --remat=blocks (+28% FLOPs)")
-    write_plan(tmp_path / "plan.json", halves[1])
-    assert read_plan(tmp_path / "plan.json") == halves[1]
+def test_virtual_replicas_cost_passes_gathered_gradients_and_their_sums() -> None:
+    """8 on 4 devices: 2 passes each, as micro-batches; then each device gets the 10**8 bytes of the 3 others."""
+    micro, virtual = dataclasses.replace(CONFIG, micro_batches=2), dataclasses.replace(CONFIG, virtual_replicas=8)
+    by_micro, by_virtual = (step_seconds(PLAN, config, L4, 4) for config in (micro, virtual))
+    assert by_micro
+    assert by_virtual
+    assert by_virtual.middle - by_micro.middle == pytest.approx((3 - 1.5) * 1e8 / (L4.link_gb_per_s * 1e9))
+    fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
+    assert fits[0]
+    assert fits[1]
+    assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
+
+
+def with_remat(folder: Path, row_gib: float, again: int) -> StepPlan:
+    """Returns a plan of 1 GiB a row, with --remat of `row_gib`, for which `again` of its 100 products are repeated."""
+    plan, small = plan_with(folder, row_gib=1.0, gflop=100.0), plan_with(folder, row_gib=row_gib)
+    products, rest = plan.work.operations
+    repeated = dataclasses.replace(plan.work, operations=[products._replace(times=products.times + again), rest])
+    return dataclasses.replace(plan, recomputed=small.memory, recomputed_work=repeated)
+
+
+def test_settings_that_fit_are_proposed_with_savings_and_times_the_cheapest_first(tmp_path: Path) -> None:
+    """Of 65.5 GiB a step with 1/20 of what a row holds saves 60.8, and with 8 passes 55.9 (gradients are summed)."""
+    still, fits, dear = (with_remat(tmp_path, *numbers) for numbers in ((0.9, 28), (0.05, 28), (0.05, 90)))
+    none, both, other = (fit_on(plan, CONFIG, load_tier("l4x1"), TABLE) for plan in (still, fits, dear))
+    assert none
+    assert both
+    assert other
+    assert [lever.name for lever in none.levers] == ["micro_batches"]
+    assert both.words.endswith(
+        ", this one with --micro_batches=8 (-55.9 GiB, +0% time) or --remat=blocks (-60.8 GiB, +28% time)"
+    )
+    write_plan(tmp_path / "plan.json", fits)
+    assert read_plan(tmp_path / "plan.json") == fits
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:

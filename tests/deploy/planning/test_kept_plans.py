@@ -1,7 +1,9 @@
 """Tests that a job is held against its plan before it is sent, takes it along, and is reported beside it."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from deploy.__main__ import main
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
-from trainer.base.run_files.plan_file import kept_plan
+from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.usefixtures("dist")
@@ -57,6 +59,31 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
     capsys.readouterr()
     assert main([*L4, "--force"]) == 0
     assert "# l4x1: warning: does not fit the memory: it needs 31.8 - " in capsys.readouterr().out
+
+
+def test_fit_adds_the_setting_that_costs_the_least_time(keep: Any, cloud: Any, capsys: Capture, tmp_path: Path) -> None:
+    """Four passes dispatch four times as many operations; recomputation is taken once a plan knows of it."""
+    keep(row_gib=0.5, gflop=0.001)
+    path = kept_plan(Overrides.parse(TRAINED).resolve())
+    plan, small = read_plan(path), read_plan(planted_plan(tmp_path / "small", row_gib=0.05))
+    passes = r"--micro_batches=4 \(-23\.9 GiB, \+\d+% time\)"
+    for recomputed, line, added in (
+        (None, passes, "--micro_batches=4"),
+        (small.memory, rf"--remat=blocks \(-28\.8 GiB, \+0% time\), cheaper than {passes}", "--remat=blocks"),
+    ):
+        write_plan(path, replace(plan, recomputed=recomputed, recomputed_work=plan.work))
+        for verb in (L4, ["plan", "l4x1", *TRAINED, "--out=plan"]):
+            assert main([*verb, "--fit"]) == 0
+            shown = capsys.readouterr().out
+            assert re.search(f"l4x1: does not fit as it is: --fit adds {line}\n", shown)
+            assert added in shown.rpartition("--fit adds")[2].partition("\n")[2] or verb[0] == "plan"
+            assert "# l4x1: fits the memory: it needs" in shown or " fits " in shown
+    (tier,) = json.loads(Path("plan/forecast.json").read_text())["tiers"]
+    assert tier["fit"]["verdict"] == "fits"
+    assert tier["offers"]
+    keep(row_gib=0.01)
+    assert main([*L4, "--fit"]) == 0
+    assert "--fit adds" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("strategy", ["STANDARD", "SPOT"])

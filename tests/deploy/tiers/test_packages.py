@@ -176,7 +176,8 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) ->
     assert capsys.readouterr().out.strip() == (
         "# ships my_models: 6 files, 0.0 MB\n"
         f"gcloud builds submit --project=my-proj --config={context}/cloudbuild.yaml "
-        f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.17,<2.22' {context}"
+        f"'--substitutions=^;^_IMAGE={uri};_TENSORFLOW=tensorflow[and-cuda]>=2.17,<2.22' "
+        f"'--format=value(results.images[0].digest)' {context}"
     )
     assert {path.name for path in context.iterdir()} == {"Dockerfile", "cloudbuild.yaml", "packages"}
     for name in ("vertex_trainer", "my_models"):
@@ -207,11 +208,13 @@ def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused
 
 
 def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sources = {package.name: package.digest for package in packages_with("")}
-    for code in (0, 1):
-        stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\nexit {code}', monkeypatch)
-        assert image.main(["--image=us-docker.pkg.dev/p/r/x:1"]) == code
+    """The image is remembered by its digest, which gcloud's last line is."""
+    sources, digest = {package.name: package.digest for package in packages_with("")}, f"sha256:{'a1' * 32}"
+    name = "us-docker.pkg.dev/p/r/x"
+    for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
+        stand_in(tmp_path, f'echo "$@" > "{tmp_path}/given"\necho log\necho {line}\nexit {code}', monkeypatch)
+        assert image.main([f"--image={name}:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")
         found = remembered()
-        assert (found and (found.uri, found.sources)) == (None if code else ("us-docker.pkg.dev/p/r/x:1", sources))
+        assert (found and (found.uri, found.sources)) == (None if code else (uri, sources))
         IMAGE_RECORD.unlink(missing_ok=True)

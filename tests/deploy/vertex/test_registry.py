@@ -11,12 +11,14 @@ import yaml
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
-from deploy.cli import predict, register, submit
+from deploy.cli import cancel, jobs, predict, register, submit, watch
 from deploy.vertex.errors import JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
-from tests.deploy.registry_emulator import versions
+from tests.deploy.planted import plant
+from tests.deploy.registry_emulator import feed, versions
+from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
@@ -153,6 +155,71 @@ def test_the_same_prediction_follows_the_job_that_it_lost(
     assert len(cloud.jobs) == 1
 
 
+SDK = ["--backend=sdk", "--project=my-proj"]
+
+
+def test_a_dry_run_prints_the_requests_and_sends_none(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = a_run(tmp_path / "a")
+    assert registered(session, folder, "--dry_run") == 0
+    first, _, text = capsys.readouterr().out.partition("\n")
+    assert first == "POST projects/my-proj/locations/us-central1/models:upload"
+    assert json.loads(text)["model"]["containerSpec"]["imageUri"] == IMAGE
+    assert (versions(cloud), cloud.objects) == ([], {})
+    assert registered(session, folder) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=l4x1"]
+    for flags, request in (([], "gcloud ai custom-jobs create"), (["--as=batch_prediction"], '"instancesFormat"')):
+        assert predict.main([*where, *flags, "--dry_run", *SDK], session) == 0
+        told = capsys.readouterr().out
+        assert request in told
+    assert not cloud.jobs
+    assert not cloud.bodies
+
+
+def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_it(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    """A step of 100 rows in 0.08 s: a call of 8 rows takes 0.08 s at most, and 0.0021 s at least."""
+    assert registered(session, a_run(tmp_path / "a")) == 0
+    trained = plant(tmp_path / "trained", [0.08] * 5, gpu="NVIDIA L4")
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--dry_run", *SDK]
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 100_000
+    assert predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=20"], session) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"# plan: 100,000 rows, by {trained}: 0:03:43 (0:00:57 - 0:19:40), 0.07 USD (0.02 - 0.38)")
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000  # of which the first lines are read
+    with pytest.raises(UserError, match=r"^max_cost=1: the job would be stopped before its end: 3,000,000 rows"):
+        predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=1"], session)
+    for words, reason in (
+        ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"),
+        (["--tier=cpu", "--plan", "--from=x"], "contradict"),
+        (["--tier=cpu", "--as=batch_prediction", "--plan"], "a plan contradict"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            predict.main([*where, *words], session)
+    del cloud.objects["my-bucket/rows.jsonl"]
+    with pytest.raises(UserError, match=r"^gs://my-bucket/rows\.jsonl: there is no such object$"):
+        predict.main([*where, "--tier=l4x1", f"--from={trained}"], session)
+
+
+def test_a_prediction_is_listed_watched_and_cancelled(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    assert registered(session, a_run(tmp_path / "a")) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    assert predict.main([*where, "--detach", *SDK], session) == 0
+    (job,) = cloud.jobs.values()
+    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
+    assert "predict-digits" in capsys.readouterr().out
+    assert cancel.main([job["name"], "--yes", *SDK], session) == 0
+    assert job["state"] == "JOB_STATE_CANCELLED"
+    assert watch.main([job["name"], *SDK], session) == 75
+
+
 EXPORT = """
 import sys
 import keras
@@ -162,7 +229,10 @@ export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), __import__(
 
 
 @pytest.mark.slow
-def test_the_job_answers_the_rows_by_the_real_command(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+def test_the_job_answers_the_rows_by_the_real_command(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    """And Vertex AI's own job, which starts the server of the version and gives it the lines, answers the same."""
     folder = a_run(tmp_path / "a")
     shutil.rmtree(folder / "model")
     made = run([sys.executable, "-c", EXPORT, str(folder / "model")])
@@ -178,10 +248,18 @@ def test_the_job_answers_the_rows_by_the_real_command(cloud: Emulator, session: 
 
     cloud.run = predicts
     words = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
-    assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
+    assert predict.main([*words, "--max_cost=1", "--backend=sdk", "--plan"], session) == 0
+    assert "# plan: 3 rows, by 3 rows here: 0:0" in capsys.readouterr().out
     answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
     assert [json.loads(line)["row"] for line in answers] == [0, 2]
     assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
+    assert json.loads(cloud.objects["my-bucket/out/speed.json"])["rows"] == 2
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n[3, 4]\n"
+    words[2] = "gs://my-bucket/batch"
+    assert predict.main([*words, "--as=batch_prediction", "--backend=sdk"], session) == 0
+    feed(cloud, cloud.bodies[-1])
+    served = cloud.objects["my-bucket/batch/prediction.results-00000-of-00001"].splitlines()
+    assert [json.loads(line)["prediction"] for line in served] == [json.loads(line)["prediction"] for line in answers]
 
 
 @pytest.mark.usefixtures("dist")

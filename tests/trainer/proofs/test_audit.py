@@ -9,14 +9,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
 from tests.fixtures import Capture
+from tests.support import fresh_collectives, run_job
+from tests.trainer.data.test_user_data import settings
 from tests.trainer.proofs.test_golden import FLAGS, MODEL
 from trainer import audit
 from trainer.base.errors import DONE, USER_MUST_CHANGE
+from trainer.base.settings.resolution import resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.proofs.reordering import reordered
 from trainer.proofs.stretches import Stretch, broken_links, chosen, manifests, stretches
+from trainer.run.training_setup import build_setup
 from trainer.training.checkpoint import read_checkpoint, write_checkpoint
+from trainer.training.state import snapshot, variables_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,6 +78,64 @@ def test_a_mistake_is_one_line(words: list[str], line: str, capsys: Capture, mon
     told = capsys.readouterr().err
     assert told.startswith(line)
     assert len(told.splitlines()) == 1
+
+
+class Masked(keras.layers.Layer):
+    """Sets rows to 0 at random; what it gives has a first axis of unknown size."""
+
+    def build(self, shape: Any) -> None:
+        self.draws = keras.random.SeedGenerator(5)
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        drawn = keras.random.uniform((keras.ops.shape(x)[0], 1), seed=self.draws)
+        return keras.ops.where(drawn < 0.5, keras.ops.zeros_like(x), x) if training else x
+
+
+def masked(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [Masked(), keras.layers.Dense(8), keras.layers.Dropout(0.5, seed=1), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile(keras.optimizers.SGD(config.learning_rate), loss="mse")
+    return model
+
+
+def test_rows_in_another_order_change_no_more_than_rounding() -> None:
+    """Layers draw the same for a row, wherever it stands: else the control would hide what has changed."""
+    flags = [f"--model={__name__}:masked", "--data=tests.own_data:arrays", "--precision=float64", "--steps=2"]
+    config = resolve([*flags, "--global_batch_size=8", "--learning_rate=0.1"]).config
+    weights = []
+    for order in (None, 7):
+        fresh_collectives()
+        setup = build_setup(config, make_replicas(config))
+        runner, rows = reordered(setup, order) if order else (setup.step_runner(), setup.rows_from(0))
+        runner(rows, 0, 2)
+        weights.append(snapshot(variables_of(setup.model)))
+    for name, values in weights[0].items():
+        np.testing.assert_allclose(weights[1][name], values, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+KEPT = ["--tensorboard=false", "--checkpoint_every_steps=2", "--keep_checkpoints=all", "--steps_per_loop=2"]
+
+
+@pytest.mark.parametrize(("flags", "kind"), [([], "rounding"), (["--virtual_replicas=2"], "equal bits")])
+def test_a_run_on_two_replicas_is_audited_on_one(
+    flags: list[str], kind: str, tmp_path: Path, capsys: Capture
+) -> None:  # fmt: skip
+    on = ["--precision=float32", "--replicas=2", f"--job_dir={tmp_path}/job", *KEPT, *flags]
+    job = run_job(settings("arrays", "regression", *on))
+    fresh_collectives()
+    assert audit.main([str(job), "--seed=1", "--segments=9", f"--out={tmp_path}/audit.json"]) == DONE
+    predicate = json.loads((tmp_path / "audit.json").read_text())["predicate"]
+    assert predicate["result"] == "PASSED"
+    assert {test.split(": ")[1] for test in predicate["passedTests"]} >= {kind}
+    assert kind == "rounding" or len(predicate["passedTests"]) == 4
+    capsys.readouterr()
+    info = json.loads((job / "run.json").read_text())
+    info["config"]["callbacks"] = "tests.user_callbacks:callbacks"
+    (job / "run.json").write_text(json.dumps(info))
+    assert audit.main([str(job), "--seed=1"]) == USER_MUST_CHANGE
+    assert "which may change rates or weights between steps: only a run without can be audited" in (
+        capsys.readouterr().err
+    )
 
 
 def run(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:

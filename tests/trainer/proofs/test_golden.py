@@ -26,7 +26,7 @@ from trainer.proofs.golden_file import (
     recorded_steps,
     write_golden,
 )
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, GoldenVerdict, judge
+from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, GoldenVerdict, causes, judge
 
 STEPS = [1, 2]
 SIZES = [600, 3]
@@ -43,7 +43,12 @@ def tensors(change: float = 0.0) -> dict[str, Any]:
 def content(change: float = 0.0, loss: float = 1.0, **other: Any) -> dict[str, Any]:
     """Returns what measuring leaves of a run."""
     moments = {str(step): moment(tensors(change), {"loss": loss}) for step in STEPS}
-    about = {"data": {"rows": 8}, "sources": {"mine.py": "1"}, "packages": {"keras": "3.12"}, "instructions": "avx2"}
+    about = {
+        "data": {"rows": 8},
+        "sources": {"mine.py": "1"},
+        "packages": {"keras": "3.12", "absl-py": "2.1"},
+        "instructions": "avx2",
+    }
     return {"names": ["kernel", "bias"], "sizes": SIZES, "moments": moments, **about, **other}
 
 
@@ -63,6 +68,7 @@ def recorded() -> Golden:
     (content(instructions="avx512f"), ROUNDING, 0, ""),  # no bits of this processor are recorded
     (content(change=1e-13), ROUNDING, 0, ""),
     (content(change=1e-4), CHANGED, 1, "kernel"),
+    (content(loss=1.0 + 1e-12), EQUAL, 0, ""),  # other replicas add it in another order
     (content(loss=1.001), CHANGED, 1, "kernel"),
     (content(sizes=[600, 4]), CHANGED, 1, ""),
     (content(sizes=[600, 3, 3]), CHANGED, 1, ""),
@@ -107,17 +113,37 @@ def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: f
 def test_a_line_names_the_ways_and_what_differs() -> None:
     same, near = GoldenVerdict(EQUAL), GoldenVerdict(ROUNDING, 1.3)
     far = GoldenVerdict(CHANGED, 41.0, 3, "conv2d_1/kernel")
-    assert described([((1, 1), same), ((2, 1), same), ((1, 2), same)], "") == (
+    assert described([((1, 1), same), ((2, 1), same), ((1, 2), same)], []) == (
         "equal bits on 1 and 2 replicas and 2 workers"
     )
-    assert described([((1, 1), same), ((2, 1), near)], "settings equal, versions differ: keras 3.12 -> 3.15") == (
+    assert described(
+        [((1, 1), same), ((2, 1), near)], ["data equal", "packages differ: keras 3.12 -> 3.15, x 1 -> 2"]
+    ) == (
         "equal bits on 1 replica; rounding on 2 replicas: 1.3 of 3 times what another order of the rows does "
-        "(versions differ: keras 3.12 -> 3.15)"
+        "(packages differ: keras 3.12 -> 3.15, x 1 -> 2)"
     )
-    assert described([((1, 1), far), ((2, 1), far)], "settings equal, data equal, sources differ: model.py") == (
+    assert described([((1, 1), far), ((2, 1), far)], ["settings equal", "data equal", "sources differ: model.py"]) == (
         "CHANGED from step 3, first in conv2d_1/kernel, 41 times the control; settings equal, data equal, sources "
         "differ: model.py"
     )
+
+
+def test_what_differs_is_named() -> None:
+    """Of packages TensorFlow, Keras and NumPy first; those that were installed since then are left out."""
+    golden = recorded()
+    assert [*causes(golden, golden.settings, content())] == [
+        "settings equal", "data equal", "sources equal", "packages equal", "instruction sets equal",
+    ]  # fmt: skip
+    there = content(
+        data={"rows": 9}, sources={"mine.py": "2", "new.py": "3"}, packages={"keras": "3.15", "new": "1"},
+        instructions="avx512f",
+    )  # fmt: skip
+    assert [*causes(golden, {"precision": "float64", "seed": 1}, there)] == [
+        "settings differ: seed", "data differ: rows", "sources differ: mine.py, new.py",
+        "packages differ: keras 3.12 -> 3.15, absl-py 2.1 -> none", "instruction sets differ: avx2 -> avx512f",
+    ]  # fmt: skip
+    settings = {**golden.settings, **dict.fromkeys("abcdefg", 1)}
+    assert next(causes(golden, settings, content())) == "settings differ: a, b, c, d, e and 2 more"
 
 
 def test_a_file_is_read_as_it_was_written_and_reads_line_by_line(tmp_path: Path) -> None:
@@ -206,6 +232,16 @@ def test_a_users_model_is_recorded_checked_and_found_changed(tmp_path: Path) -> 
     same = command(tmp_path, "check", "golden/mine.json", "--replicas=1,2", "--workers=2")
     assert same.returncode == DONE, same.stderr
     assert same.stdout.startswith("mine   equal bits on 1 replica")
+    file = tmp_path / "golden" / "mine.json"
+    here = next(iter(read_golden(file).digests))
+    file.write_text(file.read_text().replace(f'"{here}"', '"of-another"'))
+    other = command(tmp_path, "check", "golden/mine.json")
+    assert other.returncode == DONE
+    assert other.stdout.startswith("mine   rounding on 1 replica: 0.0 of 3 times")
+    assert other.stdout.endswith(f"(instruction sets differ: of-another -> {here})\n")
+    again = command(tmp_path, "record", *FLAGS, "--out=golden/mine.json")
+    assert f"holds these numbers already: the bits of {here} are added" in again.stdout
+    assert read_golden(file).digests.keys() == {"of-another", here}
     renamed = MODEL.replace("network", "net").replace('"relu")', '"relu", name="first")')
     (tmp_path / "mine.py").write_text(renamed)
     assert command(tmp_path, "check", "golden/mine.json").stdout == "mine   equal bits on 1 replica\n"
@@ -215,7 +251,9 @@ def test_a_users_model_is_recorded_checked_and_found_changed(tmp_path: Path) -> 
     changed = command(tmp_path, "check", "golden/mine.json", "--junit=out.xml")
     assert changed.returncode == USER_MUST_CHANGE
     assert "CHANGED from step 1, first in" in changed.stderr
-    assert "settings equal, data equal, sources differ: mine.py, versions equal" in changed.stderr
+    assert (
+        "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets equal" in changed.stderr
+    )
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
     assert (suite.get("failures"), suite[0][0].get("message", "")[:7]) == ("1", "CHANGED")
     (tmp_path / "mine.py").unlink()
@@ -231,17 +269,17 @@ def test_bisect_names_the_commit_that_changed_the_numbers(tmp_path: Path) -> Non
         subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
 
     git("init", "--quiet")
-    for number in range(8):
-        changed = MODEL.replace('"relu"', '"gelu"') if number >= 5 else MODEL
+    for number in range(64):
+        changed = MODEL.replace('"relu"', '"gelu"') if number >= 41 else MODEL
         (tmp_path / "mine.py").write_text(f"# {number}\n{changed}")
         git("add", "mine.py")
         git("commit", "--quiet", "--message", f"Change {number}")
         if number == 0:
             assert command(tmp_path, "record", *FLAGS[:2], "--steps=1", "--out=mine.json").returncode == DONE
-    found = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    found = command(tmp_path, "bisect", "mine.json", "--good=HEAD~63")
     assert (found.returncode, found.stderr) == (DONE, "")
-    assert found.stdout.endswith("Change 5: is the first with other numbers\n")
+    assert found.stdout.endswith("Change 41: is the first with other numbers\n")
     (tmp_path / "mine.py").write_text("# not committed")
-    refused = command(tmp_path, "bisect", "mine.json", "--good=HEAD~7")
+    refused = command(tmp_path, "bisect", "mine.json", "--good=HEAD~63")
     assert refused.returncode == USER_MUST_CHANGE
     assert "the working tree has changes, which git bisect would overwrite: commit or stash them" in refused.stderr

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import own_data
 from tests.fixtures import Capture
 from tests.support import fresh_collectives, run_job
 from tests.trainer.data.test_user_data import settings
@@ -18,6 +19,7 @@ from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
+from trainer.run.served_model import ServedModel
 from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
@@ -93,6 +95,19 @@ def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
     assert predict.main(arguments) == 0
     with np.load(out / "x.npz") as found:
         return dict(found)
+
+
+def test_a_server_answers_with_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
+    run = runs("regression", "weighted_pair")
+    fresh_collectives()
+    assert predict.main([str(run), f"--out={tmp_path / 'x.npz'}"]) == 0
+    with np.load(tmp_path / "x.npz") as arrays:
+        expected = arrays["predictions"]
+    model = ServedModel(run / "model", "run")
+    rows = [model.row(row.tolist()) for row in own_data.weighted_pair(stored(run))[1][0]]  # type: ignore[arg-type]
+    batches = [rows[at : at + model.fixed_batch] for at in range(0, len(rows), model.fixed_batch)]
+    answers = [answer for batch in batches for answer in model.answers(batch)]
+    assert np.array(answers, expected.dtype).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(("model", "data", "counts"), CASES)

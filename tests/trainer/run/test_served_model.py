@@ -22,11 +22,14 @@ import uvicorn
 from PIL import Image
 
 from benchmarks.proofs.equal_answers import ask, started
+from tests.fixtures import Capture
 from trainer import predict as command
+from trainer import serve
 from trainer.base.errors import UserError
-from trainer.run.export import export
+from trainer.base.run_files.serving_file import Servable
+from trainer.run.export import export, load_template
 from trainer.run.row_files import PART_ROWS
-from trainer.run.served_model import BadRow, ServedModel
+from trainer.run.served_model import BadRow, ServedModel, independent_batch
 from trainer.run.server import MOST_BYTES, application
 
 
@@ -203,6 +206,37 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folde
     (error,) = failed
     assert isinstance(error, UserError)
     assert str(error) == "gs://b/run: there is no serving.json: wait until the run is done and its model is uploaded"
+
+
+def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the server binds to this machine alone."""
+    served: list[Any] = []
+    monkeypatch.setattr("trainer.run.server.serve", lambda load, *where: served.append((load(), *where)))
+    assert serve.main([str(folder)]) == 0
+    for name, value in (("HTTP_PORT", "9001"), ("STORAGE_URI", str(folder)), ("HEALTH_ROUTE", "/alive"),
+                        ("PREDICT_ROUTE", "/v1/answer")):  # fmt: skip
+        monkeypatch.setenv(f"AIP_{name}", value)
+    assert serve.main([]) == 0
+    assert [where for _, *where in served] == [["127.0.0.1", 8080], ["0.0.0.0", 9001]]
+    app = application(lambda: served[1][0], lambda error: None)
+    assert [route.path for route in app.routes] == ["/alive", "/v1/answer"]  # type: ignore[attr-defined]
+
+
+def test_a_lambda_is_served_from_the_saved_model_and_never_unpickled(tmp_path: Path, capsys: Capture) -> None:
+    network = keras.Sequential([keras.Input((2,)), keras.layers.Lambda(lambda x: 2 * x, output_shape=(2,))])
+    export(network, tmp_path / "model", None)
+    with pytest.raises(UserError, match=r"cannot be loaded as a model\.keras: .*[Ll]ambda"):
+        load_template(tmp_path / "model" / "model.keras", "run")
+    model = ServedModel(tmp_path / "model", "run")
+    assert "served from saved_model/" in capsys.readouterr().out
+    assert model.answers([model.row([1, 2.5])]) == [[2.0, 5.0]]
+
+
+def test_a_row_a_call_where_bytes_depend_on_the_place(model: ServedModel) -> None:
+    about, specs = Servable({}, {}, {}), {"x": tf.TensorSpec((None, 3))}
+    place = tf.function(lambda x: x + tf.cast(tf.range(tf.shape(x)[0]), tf.float32)[:, None])
+    assert independent_batch(place, specs, about, 8) == 1
+    assert independent_batch(tf.function(lambda x: 2 * x), specs, about, 8) == 8
 
 
 @pytest.mark.slow

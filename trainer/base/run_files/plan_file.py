@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,11 +15,11 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.provenance import own_sources
 from trainer.base.run_files.records import read_json
 from trainer.base.settings.own_settings import is_dotted
-from trainer.base.settings.train_config import MAY_CHANGE, TrainConfig
+from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 3  # of plan.json
+PLAN_FORMAT = 4  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -75,6 +76,11 @@ class Memory:
     measured_rows: Sequence[int]
     worst_order: float
 
+    def lines(self, config: TrainConfig, *, gpu: bool) -> Sequence[LinearInRows]:
+        """Returns those of a GPU or a CPU, at the precision of a run."""
+        mixed = config.precision.startswith("mixed")
+        return (self.device_16_bit if mixed else self.device) if gpu else self.cpu
+
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
@@ -92,7 +98,23 @@ class StepPlan:
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it, or the model no blocks
-    recomputed_flops: float = 1.0  # of a step with it, over those without
+    recomputed_work: Work | None = None
+
+    def with_setting(self, config: TrainConfig, name: str, value: Any) -> tuple["StepPlan", TrainConfig]:
+        """Returns the plan and the settings of a run that differs by one of micro_batches and remat.
+
+        What one replica computes again, each of two does too.
+        """
+        changed, work = dataclasses.replace(config, **{name: value}), self.recomputed_work
+        if value != BLOCKS or not self.recomputed or not work:
+            return self, changed
+        counts = (Counter({op._replace(times=0): op.times for op in each.operations}) for each in (work, self.work))
+        more = [op._replace(times=times) for op, times in (next(counts) - next(counts)).items()]
+        two = self.work_of_two
+        of_two = two and dataclasses.replace(two, operations=[*two.operations, *more])
+        return dataclasses.replace(
+            self, memory=self.recomputed, work=work, work_of_two=of_two, recomputed=None, recomputed_work=None
+        ), changed
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
@@ -127,9 +149,8 @@ def read_plan(path: Path) -> StepPlan:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
         memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
-        work, of_two = _work(content.pop("work")), content.pop("work_of_two")
-        return StepPlan(**content, memory=memory, work=work, work_of_two=of_two and _work(of_two),
-                        recomputed=recomputed and _memory(recomputed))  # fmt: skip
+        content |= {name: content[name] and _work(content[name]) for name in ("work", "work_of_two", "recomputed_work")}
+        return StepPlan(**content, memory=memory, recomputed=recomputed and _memory(recomputed))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
 

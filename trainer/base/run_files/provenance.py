@@ -14,7 +14,7 @@ from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import TrainConfig
 
 COMMIT_FILE = "commit.txt"  # that setup.py writes into the package of a wheel
-IMAGE_DIGEST = "TRAINER_IMAGE_DIGEST"  # an environment variable of a job's image, where its builder sets it
+IMAGE_DIGEST = "TRAINER_IMAGE_DIGEST"  # an environment variable of a job whose image is named by its digest
 # From the widest vectors down: what the kernels of TensorFlow and its libraries choose by.
 _INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 
