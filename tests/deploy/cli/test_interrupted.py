@@ -102,9 +102,6 @@ def test_a_name_that_is_known_survives_ctrl_c(
 @pytest.mark.parametrize("where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"])
 def test_ctrl_c_before_any_request_leaves_nothing(where: str, cloud: Emulator, session: Session) -> None:
     """Nobody looks for a job that was never requested, and its directory is free."""
-    cloud.objects["my-bucket/jobs/dup/submission.json"] = (
-        b'{"submission": "", "project": "p", "region": "r", "time": 1}'
-    )
     cloud.faults = [Fault(where, 503, after=True, action=interrupts_itself)]
     with pytest.raises(KeyboardInterrupt):
         submit.main(["cpu", *SDK, "--name=dup"], session)
