@@ -220,7 +220,13 @@ def test_an_answer_that_is_none_is_a_lost_answer(
 
 
 @both_ways
-def test_a_404_on_the_first_poll_is_no_end(
+def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) -> None:
+    cloud.run = ends("SUCCEEDED")
+    cloud.faults = [Fault("GET .*/customJobs/", 404, times=3)]
+    assert submit.main(["cpu", *SDK], session) == 0
+
+
+def test_a_404_after_a_create_is_retried_for_five_minutes(
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
     began, cloud.run = flying.time, ends("SUCCEEDED")

@@ -177,7 +177,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("l4x4", [_DIGITS, "--data=my_data:load"], "the module my_data is not in the job"),
     ("l4x4", [_DIGITS, "--image=not an image"], "image=not an image: not an image: write REGION-docker.pkg.dev/"),
     ("l4x4", [_DIGITS, "--image=https://us-docker.pkg.dev/p/r/x:1"], "not an image"),
-    ("l4x4", [_DIGITS, "--image=prebuilt"], "image=prebuilt: Google's last image of TensorFlow, 2.17, has ended"),
+    ("l4x4", [_DIGITS, "--image=prebuilt"], "image=prebuilt: it names no repository: write"),
     ("l4x4", [_DIGITS, "--image=instal"], "image=instal: it names no repository: write REGION-docker.pkg.dev/"),
     ("l4x4", [_DIGITS, "--image=install:"], "image=: not an image"),
     ("l4x4", [_DIGITS, "--image=   "], "empty argument"),
