@@ -29,6 +29,7 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     if not config.remat:
         saved = _saved(config, replicas, "remat", BLOCKS)
         first += f"recompute activations by --remat={BLOCKS}{saved}, "
+    first += "shard the optimizer by --shard_optimizer, " if replicas.count > 1 and not config.shard_optimizer else ""
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"

@@ -148,4 +148,8 @@ def test_the_averages_of_weights_are_evaluated_beside_the_weights_and_exported(
     values = {**final["losses"], **final["metrics"], **final.get("evaluation", {})}
     averaged = {name: values[name.replace("val_", "val_ema_")] for name in expected}
     assert averaged == pytest.approx(expected, rel=1e-9)
+    before = setup.model.get_weights()
+    if evaluate.averaged:
+        evaluate.averaged()
+    assert all(map(np.array_equal, before, setup.model.get_weights()))
     assert values["val_loss"] != pytest.approx(values["val_ema_loss"], rel=1e-3)

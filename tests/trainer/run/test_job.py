@@ -247,6 +247,12 @@ def test_out_of_memory_names_no_precision_in_use_and_what_a_kept_plan_says_that_
     assert "= 1 replica x 2 micro-batches x 6, image_size=32: use --micro_batches=4, recompute" in str(
         out_of_memory(config, make_replicas(config))
     )
+    for sharded, advice in (
+        (False, "by --remat=blocks, shard the optimizer by --shard_optimizer, lower"),
+        (True, "blocks, lower"),
+    ):
+        config = TrainConfig(replicas=2, shard_optimizer=sharded)
+        assert advice in str(out_of_memory(config, make_replicas(config)))
     config = TrainConfig(global_batch_size=64)
     kept_plan(config).parent.mkdir(parents=True)
     plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
