@@ -177,7 +177,7 @@ def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
     (alone / "billed.json").unlink()
     assert "l4x1 took 26.0 s, and lost 30 % to input: steps 50 %, input 30 %, start 20 %; 40.0 s" in words_of(tmp_path)
     edit(alone / "run.json", on_vertex=True)
-    (row,) = rows_of(alone, **{"repeat-1": 0.8}).values()  # a job directory by itself
+    (row,) = summarize(collect([str(alone)]), "", {"repeat-1": 0.8})  # a job directory by itself
     assert (row.cost, row.missing["cost"]) == (None, "what Vertex AI billed is not recorded")
 
 
