@@ -31,7 +31,7 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs() -> None:
 
 @pytest.mark.slow
 def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Two plans agree to what they say of the order of operations, `deploy plan` makes one where none is kept, and says nothing of it where one is."""
+    """Two plans agree but for the order of operations; `deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "trainer.plan", *flags, f"--out={tmp_path / 'plan.json'}"]
