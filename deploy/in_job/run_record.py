@@ -41,6 +41,7 @@ class Record:
         self._written: dict[str, str] = {}
         self._startup: float | None = None
         self._before, self._due, self._refused = 0.0, 0.0, False
+        self.reports = 0  # that have arrived
 
     def begin(self) -> None:
         """Continues the record of an earlier start that did not end as planned, and writes what is known."""
@@ -58,11 +59,6 @@ class Record:
             self._lines = [(step, line) for step, line in steps if isinstance(step, int)]
         self.write()
 
-    @property
-    def has_numbers(self) -> bool:
-        """Returns whether a report has arrived."""
-        return self._last is not None
-
     def take(self, line: bytes) -> None:
         """Counts a line of a script's output if it is a report: a JSON object with a whole number `step`."""
         text = line.rstrip(b"\r\n").rpartition(b"\r")[2].strip()
@@ -75,7 +71,7 @@ class Record:
 
     def write_if_due(self) -> None:
         """Writes the files now and then, and as soon as there is a first report."""
-        if self._clock() >= self._due or (self.has_numbers and not self._written.get(STATS)):
+        if self._clock() >= self._due or (self.reports and not self._written.get(STATS)):
             self.write()
             self._due = self._clock() + EVERY_S[in_bucket(self._job_dir)]
 
@@ -105,6 +101,7 @@ class Record:
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a report, by a line of its own unless the last one is too recent."""
         now = self._clock()
+        self.reports += 1
         self._startup = round(now - self._began, 6) if self._startup is None else self._startup
         if total := _count(values.get("total_steps")):
             self._info["total_steps"] = total

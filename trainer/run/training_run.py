@@ -111,6 +111,7 @@ class TrainingRun:
             size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
             train(steps, rows, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
+        goodput.enter(SAVE)  # until the end, with the export
         return control
 
     def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
