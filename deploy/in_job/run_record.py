@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ class Record:
     def __init__(self, job_dir: str, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir, self._clock, self._lock = job_dir, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._info = {**about, "data": {"unit": "examples"}, "started": started}
+        self._info = {**about, "data": {"unit": "examples"}, "started": started,
+                      "on_vertex": "CLOUD_ML_JOB_ID" in os.environ}  # fmt: skip
         self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         self._lines: list[tuple[int, str]] = []  # of stats.jsonl, by step
@@ -41,6 +43,7 @@ class Record:
         self._written: dict[str, str] = {}
         self._startup: float | None = None
         self._before, self._due, self._refused = 0.0, 0.0, False
+        self.reports = 0  # that have arrived
 
     def begin(self) -> None:
         """Continues the record of an earlier start that did not end as planned, and writes what is known."""
@@ -58,11 +61,6 @@ class Record:
             self._lines = [(step, line) for step, line in steps if isinstance(step, int)]
         self.write()
 
-    @property
-    def has_numbers(self) -> bool:
-        """Returns whether a report has arrived."""
-        return self._last is not None
-
     def take(self, line: bytes) -> None:
         """Counts a line of a script's output if it is a report: a JSON object with a whole number `step`."""
         text = line.rstrip(b"\r\n").rpartition(b"\r")[2].strip()
@@ -75,7 +73,7 @@ class Record:
 
     def write_if_due(self) -> None:
         """Writes the files now and then, and as soon as there is a first report."""
-        if self._clock() >= self._due or (self.has_numbers and not self._written.get(STATS)):
+        if self._clock() >= self._due or (self.reports and not self._written.get(STATS)):
             self.write()
             self._due = self._clock() + EVERY_S[in_bucket(self._job_dir)]
 
@@ -105,6 +103,7 @@ class Record:
     def _add(self, step: int, values: Mapping[str, Any]) -> None:
         """Adds a report, by a line of its own unless the last one is too recent."""
         now = self._clock()
+        self.reports += 1
         self._startup = round(now - self._began, 6) if self._startup is None else self._startup
         if total := _count(values.get("total_steps")):
             self._info["total_steps"] = total

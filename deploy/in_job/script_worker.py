@@ -107,7 +107,7 @@ class ScriptProcess:
                 self._record.write_if_due()
             if reason and time.monotonic() > kill_at:
                 process.kill()
-            elif not reason and (reason := idle.reason()):
+            elif not reason and (reason := idle.reason(self._record.reports if self._record else 0)):
                 say(f"stops the script: {reason}", "WARNING")
                 kill_at = time.monotonic() + SAVING_S
                 process.terminate()

@@ -15,7 +15,7 @@ from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSu
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.breakdown import WORDS
-from trainer.base.run_files.goodput import STEP
+from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.records import items, mapping, number, positive, whole
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
 from trainer.base.settings.metric_names import FALLING
@@ -165,12 +165,6 @@ def _cost(row: TierSummary) -> float | None:
     return row.billed_usd if row.price_per_hour is None else _product(row.price_per_hour, seconds, 1 / 3600)
 
 
-def _goodput(run: RunRecord) -> float | None:
-    """Returns the share of the seconds of a run, of all that were paid for, in which steps ran."""
-    seconds = sum(run.goodput.values())
-    return run.goodput[STEP] / seconds if seconds else None
-
-
 def _rate(row: TierSummary) -> float | None:
     """Returns USD per million images."""
     seconds = 1e6 / row.images_per_second.median if row.images_per_second else None
@@ -247,7 +241,7 @@ MEASURES = (
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
             _NO_RESULT, LOWER),
-    Measure("goodput", "goodput", _goodput, median, percent, _NO_RESULT, HIGHER),
+    Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT, HIGHER),
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
     Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),

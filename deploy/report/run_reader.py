@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.base.run_files.goodput import CLASSES, OTHER
+from trainer.base.run_files.goodput import OTHER, classes_of
 from trainer.base.run_files.records import StatsEntry, items, mapping, number, positive, read_json, read_stats, whole
 from trainer.base.run_files.run_layout import BILLED, RESULT, RUN_INFO, SAMPLE_FILES, STATS
 
@@ -91,9 +91,9 @@ class RunRecord:
     @property
     def goodput(self) -> dict[str, float]:
         """Returns the seconds of each class, of those that were paid for; {} if they are not known."""
-        known = {name: number(mapping(self.result, "goodput").get(name)) or 0.0 for name in CLASSES}
-        known[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(known.values()))
-        return known if mapping(self.result, "goodput") else {}
+        if known := classes_of(self.result):
+            known[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(known.values()))
+        return known
 
     @property
     def sample(self) -> Path | None:

@@ -25,6 +25,7 @@ from deploy.study.space import of_recipe, shown
 from deploy.study.study_request import JOURNAL, StudyRequest, write_study
 from deploy.tiers.output import say
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.run_files.goodput import classes_of, share_of_steps
 from trainer.base.run_files.records import mapping, number, read_result, read_stats
 from trainer.base.storage import is_locked, keep_others_out, make_writable
 
@@ -148,12 +149,18 @@ class LocalStudy:
         plan = self._plan
         reports = [metric_reports(folder, plan.metric) for folder in folders if is_done(folder)]
         values = [of_run[-1] for of_run in reports if of_run]  # at the end of each run
-        seconds = sum(number(read_result(folder)[0].get("wall_seconds")) or 0.0 for folder in folders)
+        results = [read_result(folder)[0] for folder in folders]
+        seconds = sum(number(result.get("wall_seconds")) or 0.0 for result in results)
         if state != "PRUNED":  # the value of a pruned trial is that of the report which decided
             self._report(trial, folders[0], False)
         if state == "COMPLETE" and len(values) < plan.repeats:
             state, reason = "FAIL", f"it never reported {plan.metric}"
-        for name, attribute in {"values": values, "seconds": seconds, "reason": reason}.items():
+        for name, attribute in {
+            "values": values,
+            "seconds": seconds,
+            "goodput": share_of_steps(*map(classes_of, results)),
+            "reason": reason,
+        }.items():
             trial.set_user_attr(name, attribute)
         if state != "RUNNING":
             mean = statistics.fmean(values) if state == "COMPLETE" else None

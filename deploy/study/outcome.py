@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "RUNNING": "killed", "FAIL": "failed"}  # of Optuna, in order
 _KILLED = "it has not ended: the same command resumes it"
-_FORMATS = {"seconds": ",.0f", "usd": ".2f"}
+_FORMATS = {"seconds": ",.0f", "goodput": ".0%", "usd": ".2f"}
 
 
 def state_of(trial: "FrozenTrial") -> str:
@@ -105,6 +105,7 @@ class StudyOutcome:
                 "spread": _spread(trial),
                 **{f"setting.{parameter.name}": trial.params.get(parameter.name) for parameter in self.plan.space},
                 "seconds": trial.user_attrs.get("seconds", 0.0),
+                "goodput": trial.user_attrs.get("goodput"),
                 "usd": None if self.usd_per_hour is None else trial.user_attrs["seconds"] / 3600 * self.usd_per_hour,
                 "reason": trial.user_attrs.get("reason") or (_KILLED if state_of(trial) == "killed" else ""),
                 "values": trial.user_attrs.get("values", []),
@@ -117,7 +118,7 @@ class StudyOutcome:
         """Returns titles and cells of a table with a line for each trial, the best first."""
         titles = {"trial": "trial", "state": "state", "value": self.plan.metric}
         titles |= {f"setting.{parameter.name}": parameter.name for parameter in self.plan.space}
-        titles |= {"seconds": "seconds", "usd": "paid USD", "reason": "reason"}
+        titles |= {"seconds": "seconds", "goodput": "goodput", "usd": "paid USD", "reason": "reason"}
         if self.usd_per_hour is None:
             del titles["usd"]
         lines = [{**record, "value": _value(trial)} for record, trial in zip(self.records(), self.ranked, strict=True)]

@@ -29,7 +29,7 @@ from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
-from deploy.vertex.job_end import stopped
+from deploy.vertex.job_end import result_of, why_stopped
 from deploy.vertex.logs import watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
@@ -37,6 +37,7 @@ from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.run_files.goodput import classes_of, share_of_steps
 from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import keep_others_out
@@ -63,7 +64,6 @@ class VertexStudy:
         self._submission = f"{STUDY_LABEL}{options.submission}"
         self._trial_job = self._render(args, options)
         self._gcp, self._output = self._trial_job.gcp, self._trial_job.output
-        self._limited = bool(options.stop_if_idle_s or options.stop_if_over)
         self._job = self._study_job(self._trial_job)
 
     def _render(self, args: argparse.Namespace, options: JobOptions) -> RenderedJob:
@@ -132,13 +132,8 @@ class VertexStudy:
             with suppress(LookupError, UserError):  # the study does not need this folder's records
                 record_status(*find_attempt(status.name), status, self._session.clock.now())
             trials = retried(lambda: backend.trials(status.name), self._session.clock)
-        ended = [self._ended(trial) for trial in trials]
+        ended = [read_vertex_trial(trial, self._plan, result_of(f"{self._output}/{trial['id']}")) for trial in trials]
         return (INTERRUPTED if any(state_of(trial) == "killed" for trial in ended) else exit_code(status)), ended
-
-    def _ended(self, content: Mapping[str, Any]) -> "FrozenTrial":
-        """Returns a trial; one that ended itself at a limit is not complete."""
-        why_stopped = stopped(f"{self._output}/{content['id']}") if self._limited else ""
-        return read_vertex_trial(content, self._plan, why_stopped)
 
     def _job_name(self) -> str:
         """Returns the name of the job that the study's folder records, whose duplicates it cancels, or of a new one."""
@@ -167,25 +162,26 @@ def parameter_spec(parameter: StudyParameter) -> dict[str, Any]:
     return {"parameterId": parameter.name, kind: content, **scale}
 
 
-def read_vertex_trial(content: Mapping[str, Any], plan: StudyRequest, why_stopped: str = "") -> "FrozenTrial":
+def read_vertex_trial(content: Mapping[str, Any], plan: StudyRequest, result: Mapping[str, Any]) -> "FrozenTrial":
     """Converts a trial's JSON, of a study that has ended: a trial that has not was cancelled with it.
 
-    `why_stopped`: why the trial ended itself; it is then not complete.
+    `result`: its result.json; a trial that ended itself at a limit is not complete.
     """
+    limit = why_stopped(result)
     sent = {str(setting["parameterId"]): setting.get("value") for setting in content.get("parameters", [])}
     settings = {
         parameter.name: _typed(parameter, sent[parameter.name]) for parameter in plan.space if parameter.name in sent
     }
-    state = "RUNNING" if why_stopped else _STATES.get(str(content.get("state")), "RUNNING")
+    state = "RUNNING" if limit else _STATES.get(str(content.get("state")), "RUNNING")
     values = _metric(mapping(content, "finalMeasurement"), plan.metric)
     if state == "COMPLETE" and not values:
         state = "FAIL"
     known = {"FAIL": f"it reported no {plan.metric}", "RUNNING": "it was cancelled with the study"}
-    reason = str(why_stopped or content.get("infeasibleReason") or known.get(state, ""))
+    reason = str(limit or content.get("infeasibleReason") or known.get(state, ""))
     began, ended = (parse_time(str(content.get(key) or "")) for key in ("startTime", "endTime"))
     seconds = max((ended or time.time()) - began, 0.0) if began else 0.0
     reports = [value for measured in content.get("measurements", []) for value in _metric(measured, plan.metric)]
-    attributes = {"reason": reason, "seconds": seconds}
+    attributes = {"reason": reason, "seconds": seconds, "goodput": share_of_steps(classes_of(result))}
     return frozen_trial(int(content["id"]), state, plan.space, settings, values, reports, **attributes)
 
 

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from deploy.vertex import buckets
 from deploy.vertex.api import STOPPED, JobStatus
@@ -21,17 +23,20 @@ def settled(status: JobStatus, now: float) -> JobStatus:
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
             _add_bill(f"{status.output}/{BILLED}", status, now)
-    reason = stopped(status.output) if status.state == "SUCCEEDED" and status.limited else ""
+    reason = why_stopped(result_of(status.output)) if status.state == "SUCCEEDED" and status.limited else ""
     return dataclasses.replace(status, state=STOPPED, error=reason) if reason else status
 
 
-def stopped(output: str) -> str:
-    """Returns why the job that wrote to a job directory ended itself; "" if it did not, or nobody can read that."""
+def result_of(output: str) -> dict[str, Any]:
+    """Returns the content of result.json in a job directory; {} if there is none, or nobody can read it."""
     with suppress(*_UNREADABLE):
-        result = json.loads(buckets.read(f"{output}/{RESULT}", quick=True)[0] or "{}")
-        if result.get("state") == "stopped":
-            return str(result.get("error") or "a limit")
-    return ""
+        return dict(json.loads(buckets.read(f"{output}/{RESULT}", quick=True)[0] or "{}"))
+    return {}
+
+
+def why_stopped(result: Mapping[str, Any]) -> str:
+    """Returns why the job that left this result.json ended itself; "" if it did not."""
+    return str(result.get("error") or "a limit") if result.get("state") == "stopped" else ""
 
 
 def _add_bill(uri: str, status: JobStatus, now: float) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.invariance.compat import averages_of
+
 
 def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
     """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
@@ -26,10 +28,12 @@ def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:
     """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
 
     variables: those that the optimizer was built with. Does nothing for other optimizers. In a
-    keras.StatelessScope only the values of the scope change.
+    keras.StatelessScope only the values of the scope change (by Keras's `finalize_variable_values` the weights would).
     """
     if keeps_averages(optimizer) and optimizer.built:
-        optimizer.finalize_variable_values(list(variables))
+        averages = averages_of(getattr(optimizer, "inner_optimizer", optimizer))
+        for variable, average in zip(variables, averages, strict=True):
+            variable.assign(tf.convert_to_tensor(average))
 
 
 def keeps_averages(optimizer: Any) -> bool:

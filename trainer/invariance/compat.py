@@ -30,6 +30,11 @@ PRIVATE_NAMES = (
     "keras.Model._symbolic_build",
     "keras.optimizers.Optimizer._all_reduce_sum_gradients",
     "keras.optimizers.Optimizer._get_variable_index",
+    "keras.optimizers.Optimizer._backend_update_step",
+    "keras.optimizers.Optimizer._var_key",
+    "keras.optimizers.Optimizer._update_model_variables_moving_average",
+    "keras.optimizers.Optimizer._model_variables_moving_average",
+    "keras.Variable._value",
     "keras.optimizers.Adam._momentums",
     "keras.optimizers.Adam._velocities",
     "keras.optimizers.RMSprop._momentums",
@@ -228,6 +233,34 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """Returns the variables that an optimizer was built for."""
     variables: list[Any] = _private("keras.optimizers.Optimizer._trainable_variables", owner=optimizer)
     return variables
+
+
+def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Returns the moving averages that an optimizer keeps of the variables of `trained_by`; none without `use_ema`."""
+    if not optimizer.use_ema:
+        return []
+    averages: list[Any] = _private("keras.optimizers.Optimizer._model_variables_moving_average", owner=optimizer)
+    return averages
+
+
+def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
+    """Returns by what an optimizer finds the slots of `variable`: the `_unique_id` of it, or of what stands for it."""
+    return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
+
+
+def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[..., Any], average: Any = None) -> None:
+    """Makes an optimizer update variables by `around(original)`, and its averages by `average`, if given."""
+    original = _private("keras.optimizers.Optimizer._backend_update_step", [], [], 0.0, owner=optimizer)
+    _private("keras.optimizers.Optimizer._update_model_variables_moving_average", [], owner=optimizer)
+    optimizer._backend_update_step = around(original)
+    if average:
+        optimizer._update_model_variables_moving_average = average
+
+
+def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:
+    """Makes `variable` hold its values in another variable, which may have another shape, and be of a class for it."""
+    _private("keras.Variable._value", owner=variable)
+    variable._value, variable.__class__ = value, kind
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

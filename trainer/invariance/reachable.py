@@ -18,6 +18,13 @@ def reachable(model: keras.Model) -> list[Any]:
     return [*{id(item): item for item in (*tracked, *missed)}.values()]
 
 
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner one."""
+    optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
+    inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
+    return [*{id(optimizer): optimizer for optimizer in inner}.values()]
+
+
 def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
     """Yields optimizers and variables in the containers and the plain objects among an object's attributes."""
     if id(item) in seen:

@@ -22,6 +22,7 @@ from trainer.invariance.compat import (
 from trainer.invariance.gradients import sum_first
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
+from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import has_class_outputs, has_own_step, symbolic_inputs
@@ -50,6 +51,8 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     make_independent(model, config)
     if has_own_step(model):
         prepare_own_step(model, config, dataset)
+    if config.shard_optimizer:
+        shard_optimizers(model)
     return model
 
 

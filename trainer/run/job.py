@@ -10,7 +10,7 @@ from contextlib import closing, nullcontext, suppress
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.log import log
-from trainer.base.run_files.goodput import RESTORE, SAVE, START, kept_alive
+from trainer.base.run_files.goodput import RESTORE, START, kept_alive
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
@@ -37,7 +37,7 @@ from trainer.training.checkpoint import Checkpoints
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
 from trainer.training.limit_watch import LimitWatch, guarding
 from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
-from trainer.training.state import LearningRates
+from trainer.training.state import LearningRates, make_whole, variables_of
 from trainer.user_code.interface import ModelInterface
 
 _MOST_ROLLBACKS = 2
@@ -190,9 +190,9 @@ def _train_and_export(run: TrainingRun) -> Control:
         run.write_result("running")
         with data.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
             control = run.train(stop)
-            run.job.result.goodput.enter(SAVE)  # until the end, with the export
             run.save(pending=bool(control.signal))
             run.checkpoints.wait()
+        make_whole(variables_of(setup.model), setup.replicas)
         if run.job.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):
@@ -221,13 +221,16 @@ def _guard(job: StartedJob, request: StopRequest) -> LimitWatch | None:
         return None
 
     def leave(reason: str) -> None:
-        result.write_end("stopped", reason)
-        job.job_dir.mirror.leave()
-        if job.peers:
-            job.peers.abandon()
         log.warning(f"the running step hangs: stopped at the last checkpoint: {reason}")
-        sys.stderr.flush()
-        os._exit(DONE)
+        try:
+            with closing(job.job_dir.mirror), job.tracking:
+                result.write_end("stopped", reason)
+                job.job_dir.mirror.leave()
+            if job.peers:
+                job.peers.abandon()
+        finally:
+            sys.stderr.flush()
+            os._exit(DONE)
 
     def slow(index: int, seconds: float) -> None:
         result.name_slow(job.cluster.name(index), f"its GPUs alone are idle, for {seconds / 60:.3g} minutes")

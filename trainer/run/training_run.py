@@ -111,6 +111,7 @@ class TrainingRun:
             size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
             train(steps, rows, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         callbacks.on_train_end()
+        goodput.enter(SAVE)  # until the end, with the export
         return control
 
     def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
@@ -192,8 +193,11 @@ class TrainingRun:
         if sampler := interface.sampler:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
-        save = partial(Hook, config.checkpoint_every_steps, lambda progress: self.save())
-        return [*hooks, save(requested=lambda: control.save_due or best.improved)]
+
+        def save_requested() -> bool:  # by any worker: the chief alone knows what images are worth
+            return bool(self.setup.replicas.sum_over_workers([control.save_due or best.improved])[0])
+
+        return [*hooks, Hook(config.checkpoint_every_steps, lambda progress: self.save(), requested=save_requested)]
 
 
 def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:

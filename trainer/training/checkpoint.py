@@ -90,19 +90,22 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; raises like `wait` for the last write.
 
+        All workers must call it, as each may have parts of the state; the chief writes.
         A step is written only once, or again when its pending hooks have run. `state` is stored beside the variables;
         the checkpoint of its ["best"]["step"] is kept as well.
         """
         saved = (step, has_pending_hooks(state))
-        if saved == self._saved or not self._replicas.cluster.is_chief:
+        if saved == self._saved:
             return
         self.wait()
         began = time.monotonic()
-        self._saved = saved
+        self._saved, values = saved, snapshot(self._variables, self._replicas)
+        if not self._replicas.cluster.is_chief:
+            return
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)
         self._writer = threading.Thread(
-            target=self._write, args=(step, snapshot(self._variables), manifest), name="checkpoint", daemon=True
+            target=self._write, args=(step, values, manifest), name="checkpoint", daemon=True
         )
         self._writer.start()
         self.saving_seconds += time.monotonic() - began

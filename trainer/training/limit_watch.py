@@ -5,15 +5,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import tensorflow as tf
+
 from trainer.base.log import log
-from trainer.base.run_files.goodput import OTHER, STEP, Goodput
+from trainer.base.run_files.goodput import OTHER, SAVE, STEP, Goodput
 from trainer.base.run_files.stop_limits import IDLE_PERCENT, StopLimits
 from trainer.cluster.peers import Peers
 from trainer.reporting.resources import Gpus
 from trainer.training.preemption import StopRequest
 
 POLL_SECONDS = 5.0
-GRACE_SECONDS = 30.0  # for the loop to save and end; one that hangs is left with its last checkpoint
+GRACE_SECONDS = 30.0  # for the loop to end, without its saving; one that hangs is left with its last checkpoint
 
 
 class LimitWatch:
@@ -37,6 +39,7 @@ class LimitWatch:
         now, limits = time.monotonic(), self._limits
         elapsed, self._at = now - self._at, now
         if self._request.reason:
+            self._stopped_at = now if self._goodput.phase == SAVE else self._stopped_at
             if now - self._stopped_at > GRACE_SECONDS:
                 self._leave(self._request.reason)
             return
@@ -53,13 +56,18 @@ class LimitWatch:
                     limit and seconds >= limit / 2, f"half of the time is over until this job ends itself: {text}"
                 )
             reason = next((text for seconds, limit, text in times if limit and seconds >= limit), "")
-            if limits.idle_s and max(idle_seconds) >= limits.idle_s > min(idle_seconds):
+            if max(idle_seconds) >= limits.idle_s > 2 * min(idle_seconds):
                 self._slow(idle_seconds.index(max(idle_seconds)), max(idle_seconds))
         if reason:
             log.warning(f"stops: {reason}")
             self._request.reason, self._stopped_at = reason, now
             if self._peers:
                 self._peers.stop(reason)
+
+    def leave_if_stopped(self) -> None:
+        """Ends this process if the job is ending itself."""
+        if self._request.reason:
+            self._leave(self._request.reason)
 
     def _warn(self, due: object, line: str) -> None:
         if due and line not in self._told:
@@ -69,7 +77,7 @@ class LimitWatch:
 
 @contextmanager
 def guarding(guard: LimitWatch | None) -> Iterator[None]:
-    """Lets a thread look within the block."""
+    """Lets a thread look within the block. An error of TensorFlow ends a job that is ending itself as planned."""
     over = threading.Event()
 
     def watch(guard: LimitWatch) -> None:
@@ -80,5 +88,9 @@ def guarding(guard: LimitWatch | None) -> Iterator[None]:
         threading.Thread(target=watch, args=(guard,), name="guard", daemon=True).start()
     try:
         yield
+    except tf.errors.OpError:  # another worker has left its hanging step
+        if guard:
+            guard.leave_if_stopped()
+        raise
     finally:
         over.set()

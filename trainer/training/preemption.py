@@ -141,12 +141,8 @@ class Control:
         now, chief = self._clock(), self._replicas.cluster.is_chief
         spent = chief and self._budget_ends is not None and now >= self._budget_ends
         due = chief and self._save_every is not None and now - self._saved >= self._save_every
-        flags = [bool(self._request), bool(self._request.reason), spent, due]
-        signals, stops, budget, save, total = self._replicas.sum_over_workers([*flags, seconds])
-        if stops and not signals:
-            self.signal = self.stopped = self._request.reason or "the chief's guard"
-        if signals:
-            self._stop_by_signal()
+        signals, guards, budget, save, total = self._replicas.sum_over_workers([*self._asked(), spent, due, seconds])
+        self._stops(signals, guards)
         self.budget_spent, self.save_due = bool(budget), bool(save)
         if self.save_due:
             self._saved = now
@@ -157,13 +153,20 @@ class Control:
         model.stop_training = bool(self._replicas.sum_over_workers([bool(model.stop_training)])[0])
 
     def watched(self) -> Replicas:
-        """Returns replicas for a long measurement: each sum over the workers raises Interrupted after a signal."""
-        return replace(self._replicas, before_sum=self._leave_if_signalled)
+        """Returns replicas for a long measurement: a sum over the workers raises Interrupted if the run is to stop."""
+        return replace(self._replicas, before_sum=self._leave_if_asked)
 
-    def _leave_if_signalled(self) -> None:
-        if self._replicas.sum_over_workers([bool(self._request)])[0]:
-            self._stop_by_signal()
+    def _leave_if_asked(self) -> None:
+        if self._stops(*self._replicas.sum_over_workers(self._asked())):
             raise Interrupted
 
-    def _stop_by_signal(self) -> None:
-        self.signal = self._request.signal or "a signal to another worker"
+    def _asked(self) -> list[bool]:
+        return [bool(self._request), bool(self._request.reason)]
+
+    def _stops(self, signals: float, guards: float) -> bool:
+        """Records what stops the run, by the numbers of workers with a signal and with a guard's reason."""
+        if signals:
+            self.signal = self._request.signal or "a signal to another worker"
+        elif guards:
+            self.signal = self.stopped = self._request.reason or "the chief's guard"
+        return bool(signals or guards)

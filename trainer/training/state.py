@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.reachable import reachable
+from trainer.invariance.sharded_slots import ShardedSlot
 
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
@@ -71,13 +72,28 @@ def _all(model: keras.Model, seen: set[int]) -> Iterator[Any]:
             yield variable
 
 
-def snapshot(variables: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Returns copies of the current values in the host's memory.
+def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Returns copies of the current values in the host's memory, of sharded variables put together.
+
+    With `replicas`, parts on other workers too: all workers must call it then; else these are zeros.
 
     A tensor that still refers to a variable's buffer would make the next step copy the variable on the device, which
     would then hold the whole state twice until the checkpoint is written.
     """
-    return {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
+    with tf.device("CPU:0"):  # puts sharded ones together
+        values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
+    if replicas and replicas.cluster.several:
+        for name, value in values.items():
+            if isinstance(variables[name], ShardedSlot):
+                values[name] = replicas.sum_over_workers(value).astype(value.dtype)
+    return values
+
+
+def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
+    """Moves sharded variables, put together, to the host, once no step follows; all workers must call it."""
+    sharded = {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
+    for name, value in snapshot(sharded, replicas).items():
+        sharded[name].join(value)
 
 
 def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:

@@ -130,6 +130,8 @@ def _barrier(config: TrainConfig, replicas: Replicas) -> str:
         return f"XLA would add the gradients of virtual_replicas={replicas.virtual} in another order"
     if passes := replicas.micro_batches - 1:
         return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
+    if config.shard_optimizer and replicas.count > 1:
+        return "XLA has no variables that live within a step, which shard_optimizer needs"
     on_cpus = not replicas.devices[0].startswith("GPU")
     return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
 

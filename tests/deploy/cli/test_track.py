@@ -9,12 +9,16 @@ import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
+from deploy.cli import tune
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
 from deploy.tiers.job_tracking import CREATE, check_trackers, tensorboard_name, with_tensorboard
+from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.deploy.emulator import Emulator
+from tests.deploy.study.test_vertex_study import ASKED, studies
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
-from tests.trainer.base.run_files.tracking.runs import mlflow_history, mlflow_runs, plant_run
+from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import write_json
 from trainer.base.run_files.tracking import vertex_runs
@@ -40,13 +44,15 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
         out / "comparison.json", {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}
     )
     write_json(out / "table.json", {"verdict": ["l4x1 is cheaper."]})
-    (out / "table.csv").write_text("tier\n")
+    for table in ("table.csv", "table.md"):
+        (out / table).write_text("tier\n")
     for _ in range(2):
         assert main(["track", str(out), f"--track=mlflow:{store}#compared"]) == 0
     runs = {run.info.run_name: run for run in mlflow_runs(store, "compared")}
     assert sorted(runs) == ["l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1", "out"]
     parent = runs.pop("out")
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    assert mlflow_files(store, parent) == ["table.csv", "table.md"]
     assert (parent.data.tags["verdict"], parent.data.params["flags"]) == ("l4x1 is cheaper.", "['--steps=30']")
     dollars = mlflow_history(store, runs["l4x4/repeat-1"], "result/usd")
     assert dollars == [(30, pytest.approx(12.5 * 3.2 / 3600))]
@@ -71,6 +77,15 @@ def test_the_trials_of_a_table_are_children(store: str, tmp_path: Path) -> None:
 def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_path: Path) -> None:
     assert "l4x1/repeat-1: finished, 21 steps sent" in command("l4x1", f"--track=mlflow:{store}#sent")
     assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
+
+
+def test_tune_sends_its_trials_at_the_end(cloud: Emulator, session: Session, store: str, capsys: Capture) -> None:
+    cloud.run = studies
+    assert tune.main([*ASKED, "--backend=sdk", f"--track=mlflow:{store}#studied"], session) == 0
+    assert "trial-002: finished, " in capsys.readouterr().out
+    states = {run.info.run_name: run.info.status for run in mlflow_runs(store, "studied")}
+    assert states == {"tuning": "FINISHED", "trial-001": "FINISHED", "trial-002": "FINISHED", "trial-003": "FAILED",
+                      "trial-004": "KILLED"}  # fmt: skip
 
 
 def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
@@ -111,7 +126,8 @@ def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> Non
     board = "projects/my-proj/locations/us-central1/tensorboards/7"
     assert (yaml.safe_load(spec)["tensorboard"], known["TRAINER_TENSORBOARD"]) == (board, board)
     assert {"mlflow-skinny", "wandb"} <= {*json.loads(known["TRAINER_START"])["requirements"]}
-    assert json.loads(known["TRAINER_TAGS"])["tier"] == "l4x1"
+    tags = json.loads(known["TRAINER_TAGS"])
+    assert (tags["tier"], tags["image"], tags["usd_per_hour"] > 0) == ("l4x1", task["imageUri"], True)
     assert (known["CLOUDSDK_CORE_PROJECT"], known["CLOUDSDK_AI_REGION"]) == ("my-proj", "us-central1")
 
 

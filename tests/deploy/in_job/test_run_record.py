@@ -98,7 +98,7 @@ def test_a_report_for_every_step_is_thinned_out(tmp_path: Path, monkeypatch: pyt
 def test_what_is_no_report_changes_nothing(line: str, tmp_path: Path) -> None:
     run = Reporting(tmp_path)
     run.record.take(line.encode())
-    assert not run.record.has_numbers
+    assert not run.record.reports
 
 
 def test_odd_values_of_a_report_are_left_out(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
     before = {trial["trial"]: trial for trial in results()["trials"]}
     states = {(trial["setting.fate"], trial["state"]) for trial in before.values()}
     assert states >= {("failed", "failed"), ("killed", "killed"), ("mute", "failed"), ("done", "complete")}
+    assert {trial["goodput"] for trial in before.values() if trial["state"] == "complete"} == {0.75}
+    assert "| 60 | 75% |" in Path("study/table.md").read_text()
     reasons = {trial["setting.fate"]: trial["reason"] for trial in before.values()}
     assert reasons["failed"] == "the loss is NaN"
     assert "killed by SIGKILL" in reasons["killed"]

@@ -2,22 +2,29 @@
 
 import itertools
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vertex_trainer
 from deploy.cli import jobs, submit, tune, watch
 from deploy.in_job.script_idle_gpus import LOOK_S, IdleGpus
 from deploy.report.collection import fetched
+from deploy.tiers.script import ScriptRequest, read_script
+from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows
+from tests.deploy.conftest import JOB, ROOT, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
-from tests.deploy.planted import plant, planted_plan
+from tests.deploy.planted import edit, plant, planted_plan
+from tests.deploy.registry_emulator import versions
 from tests.deploy.study.test_vertex_study import ASKED, trial
+from tests.nvidia_smi import PlantedGpu
 from trainer.base.run_files.plan_file import kept_plan
-from trainer.base.run_files.stop_limits import read_limits
+from trainer.base.run_files.stop_limits import StopLimits, read_limits
 from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -49,7 +56,9 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
 ) -> None:
     stops_first(tmp_path / "trained", cloud)
     where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
-    assert submit.main(["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m"], session) == 75
+    command = ["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"]
+    assert submit.main(command, session) == 75
+    assert not versions(cloud), "it is not registered"
     (job,) = cloud.jobs.values()
     assert sent_limits(job).idle_s == 1800
     shown = capsys.readouterr()
@@ -57,6 +66,9 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     assert f"error: {WHY}" in shown.err
     assert f"the same command with --job_dir={output_of(job)}" in shown.out
     assert watch.main([job["name"], "--backend=sdk"], session) == 75
+    known = vertex_trainer.attach(job["name"], backend="sdk", session=session)
+    assert (known.exit_code, known.status.state, known.status.error) == (75, "STOPPED", WHY)
+    assert (known.result.state, known.result.content["error"]) == ("stopped", WHY)
     assert jobs.main(["--project=my-proj", "--region=us-central1", "--backend=sdk"], session) == 0
     assert f"{job['name']}: {WHY}" in capsys.readouterr().out
     bill = json.loads((fetched(str(output_of(job)), "job") / "billed.json").read_text())["jobs"]
@@ -87,7 +99,9 @@ def test_a_stopped_trial_is_not_complete(cloud: Emulator, session: Session, tmp_
         google.begin(job)
         prefix = job["trialJobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
         output = output_of({"jobSpec": {"baseOutputDirectory": {"outputUriPrefix": f"{prefix}/2"}}})
-        put(plant(tmp_path / "two", [0.2, 0.1], state="stopped", error=WHY), output)
+        trained = plant(tmp_path / "two", [0.2, 0.1], state="stopped", error=WHY)
+        edit(trained / "result.json", goodput={"step": 1.0, "data_loading_sync": 3.0})
+        put(trained, output)
         job["trials"] = [trial(1, "SUCCEEDED", 16.0, 0.9), trial(2, "SUCCEEDED", 32.0, 0.95)]
         google.end(job, "SUCCEEDED")
 
@@ -96,6 +110,7 @@ def test_a_stopped_trial_is_not_complete(cloud: Emulator, session: Session, tmp_
     found = json.loads(Path("runs/tuning/table.json").read_text())
     assert [(one["trial"], one["state"]) for one in found["trials"]] == [(1, "complete"), (2, "killed")]
     assert (found["trials"][1]["reason"], found["best"]) == (WHY, 1)
+    assert [one["goodput"] for one in found["trials"]] == [None, 0.25]
 
 
 def test_the_plans_upper_end_goes_along(
@@ -128,14 +143,54 @@ def test_limits_that_cannot_hold_are_refused(arguments: list[str], line: str, re
     assert line in refused("submit", *arguments, f"--cache_dir={tmp_path}", *where)
 
 
-def test_a_script_that_leaves_all_gpus_idle_is_ended() -> None:
-    """Unknown use is no idleness, and use of one GPU ends that of all."""
-    now, use = 0.0, list[float]()
+def test_a_script_that_leaves_all_gpus_idle_is_ended(capsys: Capture) -> None:
+    """Its start is free; use of one GPU or a reported step ends the idleness; unknown use is none."""
+    now, use, reports = 0.0, list[float](), 0
     idle = IdleGpus({"TRAINER_LIMITS": '{"idle_s": 60}'}, lambda: now, lambda: use)
-    seen = dict[float, str]()
-    for now in map(float, range(0, 400, 5)):
-        use = [3.0, 40.0] if now < 200 else [] if now < 220 else [3.0, 9.0]
-        seen[now] = idle.reason()
-    ended = min(moment for moment, reason in seen.items() if reason)
-    assert 0 <= ended - 210 - 60 <= 2 * LOOK_S
-    assert "below 10 % for 1 minutes" in seen[ended]
+    ended = dict[float, str]()
+    for now in map(float, range(0, 700, 5)):
+        use = [3.0, 40.0] if 200 <= now < 210 else [] if 250 <= now < 330 else [3.0, 9.0]
+        reports += 330 <= now < 500 and now % 50 == 0
+        ended |= {now: reason} if (reason := idle.reason(reports)) else {}
+    assert 0 <= min(ended) - 450 - 60 <= 2 * LOOK_S
+    lines = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()]
+    assert [line.partition(":")[0] for line in lines] == ["half of the time is over until this job ends itself"] * 4
+    assert {*ended.values()} == {StopLimits(idle_s=60.0).idle}, "as the trainer says it"
+
+
+STALLS = """
+import signal, sys, time
+from vertex_report import report
+def save(*_):
+    open("saved", "w").close()
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+for step in range(1, 6):
+    time.sleep(0.4)
+    report(step=step, loss=1 / step)
+time.sleep(300)
+"""
+
+
+LOOKS_OFTEN = """
+import sys
+from deploy.in_job import script_idle_gpus, script_worker
+script_idle_gpus.LOOK_S = 0.05
+sys.exit(script_worker.main())
+"""
+
+
+def test_a_script_that_stalls_saves_and_ends_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GPU is idle all the time: as long as it reports steps it goes on, then it is ended, and the job with 0."""
+    monkeypatch.chdir(tmp_path)
+    PlantedGpu(tmp_path / "bin", monkeypatch, 4)
+    Path("train.py").write_text(STALLS)
+    _, plan = ScriptRequest(load_tier("cpu"), read_script("train.py", "", "", [])).local_program(tmp_path / "job")
+    limits = StopLimits(idle_s=1.5)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TRAINER_LIMITS": limits.text, **plan}
+    done = run([sys.executable, "-c", LOOKS_OFTEN], env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "half of the time is over" in done.stdout
+    result = json.loads((tmp_path / "job" / "result.json").read_text())
+    assert (result["state"], result["error"], result["steps"]) == ("stopped", limits.idle, 5)
+    assert Path("saved").exists()

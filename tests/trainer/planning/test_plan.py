@@ -31,7 +31,7 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs() -> None:
 
 @pytest.mark.slow
 def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Two plans agree to 2 %, `deploy plan` makes one where none is kept, and says nothing of it where one is."""
+    """Two plans agree but for the order of operations; `deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     command = [sys.executable, "-m", "trainer.plan", *flags, f"--out={tmp_path / 'plan.json'}"]
@@ -44,13 +44,15 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     one, other = read_plan(tmp_path / "plan.json"), read_plan(kept)
     for rows in (1, 64, 4096):
         for lines in ("device", "device_16_bit", "cpu"):
-            pair = (peak_of(getattr(plan.memory, lines), rows) for plan in (one, other))
-            assert next(pair) == pytest.approx(next(pair), rel=0.02)
+            peak, again = (peak_of(getattr(plan.memory, lines), rows) for plan in (one, other))
+            assert peak == pytest.approx(again, rel=max(one.memory.worst_order, other.memory.worst_order) - 1)
     assert one.key == other.key == kept.stem
     assert one.work_of_two
     assert (one.work_of_two.all_reduces, one.work.all_reduces) == (1, 0)
     weights = 4 * (28 * 28 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
     assert one.work_of_two.reduced_bytes == one.trained_bytes == weights
+    kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
+    assert list(one.slot_bytes) == [2 * kernels] * 2  # of Adam
     assert one.work == other.work
     assert one.recomputed
     assert one.recomputed_work

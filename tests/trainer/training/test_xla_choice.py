@@ -265,6 +265,8 @@ def test_what_is_computed_again_or_added_in_one_order_runs_plain(auto: TrainConf
     told, clock = dataclasses.replace(auto, jit_compile="true"), Clock(1.0, 0.1)
     again = choose(dataclasses.replace(told, remat="blocks"), planted(clock), 1000)
     assert again == XlaChoice(False, "XLA may keep what remat=blocks computes again")
+    sharded = choose(dataclasses.replace(told, shard_optimizer=True), planted(clock, ("GPU:0", "GPU:1")), 1000)
+    assert sharded == XlaChoice(False, "XLA has no variables that live within a step, which shard_optimizer needs")
     cut = choose(told, planted(clock, virtual=4), 1000)
     assert cut == XlaChoice(False, "XLA would add the gradients of virtual_replicas=4 in another order")
     assert clock.calls == []
@@ -399,7 +401,8 @@ def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["wgan_gp_digits"], ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
+    *(["wgan_gp_digits", f"--critic_steps={count}"] for count in (2, 5)),
+    ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
     ["wgan_gp_digits", "--model=r3gan"], ["wgan_gp_digits", "--model=dcgan"],
 ])  # fmt: skip
 def test_xla_compiles_once(flags: list[str], tmp_path: Path) -> None:

@@ -41,8 +41,7 @@ class Goodput:
     """
 
     def __init__(self, began: float, before: Mapping[str, Any]) -> None:
-        known = {name: number(seconds) or 0.0 for name, seconds in mapping(before, "goodput").items()}
-        self._seconds = {name: known.get(name, 0.0) for name in CLASSES}
+        self._seconds = classes_of(before) or dict.fromkeys(CLASSES, 0.0)
         self._seconds[OTHER] += (number(before.get("wall_seconds")) or 0.0) - sum(self._seconds.values())
         self._since, self.phase = began, START
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
@@ -119,6 +118,18 @@ def kept_alive(folder: Path, began: float) -> Iterator[None]:
         thread.join()
         with suppress(OSError):
             (folder / _ALIVE).unlink(missing_ok=True)
+
+
+def classes_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """Returns the seconds of each class in the content of a result.json; {} if it has none."""
+    known = mapping(result, "goodput")
+    return {name: number(known.get(name)) or 0.0 for name in CLASSES} if known else {}
+
+
+def share_of_steps(*runs: Mapping[str, float]) -> float | None:
+    """Returns the share of the seconds of all classes of some runs in which steps ran; None without seconds."""
+    total = sum(sum(seconds.values()) for seconds in runs)
+    return sum(seconds.get(STEP, 0.0) for seconds in runs) / total if total else None
 
 
 def shares_in_words(seconds: Mapping[str, float], least: float = 0.005) -> str:

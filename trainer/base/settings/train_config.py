@@ -86,6 +86,9 @@ class TrainConfig:
     tf32: bool = _devices(True, "multiply float32 as TensorFloat-32, of 10 bits, on GPUs that can (A100, L4, H100)")
     jit_compile: str = _devices("auto", "compile the step with XLA; auto: if faster", choices=("auto", "true", "false"))
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
+    shard_optimizer: bool = _devices(
+        False, "keep on each replica its part of the optimizer's slots, for less memory, and gather the weights"
+    )
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(False, "train although one replica and two give other numbers")
     steps_per_loop: int = _devices(0, "steps of a call to the device; 0: some 3 seconds", unit="steps", minimum=0)
@@ -233,7 +236,7 @@ MAY_CHANGE = frozenset({
     "early_stopping", "data_memory_mib", "communication", "worker_timeout_seconds", "checkpoint_every_minutes",
     "best_metric", "deterministic", "max_minutes", "on_nan", "initial_checkpoint", "initial_model", "cache_dir",
     "data_changed", "track", "evaluation_batch_size", "profile_steps", "micro_batches", "allow_replica_dependence",
-    "save_optimizer", "remat",
+    "save_optimizer", "remat", "shard_optimizer",
 })  # fmt: skip
 
 

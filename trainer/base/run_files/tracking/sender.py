@@ -138,6 +138,6 @@ class Tracking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        complete = read_result(self._folder)[0].get("state") in ("done", "budget") and not error
+        complete = read_result(self._folder)[0].get("state") in ("done", "budget", "stopped") and not error
         for sender in self._senders:
             sender.end(_ENDING_S if complete else _LEAVING_S, self._where)

@@ -48,6 +48,13 @@ def mlflow_history(server: str, run: Any, name: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in MlflowClient(server).get_metric_history(run.info.run_id, name)]
 
 
+def mlflow_files(server: str, run: Any) -> list[str]:
+    """Returns the names of the files that a run has."""
+    from mlflow import MlflowClient
+
+    return sorted(Path(file.path).name for file in MlflowClient(server).list_artifacts(run.info.run_id))
+
+
 def wandb_records(file: Path) -> Iterator[Any]:
     """Yields the records of an offline file, which has the form of LevelDB's log after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2

@@ -1,5 +1,7 @@
 """Tests what MLflow's real store, W&B's real offline files and a tracker of a user's own have of a run."""
 
+import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import pytest
 from deploy.__main__ import main
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
+    mlflow_files,
     mlflow_history,
     mlflow_runs,
     plant_run,
@@ -20,8 +23,10 @@ from tests.trainer.base.run_files.tracking.runs import (
 )
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
-from trainer.base.run_files.tracking.sender import Sender, Tracking
-from trainer.base.run_files.tracking.tracked_files import RunFiles
+from trainer.base.run_files.tracking import mlflow_runs as mlflow_runs_module
+from trainer.base.run_files.tracking import wandb_runs
+from trainer.base.run_files.tracking.sender import Sender, Tracking, open_tracker
+from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
 
 Capture = pytest.CaptureFixture[str]
@@ -62,6 +67,7 @@ def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: 
     assert known.data.params["learning_rate"] == "0.01"
     assert known.data.tags["commit"] == "c0ffee"
     assert known.data.tags["model"] == f"{run}/model"
+    assert mlflow_files(store, known) == ["step-00000020.png", "step-00000030.png"]  # of each end
 
 
 def test_a_changed_setting_and_odd_names_reach_mlflow(store: str, tmp_path: Path) -> None:
@@ -130,6 +136,7 @@ def test_an_offline_file_of_wandb_has_each_step_once(tmp_path: Path, monkeypatch
     assert [(row["_step"], row["loss"]) for row in rows] == LOSSES
     assert [row["_timestamp"] for row in rows] == [1.7e9 + step for step, _ in LOSSES]
     assert rows[-1]["result/wall_seconds"] == 12.5
+    assert rows[-1]["samples/_type"] == "image-file"
     kinds = {record.WhichOneof("record_type"): record for record in wandb_records(file)}
     assert kinds["exit"].exit.exit_code == 0
     assert (kinds["run"].run.project, kinds["run"].run.run_id, kinds["run"].run.host) == (
@@ -156,6 +163,8 @@ class Slow:
 
     def send(self, run: TrackedRun, points: Any) -> None:
         time.sleep(self.seconds)
+        if self.refusal:
+            raise UserError(self.refusal)
         self.points += [(point.step, name, value) for point in points for name, value in point.values.items()]
         self.states.append(run.state)
         if self.failures:
@@ -179,9 +188,9 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[Slow], str]:
     return named
 
 
-def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_path: Path) -> None:
+def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_path: Path, caplog: Any) -> None:
     tracker, run = Slow(failures=1), plant_run(tmp_path / "run", 20, state="running")
-    with Tracking(own(tracker), run, str(run)) as tracking:
+    with Tracking(address := own(tracker), run, str(run)) as tracking:
         tracking.begin()
         until = time.monotonic() + 30
         while not tracker.points and time.monotonic() < until:
@@ -192,6 +201,52 @@ def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_pa
     assert losses == LOSSES
     assert tracker.states[-1] == "finished"
     assert set(tracker.states[:-1]) == {"running"}
+    assert caplog.messages == [f"track={address}: the answer is lost: the training goes on, and is sent later"]
+
+
+def test_a_refusal_in_mid_run_is_told_at_the_end(own: Any, tmp_path: Path, caplog: Any) -> None:
+    """It neither ends the training nor is it tried again."""
+    tracker, run = Slow(), plant_run(tmp_path / "run", 20, state="running")
+    with Tracking(address := own(tracker), run, "gs://b/run") as tracking:
+        tracking.begin()
+        until = time.monotonic() + 30
+        while not tracker.points and time.monotonic() < until:
+            time.sleep(0.01)
+        tracker.refusal = "the token has expired"
+        plant_run(run, 30, first=20)
+    advice = f"send it with `python -m deploy track gs://b/run --track={address}`"
+    assert caplog.messages[-1] == f"track={address}: not all is sent (the token has expired): {advice}"
+
+
+def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"tier": "l4x1", "image": "r/x:1", "usd_per_hour": 0.8, "project": "p", "region": "us-central1"}
+    monkeypatch.setenv(TAGS, json.dumps(known))
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "1000")
+    tags = RunFiles(plant_run(tmp_path / "run"), "gs://b/run").run(ended=True).tags
+    assert (tags["tier"], tags["image"], tags["usd_per_hour"]) == ("l4x1", "r/x:1", "0.8")
+    assert tags["job"].endswith("/vertex-ai/locations/us-central1/training/1000?project=p")
+
+
+@pytest.mark.parametrize(("track", "missing", "tensorflow", "line"), [
+    ("mlflow:https://x#y", "mlflow", "2.21", "mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'"),
+    ("mlflow:sqlite:///x.db#y", "alembic", "2.21", "a database file needs the whole package: pip install mlflow"),
+    ("wandb:x", "wandb", "2.21", "the package wandb is missing: pip install 'vertex-trainer[wandb]'"),
+    ("wandb:x", "wandb", "2.17.1", "wandb is missing: pip install 'tensorflow>=2.18' 'vertex-trainer[wandb]'"),
+    ("wandb:x", "", "2.21", "no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"),
+])  # fmt: skip
+def test_what_a_tracker_needs_is_named(
+    track: str, missing: str, tensorflow: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (mlflow_runs_module, wandb_runs):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(wandb_runs, "version", lambda package: tensorflow)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    if not missing:
+        pytest.importorskip("wandb", reason="wandb is not installed here")
+    with pytest.raises(UserError, match=re.escape(line)):
+        open_tracker(read_addresses(track)[0])
 
 
 def test_a_tracker_that_hangs_holds_nothing_up(own: Any, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
