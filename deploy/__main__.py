@@ -65,8 +65,9 @@ def _main(arguments: Sequence[str] | None) -> int:
             raise  # also BrokenPipeError
         print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
         return USER_MUST_CHANGE
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else the verb has told what became of its job
+            print("stopped", file=sys.stderr)
         return INTERRUPTED
 
 

@@ -103,6 +103,14 @@ def centred(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
+def batch_norm(config: Any, dataset: Any, *, of_batch: bool = False) -> keras.Model:
+    """Has batch norm and, if `of_batch`, a loss that is no mean over rows."""
+    normalised = keras.layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), normalised, keras.layers.Dense(1)])
+    model.compile("sgd", lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)) if of_batch else (y - p) ** 2)
+    return model
+
+
 DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
     "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",

@@ -23,7 +23,7 @@ import numpy as np
 def ask(port: int, instances: Sequence[Any]) -> Any:
     """Returns the predictions of one request."""
     body = json.dumps({"instances": instances}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)["predictions"]
 

@@ -7,7 +7,6 @@ from deploy.client.arguments import add_flags, parser
 from deploy.client.documents import add_json_flag, write_document
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.output import say
-from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.tier import load_tier, tier_names
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import nearest
@@ -57,8 +56,8 @@ def main(arguments: Sequence[str]) -> int:
 def _tiers(prices: str) -> Iterator[tuple[str, str, Price]]:
     """Yields each tier's name and machines, with USD an hour of all of them."""
     for name in tier_names():
-        tier, spot = load_tier(name, prices), load_tier(name, prices, SpecChanges(spot=True))
-        yield name, tier.machine, dataclasses.replace(tier.price, list=tier.price_per_hour, spot=spot.price_per_hour)
+        tier = load_tier(name, prices)
+        yield name, tier.machine, dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
 
 
 def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:

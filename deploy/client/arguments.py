@@ -16,7 +16,15 @@ from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
 from trainer.base.errors import UserError, printable
 from trainer.base.settings.fields import nearest, refuse_removed
-from trainer.base.settings.flags import Parser, add_setting_flags, flag_values, refuse_unknown, underscored, whole
+from trainer.base.settings.flags import (
+    Parser,
+    add_setting_flags,
+    boolean,
+    flag_values,
+    refuse_unknown,
+    underscored,
+    whole,
+)
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 from trainer.base.settings.train_config import TrainConfig
@@ -73,6 +81,13 @@ def factor(text: str) -> float:
     return float(text)
 
 
+def _waits(text: str) -> bool:
+    """Returns whether a job waits for machines; an argparse type."""
+    if text == "0":
+        raise argparse.ArgumentTypeError("'0' is no wait for machines: give --max_wait=TIME with it, or leave it out")
+    return boolean(text)
+
+
 # Flags of several verbs: metavar (empty for a switch), help, and what else argparse needs. Not given they are empty.
 _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "project": ("ID", "Google Cloud project (default: gcloud's)"),
@@ -103,7 +118,7 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "timeout": ("TIME", "the longest time of a job, as 6h (default: the tier's)", {"type": seconds, "default": None}),
     "max_wait": ("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or region "
                  "tried; as FLEX_START the service ends the wait", {"type": seconds, "default": None}),
-    "flex_start": ("", "as FLEX_START, which waits for machines (--max_wait), and is cheaper"),
+    "flex_start": ("", "as FLEX_START, which waits for machines (--max_wait), and is cheaper", {"type": _waits}),
     "spot": ("", "on spot machines: cheaper, and they may be taken away"),
     "disk_gb": ("GB", "each machine's disk (default: the tier's)", {"type": whole(100, 64_000), "default": None}),
     "reservation": ("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R"),
@@ -128,7 +143,7 @@ def add_flags(cli: Parser, *names: str) -> None:
         if metavar:
             cli.add_argument(f"--{name}", **{**options, **dict(*more)})
         else:
-            cli.add_boolean(name, meaning)
+            cli.add_boolean(name, meaning, **dict(*more))
 
 
 def read_prices(values: Sequence[str]) -> dict[str, float]:

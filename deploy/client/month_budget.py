@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from deploy.client.arguments import usd
 from deploy.tiers.job_spec import RenderedJob
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import say
 from deploy.tiers.spec_changes import read_labels
 from deploy.vertex.billing_export import BIGQUERY_FIX, billing_errors, check_budget, checked_table
-from deploy.vertex.retry import retried
+from deploy.vertex.retry import retried, told
 from deploy.vertex.session import Session
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
@@ -39,11 +40,12 @@ def hold_to_budget(jobs: Sequence[RenderedJob], asked: argparse.Namespace, sessi
     """Prints what is left of the month's budget, if there is one. Raises UserError if one of the jobs may exceed it."""
     if not asked.month_budget:
         return
-    limits = [job.tier.most_usd for job in jobs]
+    limits, project = [job.tier.most_usd for job in jobs], jobs[0].gcp.project
     key, _, value = asked.month_label.partition(":")
+    with told(f"looks for jobs of {asked.month_label} in all regions of {project}"):
+        places = [session.open(asked.backend, project, region) for region in load_machines().regions]
+        known = [status for place in places for status in retried(place.jobs, session.clock)]
     with billing_errors(asked.billing_table, BIGQUERY_FIX):
-        places = {job.gcp.region: session.open(asked.backend, job.gcp.project, job.gcp.region) for job in jobs}
-        known = [status for place in places.values() for status in retried(place.jobs, session.clock)]
         limit = None if None in limits else max(limit or 0.0 for limit in limits)
-        line = check_budget(asked.month_budget, (key, value), asked.billing_table, known, limit, session.clock)
+        line = check_budget(asked.month_budget, (key, value), asked.billing_table, project, known, limit, session.clock)
     say(f"# {line}")

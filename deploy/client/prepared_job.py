@@ -347,7 +347,7 @@ def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
 
 def _most_usd(tier: Tier) -> float | None:
     """Returns the most that a job costs; if the price of its kind is not known, by the dearest of another kind."""
-    prices = [price for strategy in STRATEGIES if (price := tier.price.under(strategy)) is not None]
+    prices = [price for strategy in STRATEGIES if (price := tier.price.known_under(strategy)) is not None]
     return tier.most_usd or (max(prices) * tier.timeout_s / 3600 if prices else None)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,7 +33,8 @@ class Record:
     def __init__(self, job_dir: str, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._job_dir, self._clock, self._lock = job_dir, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._info = {**about, "data": {"unit": "examples"}, "started": started}
+        self._info = {**about, "data": {"unit": "examples"}, "started": started,
+                      "on_vertex": "CLOUD_ML_JOB_ID" in os.environ}  # fmt: skip
         self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         self._lines: list[tuple[int, str]] = []  # of stats.jsonl, by step

@@ -41,15 +41,20 @@ def compute_seconds(work: Work, rows: float, rates: Rates, kind: str) -> float:
     return total
 
 
-def all_reduce_seconds(work: Work, devices: int, workers: int, rates: Rates, *, gathered: bool = False) -> float:
+def all_reduce_seconds(
+    work: Work, devices: int, workers: int, rates: Rates, *, gathered: bool = False, sharded: bool = False
+) -> float:
     """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics.
 
-    gathered: each receives those of all others, and adds them itself, as with --virtual_replicas.
+    gathered: each receives those of all others, and adds them itself, as with --virtual_replicas; sharded: each then
+    gathers the weights that others updated, as with --shard_optimizer.
     """
     start, rate = (CONSTANTS.all_reduce_seconds, rates.link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
     travels = devices - 1 if gathered else 2 * (devices - 1) / devices
-    return work.all_reduces * start + travels * work.reduced_bytes / rate
+    if sharded:  # weights are gathered: half of the way of their gradients' sums
+        travels += (devices - 1) / devices
+    return (work.all_reduces + sharded) * start + travels * work.reduced_bytes / rate
 
 
 def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int, workers: int = 1) -> Interval | None:
@@ -59,5 +64,6 @@ def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int
         return None
     rows = config.global_batch_size / devices / passes
     computed = passes * compute_seconds(work, rows, rates, arithmetic(config, rates))
-    summed = all_reduce_seconds(work, devices, workers, rates, gathered=config.virtual_replicas > 0)
+    ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
+    summed = all_reduce_seconds(work, devices, workers, rates, **ways)
     return BAND.times(computed).plus(Interval(0.5, 1.0, 2.0).times(summed))

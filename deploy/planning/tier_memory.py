@@ -1,7 +1,7 @@
 """Says whether a step fits the memory of a tier's devices, and the data its machines."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.gpu_constants import CONSTANTS
@@ -34,7 +34,8 @@ class Lever:
 
     def __str__(self) -> str:
         time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
-        return f"--{self.name}={self.value} (-{self.saved / GIB:.1f} GiB{time})"
+        setting = self.name if self.value is True else f"{self.name}={self.value}"
+        return f"--{setting} (-{self.saved / GIB:.1f} GiB{time})"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,12 @@ def _tried(
     """Yields the settings by which the run surely fits, each with what a device then needs."""
     rows, passes = config.global_batch_size // tier.devices, config.passes(tier.devices)
     finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
-    for name, values in (("micro_batches", finer), ("remat", [BLOCKS] if plan.recomputed else [])):
+    sharded = [True] if tier.devices > 1 and any(plan.slot_bytes) and not config.shard_optimizer else []
+    again = [BLOCKS] if plan.recomputed else []
+    settings: dict[str, Sequence[int | str]] = {
+        "micro_batches": finer, "remat": again, "shard_optimizer": sharded,
+    }  # fmt: skip
+    for name, values in settings.items():
         for value in values:
             needed = _needed(*plan.with_setting(config, name, value), tier)
             if needed.high <= available:
@@ -92,6 +98,7 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     passes, memory = config.passes(tier.devices), plan.memory
     rows = config.global_batch_size // tier.devices / passes
     held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
+    held -= plan.sharded_bytes(config, tier.devices, tier.workers)
     worst = held * memory.worst_order * FRAGMENTS
     return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
 

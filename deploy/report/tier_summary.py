@@ -95,8 +95,10 @@ class TierSummary:
 
     @property
     def unbilled(self) -> bool:
-        """Returns whether Vertex AI ran it for a comparison, and what it billed is not recorded."""
-        return self.facts is not None and not self.local and self.paid_seconds is None
+        """Returns whether Vertex AI ran it, and what it billed is not recorded."""
+        compared = self.facts is not None and not self.local
+        on_vertex = compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
+        return on_vertex and self.paid_seconds is None
 
     @property
     def no_cost(self) -> str:

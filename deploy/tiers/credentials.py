@@ -4,9 +4,11 @@ The rules, in credentials.yaml, are for kinds that scanners miss; detect-secrets
 code and configuration beside them. It verifies nothing over the network: only its expressions are used.
 """
 
+import bz2
 import contextlib
 import dataclasses
 import gzip
+import lzma
 import re
 import tarfile
 import zipfile
@@ -14,7 +16,7 @@ import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -25,6 +27,12 @@ _TEXT_BYTES = 2**20  # the largest file that detect-secrets reads
 
 Rule = tuple[str, list[bytes], re.Pattern[bytes]]  # kind, texts of which one must be there, expression
 _STORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce", b"\x03\xd9\xa2\x9a")  # Java's keys, KeePass
+_PACKED = re.compile(r".*\.(zip|whl|jar|egg|tar|t?gz|t?bz2|t?xz|zst|7z|rar)", re.IGNORECASE)
+_UNPACK: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ": lzma.open,
+}  # by a file's first bytes
 _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|PUBLIC KEY)-----")
 
 
@@ -70,18 +78,20 @@ def find_credential(path: Path) -> Finding | None:
         finding, _ = _search(path.name, file)
     if finding:
         return finding
-    unpacked = 0
+    unpacked, names = 0, list[str]()
     try:
         for name, stream in _members(path):
+            names.append(name)
             finding, size = _search(Path(name).name, stream, MOST_UNPACKED - unpacked)
             unpacked += size
             if finding:
                 return Finding(finding.kind, f"{name}{', ' * bool(finding.where)}{finding.where}")
             if unpacked >= MOST_UNPACKED:
                 return Finding("an archive of which the beginning alone was read", "", certain=False)
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         return Finding(f"an archive that could not be read ({error})", "", certain=False)
-    return None
+    packed = [name for name in names or [path.name] if _PACKED.fullmatch(name)]
+    return Finding("an archive that is not unpacked", packed[0] if names else "", certain=False) if packed else None
 
 
 def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | None, int]:
@@ -116,15 +126,17 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
             for member in archive.infolist():
                 with archive.open(member) as stream:
                     yield member.filename, stream
-    elif start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")) or start[257:262] == b"ustar":
+        return
+    unpack = next((function for magic, function in _UNPACK.items() if start.startswith(magic)), None)
+    if unpack or start[257:262] == b"ustar":
         with contextlib.suppress(tarfile.ReadError), tarfile.open(path) as tar:
             for entry in tar:
                 if content := tar.extractfile(entry):
                     yield entry.name, content
             return
-        if start.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as unzipped:
-                yield path.stem, cast(IO[bytes], unzipped)
+    if unpack:
+        with unpack(path) as unzipped:
+            yield path.stem, unzipped
 
 
 @cache

@@ -68,7 +68,7 @@ def warnings_of_trackers(track: str, spec: Mapping[str, Any]) -> Iterator[str]:
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
     """Returns the full name of `--tensorboard_instance`, which may be an id or CREATE. Raises UserError.
 
-    https://docs.cloud.google.com/vertex-ai/docs/experiments/tensorboard-training
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """
     if "serviceAccount" not in spec:
         raise UserError(

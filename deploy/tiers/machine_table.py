@@ -41,6 +41,10 @@ class Price:
         """Returns USD an hour under a scheduling strategy of Vertex AI."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
+    def known_under(self, strategy: str) -> float | None:
+        """Returns the same, but None for a lower bound, which no limit and no cost may rest on."""
+        return None if self.lower_bound else self.under(strategy)
+
     def plus(self, other: Price, count: float = 1) -> Price:
         """Returns the price of this and of `count` others, where both are known."""
         usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}

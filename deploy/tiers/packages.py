@@ -196,7 +196,8 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-OLDEST = {"tensorflow": "2.17", "keras": "3.12.4"}  # of the trainer's install_requires in setup.py
+# Of the trainer's install_requires in setup.py.
+ADMITTED = {"tensorflow": ">=2.17", "keras": ">=3.12.4,!=3.13.*,!=3.14.0"}
 
 
 def check_requirement(line: str) -> None:
@@ -209,18 +210,18 @@ def check_requirement(line: str) -> None:
 
     try:
         wanted = Requirement(line)
-        limits = [Version(limit.version.removesuffix(".*")) for limit in wanted.specifier]
+        name = re.sub("[-_.](cpu|gpu|intel)$", "", wanted.name.lower())
+        if name not in ADMITTED:
+            return
+        both = wanted.specifier & ADMITTED[name]
+        limits = [Version(limit.version.removesuffix(".*")) for limit in both]
     except (InvalidRequirement, InvalidVersion):
         return  # building the package says why
-    name = re.sub("[-_.](cpu|gpu|intel)$", "", wanted.name.lower())
-    if name not in OLDEST:
-        return
-    oldest = Version(OLDEST[name])
-    tried = [oldest, Version("9999"), *limits, *(Version(f"{limit.base_version}.1") for limit in limits)]
-    if not any(version >= oldest and wanted.specifier.contains(version, prereleases=True) for version in tried):
+    tried = [Version("9999"), *limits, *(Version(f"{limit.base_version}.1") for limit in limits)]
+    if not any(both.contains(version, prereleases=True) for version in tried):
         raise UserError(
-            f"requirements.txt: {line}: the trainer needs {name}>={oldest}: drop the line, so that the image's own is "
-            "used"
+            f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
+            "own is used"
         )
 
 

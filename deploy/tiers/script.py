@@ -69,8 +69,9 @@ class Script:
         whole = self.command[0] == "-m"  # a package keeps its name
         code = {name if whole else name.partition("/")[2]: path for name, path in sources.files.items()}
         beside = self.folder.parent / "requirements.txt"
-        listed = next((code[name] for name in ("requirements.txt", f"{self.folder.name}/requirements.txt")
-                       if name in code), beside if whole and beside.is_file() else None)  # fmt: skip
+        listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
+        if whole and not listed and beside.is_file():
+            listed = user_sources(beside).files[beside.name]  # refuses credentials in it
         if listed:
             code["requirements.txt"] = listed
         if not whole and self.command[0] not in code:

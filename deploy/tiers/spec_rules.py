@@ -165,7 +165,7 @@ def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
     if len(set(names)) < len(names):
         yield f"{where}: env name={max(names, key=names.count)!r} is there twice: keep one of them"
     kind, disk = _machine(pool)[0], pool.get("diskSpec", {}).get("bootDiskType", "pd-ssd")
-    if re.match("n4-|c3-", kind) and disk == "pd-ssd":  # the default too
+    if kind.startswith("n4-") and disk == "pd-ssd":  # the default too
         yield f"{where}.diskSpec: {kind} takes no pd-ssd: write bootDiskType: hyperdisk-balanced"
 
 

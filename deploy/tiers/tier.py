@@ -85,7 +85,7 @@ def one_machine(tier: Tier, timeout_s: int) -> Tier:
     timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
     spec["scheduling"] = {**spec.get("scheduling", {}), "timeout": timeout, "disableRetries": True}
     spec["workerPoolSpecs"] = list(spec["workerPoolSpecs"])[:1]
-    return dataclasses.replace(tier, spec=spec, workers=1, price=price, price_per_hour=price.under(tier.strategy))
+    return dataclasses.replace(tier, spec=spec, workers=1, price=price, price_per_hour=price.known_under(tier.strategy))
 
 
 def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
@@ -147,7 +147,7 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
     for pool, count in zip(pools, counts, strict=True):  # whose machines are alike, but for their disks
         machine = table.price(kind, accelerator, accelerators)
         price = price.plus(machine.plus(table.disk_price(kind, pool.get("diskSpec", {}))), count)
-    usd = price.under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
+    usd = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
     return Tier(name, kind, accelerator, accelerators, sum(counts), usd, spec=spec, price=price)
 
 

@@ -97,12 +97,13 @@ def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str
 
 
 def check_budget(
-    budget: float, label: tuple[str, str], table: str, jobs: Iterable[JobStatus], limit: float | None, clock: Clock
-) -> str:
+    budget: float, label: tuple[str, str], table: str, project: str, jobs: Iterable[JobStatus], limit: float | None,
+    clock: Clock,
+) -> str:  # fmt: skip
     """Returns one line on what is left of this month's budget of a label. Raises UserError if a job may exceed it.
 
-    jobs: those of the label, of which the ones that ended longer ago than the export lags are in it; limit: the most
-    that the new job may cost. A job that runs counts with its own limit.
+    jobs: those of the label in all regions of `project`, of which the ones that ended longer ago than the export lags
+    are in it; limit: the most that the new job may cost. A job that runs counts with its own limit.
     """
     now = clock.now()
     month = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-01T00:00:00Z")
@@ -112,6 +113,7 @@ def check_budget(
     # What has ended counts with its cost, what runs with its limit.
     later = sum(spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600 for job in recent)
     parts = f"{cost:.2f} USD billed this month for {key}:{value}, {later:.2f} for {len(recent)} jobs of the last 48 h"
+    parts += f" in {project}, all regions"
     if limit is None:
         raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
     if cost + later + limit > budget:

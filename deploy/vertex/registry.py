@@ -2,7 +2,7 @@
 
 The model's resource is named by the user, so a lost answer cannot make a second model; a label with a digest of what is
 registered finds a version that is there.
-https://cloud.google.com/vertex-ai/docs/reference/rest/v1/projects.locations.models
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/projects.locations.models
 """
 
 import dataclasses

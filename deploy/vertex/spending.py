@@ -17,12 +17,12 @@ def price_and_limit(tier: Tier) -> str:
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
         kind = {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(tier.strategy, "price")
-        return f"the {kind} of {tier.machine} is not known (--prices=FILE); it runs {limit} at most"
+        bound = tier.price.under(tier.strategy)
+        least = f" (at least {bound:.2f} USD an hour, and Vertex AI's fee, which is not known)" if bound else ""
+        return f"the {kind} of {tier.machine} is not known{least} (--prices=FILE); it runs {limit} at most"
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
     hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"
-    if tier.price.lower_bound:
-        return f"at least {hourly}: Vertex AI's fee is not known; at most {most} and that fee, {limit}"
     return f"{hourly}, {most} at most, {limit}"
 
 

@@ -69,8 +69,9 @@ def submit_job(job: RenderedJob, record: Submission, open_backend: OpenBackend, 
         _print_submitted(attempt)
     except KeyboardInterrupt:
         _interrupted(creation, record)
-        if not attempt.job:
-            reservation.release()
+        if attempt.job:
+            raise KeyboardInterrupt(attempt.job) from None  # has been told
+        reservation.release()
         raise
     except StateUnknownError as error:
         attempt.error = str(error)

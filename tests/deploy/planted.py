@@ -26,7 +26,9 @@ def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Pat
         [products, StepWork("Mul", times, LinearInRows(0.0, 0.0), LinearInRows(1.0, 0.0))] for times in (900, 1000)
     )
     folder.mkdir(parents=True, exist_ok=True)
-    plan = StepPlan("mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, 10**8, Work(one), Work(of_two, 1, 10**8))
+    plan = StepPlan(
+        "mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, 10**8, (2**29, 2**28), Work(one), Work(of_two, 1, 10**8)
+    )
     write_plan(folder / "plan.json", plan)
     return folder / "plan.json"
 

@@ -12,6 +12,7 @@ import pytest
 from deploy.__main__ import VERBS, main
 from tests.deploy.conftest import ROOT, WHERE, Capture, Command, run
 from tests.deploy.planted import plant
+from tests.fixtures import Patch
 from trainer.base.errors import PlatformFault
 
 LIGHT = """
@@ -95,6 +96,13 @@ def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=PlatformFault(fault)))
     assert main(["report", "gs://bucket/runs"]) == 1
     assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"
+
+
+@pytest.mark.parametrize(("told", "shown"), [((), "stopped\n"), (("projects/p/…/7",), "")])
+def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=KeyboardInterrupt(*told)))
+    assert main(["report", "run"]) == 75
+    assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize(

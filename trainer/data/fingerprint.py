@@ -3,7 +3,7 @@
 Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared shards, and a
 sample of the content of local files, whose times differ between copies. Other data are known when they are loaded:
 arrays by all bytes, others by a sample of rows, or what the source itself supplies by a method `fingerprint() -> str`
-of its examples. docs/training.md states the chance to find one changed row.
+of its examples. docs/data.md states the chance to find one changed row.
 """
 
 import hashlib

@@ -10,9 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
+from trainer.invariance.reachable import optimizers_of
+from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.state import variables_of
@@ -31,7 +34,7 @@ class MeasuredStep:
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
             config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
-            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0,
+            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0, shard_optimizer=False,
         )  # fmt: skip
         set_precision_and_seed(config)
         with as_on_gpus():
@@ -57,6 +60,16 @@ class MeasuredStep:
     def trained_bytes(self) -> int:
         """Returns the bytes of the weights that have gradients."""
         return sum(map(_bytes, self.model.trainable_variables))
+
+    def sharded_bytes(self, *, averages: bool) -> int:
+        """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if it is refused."""
+        try:
+            return sum(
+                _bytes(slot) for optimizer in optimizers_of(self.model)
+                for slot, _ in slots_to_shard(optimizer, 2, averages=averages)
+            )  # fmt: skip
+        except UserError:
+            return 0
 
     def __call__(self) -> None:
         """Runs one step."""

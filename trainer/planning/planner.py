@@ -47,6 +47,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         examples=dataset.train.count, batches_per_step=first.step.batches_per_step,
         data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
         memory=_memory(first.trace, small.trace, large.trace, state), trained_bytes=first.step.trained_bytes,
+        slot_bytes=[first.step.sharded_bytes(averages=averages) for averages in (True, False)],
         work=work_by_rows(first.step, large.step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
         recomputed=recomputed and recomputed[0],

@@ -36,7 +36,10 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 roun
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Returns the fields of a `ReplicaVerdict` (replica_proof.py): of steps of few rows, or of all where few fail."""
+    """Returns the fields of a `ReplicaVerdict` (replica_proof.py): of steps of few rows, or of all where few fail.
+
+    What settings ask of batch norm depends on replicas, as the log tells: other settings are compared in their place.
+    """
     passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
@@ -44,14 +47,18 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
             fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
             problems, told = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
             if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
-                problems, told = compare(dataclasses.replace(fewer, virtual_replicas=0))
+                fewer = dataclasses.replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
+                problems, told = compare(fewer)
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
                 raise
     if problems and told:
         return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(told)}"}
-    return {"agrees": not problems, "problems": problems, "equal_bits": bool(config.virtual_replicas and not problems)}
+    plain = config.sync_batch_norm and config.micro_batches == 1
+    compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
+    equal_bits = bool(config.virtual_replicas and not problems)
+    return {"agrees": not problems, "problems": problems, "reason": compared, "equal_bits": equal_bits}
 
 
 def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
@@ -64,7 +71,7 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     return [
         f"{config.model}: on {replicas} replicas {len(differing)} of {len(one)} variables have other bits after "
         f"{COMPARED_STEPS} steps, {differing[0]} the first: a layer keeps numbers of its own from pass to pass or "
-        "draws by tf.random, or a gradient is taken outside of current_step().accumulate"
+        "draws by tf.random, or a gradient is taken outside of accumulate"
     ]
 
 
@@ -114,11 +121,11 @@ def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
     doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
     if doubled:
         yield (
-            f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch (current_step().mean(values)), "
-            "not by the rows of one replica (reduce_mean)"
+            f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
+            "(reduce_mean)"
         )
     if draws:
         yield (
             f"the step draws by {', '.join(_DRAWS[name] for name in draws)}, whose numbers are others on each replica: "
-            "use the function of keras.random of that name, or current_step()"
+            "draw by keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
         )

@@ -20,6 +20,7 @@ from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
 
 LONGEST_SECONDS = 60.0
+_UNLIMITED = ": python -m trainer.check with the same flags has no limit"
 SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's own tests prove it elsewhere
 
 
@@ -29,7 +30,7 @@ class ReplicaVerdict:
 
     agrees: bool | None
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
-    reason: str = ""  # why nothing could be compared
+    reason: str = ""  # why nothing could be compared, or with which other settings it was
     equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
 
 
@@ -54,7 +55,7 @@ class ReplicaProof:
         try:
             self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS:g} s")
+            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS:g} s{_UNLIMITED}")
         with suppress(OSError, ValueError, TypeError):
             return ReplicaVerdict(**json.loads(self._file.read_text()))
         return ReplicaVerdict(None, reason=last_error(self._log))
@@ -71,12 +72,11 @@ def judge(verdict: ReplicaVerdict, *, allowed: bool) -> None:
     if verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
-        log.info("steps on 1 and on 2 replicas give the same, compared in float64 before training")
-    elif verdict.agrees is None:
-        log.warning(
-            f"one replica and two could not be compared before training ({verdict.reason}): python -m trainer.check "
-            "with the same flags tells whether the result depends on their number"
+        log.info(
+            f"steps on 1 and on 2 replicas give the same, compared in float64 before training {verdict.reason}".rstrip()
         )
+    elif verdict.agrees is None:
+        log.warning(f"one replica and two could not be compared before training: {verdict.reason}")
     elif allowed:
         log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
     else:

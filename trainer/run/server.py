@@ -1,6 +1,6 @@
 """Serves an exported model over HTTP by Google's contract for custom containers: GET /health, POST /predict.
 
-https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
+https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/predictions/custom-container-requirements
 """
 
 import asyncio

@@ -29,7 +29,8 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     if not config.remat:
         saved = _saved(config, replicas, "remat", BLOCKS)
         first += f"recompute activations by --remat={BLOCKS}{saved}, "
-    first += "shard the optimizer by --shard_optimizer, " if replicas.count > 1 and not config.shard_optimizer else ""
+    if replicas.count > 1 and not config.shard_optimizer:
+        first += f"shard the optimizer by --shard_optimizer{_saved(config, replicas, 'shard_optimizer', True)}, "
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"
@@ -48,7 +49,8 @@ def _saved(config: TrainConfig, replicas: Replicas, name: str, value: Any) -> st
     gpu, peaks = replicas.devices[0].startswith("GPU"), []
     for other, changed in ((plan, config), plan.with_setting(config, name, value)):
         lines, rows = other.memory.lines(config, gpu=gpu), replicas.rows / changed.passes(replicas.count)
-        peaks.append(peak_of(lines, rows))
+        sharded = other.sharded_bytes(changed, replicas.count, replicas.cluster.workers)
+        peaks.append(peak_of(lines, rows) - sharded)
     return f" (-{(peaks[0] - peaks[1]) / 2**30:.1f} GiB by its plan)" if peaks[0] > peaks[1] else ""
 
 

@@ -49,8 +49,9 @@ def test_ctrl_c_after_a_lost_response_finds_the_job_and_the_same_command_follows
         flying.interrupt()
 
     after(flying, 10, interrupt)
-    exits(75, ["cpu", *SDK], session)
+    told = exits(75, ["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
+    assert told == job["name"]
     shown = capsys.readouterr().err
     assert "stopped while the job is created: looks for it for up to 60 s; Ctrl-C skips that\n" in shown
     assert f"{job['name']} was created and goes on: watch it: python -m deploy watch {job['name']}" in shown
@@ -101,9 +102,6 @@ def test_a_name_that_is_known_survives_ctrl_c(
 @pytest.mark.parametrize("where", ["GET .*submission.json", "POST .*/upload/.*"], ids=["reading", "reserving"])
 def test_ctrl_c_before_any_request_leaves_nothing(where: str, cloud: Emulator, session: Session) -> None:
     """Nobody looks for a job that was never requested, and its directory is free."""
-    cloud.objects["my-bucket/jobs/dup/submission.json"] = (
-        b'{"submission": "", "project": "p", "region": "r", "time": 1}'
-    )
     cloud.faults = [Fault(where, 503, after=True, action=interrupts_itself)]
     with pytest.raises(KeyboardInterrupt):
         submit.main(["cpu", *SDK, "--name=dup"], session)

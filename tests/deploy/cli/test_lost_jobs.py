@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,16 @@ def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) ->
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("GET .*/customJobs/", 404, times=3)]
     assert submit.main(["cpu", *SDK], session) == 0
+
+
+def test_a_404_after_a_create_is_retried_for_five_minutes(
+    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
+) -> None:
+    began, cloud.run = flying.time, ends("SUCCEEDED")
+    cloud.faults = [Fault("GET .*/customJobs/", 404, times=7)]
+    assert submit.main(["cpu", *SDK], session) == 0
+    (until,) = re.findall(r"retrying until (\d\d:\d\d) UTC", capsys.readouterr().err)
+    assert until in {time.strftime("%H:%M", time.gmtime(began + seconds)) for seconds in (300, 360)}
 
 
 def test_the_end_of_a_job_is_told_before_its_logs_are_waited_for(

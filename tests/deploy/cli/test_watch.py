@@ -170,11 +170,16 @@ def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest
         )
 
 
-def test_the_last_logs_are_retried(cloud: Emulator, watched: Watched, job: Job) -> None:
+def test_the_last_logs_are_retried_for_half_a_minute(
+    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
+) -> None:
     cloud.log(job, "the last words")
     cloud.end(job, "SUCCEEDED")
     cloud.faults = [Fault("entries", 503, times=3)]
     assert "the last words" in watched()[0]
+    cloud.faults, began = [Fault("entries", 503, times=10**6)], flying.time
+    assert "no logs: " in watched()[1]
+    assert flying.time < began + 60
 
 
 def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(

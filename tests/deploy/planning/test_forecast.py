@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,24 @@ def test_settings_that_fit_are_proposed_with_savings_and_times_the_cheapest_firs
     )
     write_plan(tmp_path / "plan.json", fits)
     assert read_plan(tmp_path / "plan.json") == fits
+
+
+def test_a_sharded_optimizer_saves_all_but_one_part_of_its_slots(tmp_path: Path) -> None:
+    """Of 0.5 GiB of slots, a quarter of them averages that stay whole over several workers."""
+    plan = plan_with(tmp_path, row_gib=0.875)
+    one, four, workers = (fit_on(plan, CONFIG, load_tier(name), TABLE) for name in ("l4x1", "l4x4", "l4x1-2workers"))
+    assert one
+    assert four
+    assert workers
+    assert (lever := four.levers[0]).name == "shard_optimizer"
+    assert lever.saved == 0.75 * 0.5 * GIB
+    assert re.fullmatch(r"--shard_optimizer \(-0\.4 GiB, \+\d+% time\)", str(lever))
+    assert "shard_optimizer" not in {lever.name for lever in (*one.levers, *workers.levers)}
+    sharded = dataclasses.replace(CONFIG, shard_optimizer=True)
+    assert [plan.sharded_bytes(sharded, 4, workers) for workers in (1, 2)] == [0.75 * 2**29, 0.75 * 2**28]
+    again = fit_on(plan, sharded, load_tier("l4x4"), TABLE)
+    assert again
+    assert again.verdict == FITS
 
 
 def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None:

@@ -173,8 +173,19 @@ def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
         "l4x2 paid 200 s: other 92 %, steps 4 %, input 2 %, start 1.6 %; 40.0 s between its jobs are not paid." in words
     )
     assert "l4x1: workerpool1-0 is slow: the others wait for its batches, 20 % of the time of all steps." in words
-    (tmp_path / "l4x1" / "repeat-1" / "billed.json").unlink()
+    alone = tmp_path / "l4x1" / "repeat-1"
+    (alone / "billed.json").unlink()
     assert "l4x1 took 26.0 s, and lost 30 % to input: steps 50 %, input 30 %, start 20 %; 40.0 s" in words_of(tmp_path)
+    edit(alone / "run.json", on_vertex=True)
+    (row,) = summarize(collect([str(alone)]), "", {"repeat-1": 0.8})  # a job directory by itself
+    assert (row.cost, row.missing["cost"]) == (None, "what Vertex AI billed is not recorded")
+
+
+def test_numbers_of_one_number_of_replicas_are_marked(tmp_path: Path) -> None:
+    plant(tmp_path / "a", noisy(0.1))
+    edit(tmp_path / "a" / "result.json", depends_on_replicas=["dense differs"])
+    note = "a: its numbers are those of 1 replicas alone (--allow_replica_dependence)."
+    assert note in notes(summarize(collect([str(tmp_path)])), collect([str(tmp_path)]))
 
 
 def test_noise_is_called_equal_and_a_difference_is_not(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Tests that credentials of 40 kinds are found by their content, wherever they hide, and harmless files are not."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import tarfile
 import zipfile
 from pathlib import Path
@@ -91,6 +93,9 @@ def test_harmless_files_go_along(tmp_path: Path) -> None:
     assert user_sources(tmp_path / "mine").doubtful == ()
 
 
+PACKERS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+
+
 def inside(kind: str) -> bytes:
     """Returns an archive with a token in its second file."""
     files, buffer, token = {"a.txt": b"x", "deep/b.txt": b"\n" + CREDENTIALS["token.json"].encode()}, io.BytesIO(), ""
@@ -98,8 +103,8 @@ def inside(kind: str) -> bytes:
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
-    elif kind == "gz":
-        return gzip.compress(files["deep/b.txt"], mtime=0)
+    elif kind in PACKERS:
+        return PACKERS[kind](files["deep/b.txt"])
     else:
         with tarfile.open(fileobj=buffer, mode="w:xz") as tar:
             for name, content in files.items():
@@ -112,7 +117,8 @@ def inside(kind: str) -> bytes:
 @pytest.mark.parametrize(("content", "where"), [
     (b"x\n" * 2_500_000 + KEY.encode(), "line 2500001"), (("x\n" + KEY).encode("utf-16"), "line 2"),
     (("x\n" + KEY).encode("utf-16-be"), "line 2"), (b"\xff\xd8\0\0" + b"\0" * 4_194_290 + KEY.encode(), "line 1"),
-    (inside("zip"), "deep/b.txt, line 2"), (inside("tar"), "deep/b.txt, line 2"), (inside("gz"), "photo, line 2"),
+    (inside("zip"), "deep/b.txt, line 2"), (inside("tar"), "deep/b.txt, line 2"),
+    *((inside(kind), "photo, line 2") for kind in PACKERS),
 ])  # fmt: skip
 def test_it_is_found_wherever_it_hides(content: bytes, where: str, tmp_path: Path) -> None:
     """Behind the first megabytes, across two pieces, in UTF-16, in an archive; whatever the name's ending."""
@@ -126,7 +132,12 @@ def test_a_damaged_archive_and_random_texts_are_told(tmp_path: Path) -> None:
     write(folder / "__init__.py", f"\nKEY = '{'kQ3vX9bL2mZ8rT5wY1pN7cD4'}'\n")
     write(folder / "cut.zip", inside("zip")[:-30])
     write(folder / "cut.tgz", gzip.compress(b"x" * 999)[:-9])
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a/inner.whl", inside("zip"))
+    write(folder / "box.zip", buffer.getvalue())
     about = str(user_sources(folder))
+    assert "mine/box.zip, a/inner.whl (an archive that is not unpacked)" in about
     assert "mine/__init__.py, line 2 (a random text)" in about
     assert "mine/cut.tgz (an archive that could not be read" in about
 

@@ -9,8 +9,10 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
+from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
+from deploy.vertex.spending import price_and_limit
 from tests.deploy.conftest import Capture, Command
 from trainer.base.errors import UserError
 
@@ -62,14 +64,24 @@ def test_a_published_bill_is_met_to_the_cent() -> None:
     assert price.flex_start == pytest.approx(flex + 0.6575, abs=0.005)
 
 
-def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a_price_is_a_bound() -> None:
+def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a_price_is_a_bound(
+    tmp_path: Path,
+) -> None:
     h100, a100 = (load_tier(name).price_per_hour for name in ("h100x1", "a100-80x1"))
     assert h100
     assert a100
     assert h100 > a100
     assert load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1).spot is None  # that of the host is not known
+    spot = load_tier("t4x1", "", SpecChanges(spot=True))
+    assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
     assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)
+    text = (JOB_CONFIGS / "h100x8.yaml").read_text().replace("a3-highgpu-8g", "a4-highgpu-8g")
+    text += '  strategy: FLEX_START\n  maxWaitDuration: "14400s"\n'
+    (tmp_path / "b200.yaml").write_text(text.replace("NVIDIA_H100_80GB", "NVIDIA_B200"))
+    tier = load_tier(str(tmp_path / "b200.yaml"))
+    assert (tier.price_per_hour, tier.most_usd) == (None, None)  # no limit, label or cost rests on a bound
+    assert " is not known (at least 64.46 USD an hour, and Vertex AI's fee, " in price_and_limit(tier)
 
 
 def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:

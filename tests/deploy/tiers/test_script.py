@@ -12,6 +12,7 @@ from deploy.tiers.packages import built
 from deploy.tiers.plain_image import START
 from deploy.tiers.script import read_script
 from tests.deploy.conftest import WHERE, Capture, Command
+from trainer.base.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("dist")
 FILES = {"train.py": "print('trains')\n", "helper.py": "", "data/table.csv": "1,2\n", "requirements.txt": "numpy\n"}
@@ -61,6 +62,9 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         .files["code/requirements.txt"]
         .samefile(project / "requirements.txt")
     )
+    (project / "requirements.txt").write_text("--index-url https://me:pa55@pypi.example.com/simple")
+    with pytest.raises(UserError, match=r"package: requirements.txt, line 1 looks like a password in an address"):
+        read_script("", "nets.task", "nets", []).package()
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
     assert "# runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
     assert "# warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert "python -m deploy package --bucket=gs://my-bucket --project=p --script=train.py\n" in shown
+    assert len(START.splitlines()) <= 10
     spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:

@@ -9,7 +9,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.tiers.ignore_file import is_ignored, rules_in
-from deploy.tiers.packages import OLDEST, check_requirement, trainer_package, user_package, write_copy
+from deploy.tiers.packages import ADMITTED, check_requirement, trainer_package, user_package, write_copy
 from deploy.tiers.sources import user_sources
 from tests import versions
 from tests.deploy.conftest import WHERE, Capture, Command
@@ -135,7 +135,9 @@ def test_a_syntax_error_is_told_here(code: str, what: str, mine: Path) -> None:
         ("tensorflow==2.15", True), ("tensorflow==2", True), ("tensorflow<2.17", True), ("TensorFlow <= 2.16.1", True),
         ("tensorflow-cpu~=2.10.0", True), ("tensorflow[and-cuda]==2.16.*", True), ("keras<3", True),
         ("keras==2.15.0", True),
-        ("keras>=2,<3.12", True), ("tensorflow", False), ("tensorflow>=2.10", False), ("tensorflow==2.17.1", False),
+        ("keras>=2,<3.12", True), ("keras==3.13.0", True), ("keras~=3.13.1", True), ("keras==3.14.0", True),
+        ("keras>=3.13,<3.15", False), ("keras==3.14.1", False),
+        ("tensorflow", False), ("tensorflow>=2.10", False), ("tensorflow==2.17.1", False),
         ("tensorflow~=2.10", False), ("tensorflow==2.*", False), ("tensorflow<=2.17", False), ("keras>=3.4", False),
         ("keras==3.*", False), ("tensorflow-datasets==4.9", False), ("keras-cv==0.9", False), ("einops>=0.7", False),
         ("tensorflow; python_version < '3.9'", False), ("tensorflow>2.18,<2.20", False), ("tensorflow==2.18rc1", False),
@@ -146,7 +148,7 @@ def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: st
     if not refused:
         check_requirement(requirement)
         return
-    with pytest.raises(UserError, match=r"the trainer needs \w+>=[\d.]+: drop the line"):
+    with pytest.raises(UserError, match=r"the trainer needs \w+>=[\d.]+(,!=[\d.*]+)*: drop the line"):
         check_requirement(requirement)
 
 
@@ -154,12 +156,12 @@ def test_the_oldest_versions_are_those_of_setup() -> None:
     """Raising one: change setup.py, then what this test names."""
     setup = trainer_package().files["setup.py"]
     assert isinstance(setup, Path)
-    assert dict(re.findall(r'"(tensorflow|keras)>=([\d.]+)', setup.read_text())) == OLDEST
-    tensorflow, python = OLDEST["tensorflow"], versions.FLOOR
+    assert dict(re.findall(r'"(tensorflow|keras)(>=.*)"', setup.read_text())) == ADMITTED
+    tensorflow, python = ADMITTED["tensorflow"][2:], versions.FLOOR
     assert versions.TENSORFLOW[python] == f"tensorflow=={tensorflow}.*"
     assert f'python_requires=">={python}"' in setup.read_text()
     for file, text in {
-        "trainer/invariance/compat.py": f'TRIED = "TensorFlow {tensorflow} with Keras {OLDEST["keras"][:4]}, or ',
+        "trainer/invariance/compat.py": f'TRIED = "TensorFlow {tensorflow} with Keras {ADMITTED["keras"][2:6]}, or ',
         "Makefile": f"tests/versions.py {python}",
         "CONTRIBUTING.md": f"{python} with TensorFlow {tensorflow} (",
     }.items():

@@ -105,6 +105,7 @@ def test_a_rejected_request_has_its_status(backend: Backend, cloud: Emulator, co
     assert not caught.value.may_have_succeeded
     assert cloud.jobs == {}
     assert "not-a-secret" not in str(caught.value)
+    assert not str(caught.value).startswith("POST ")
 
 
 @pytest.mark.parametrize(

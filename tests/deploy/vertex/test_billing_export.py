@@ -166,16 +166,17 @@ def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
     """One line says all parts; what exceeds it is refused before anything is sent."""
     cloud.run = ends("SUCCEEDED")
     services.rows = [["vision", "USD", billed]]
-    flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, f"--month_budget={budget}"]
+    flags = ["l4x4", WHERE[1], *JOB, "--backend=sdk", *BUDGET, f"--month_budget={budget}"]
     if sent:
-        for ended in (0, 1):  # a job of the label that ended some minutes ago is not in the export yet
-            assert submit.main(flags, session) == 0
+        for ended, region in enumerate(("us-east4", "us-central1")):  # the first is not in the export yet
+            assert submit.main([*flags, f"--region={region}"], session) == 0
             line = rf"# 150\.50 USD billed this month for team:vision, 0\.\d\d for {ended} jobs of the last 48 h"
+            line += " in my-proj, all regions"
             assert re.search(line, capsys.readouterr().out)
         assert len(cloud.jobs) == 2
         return
     with pytest.raises(UserError, match=r"month_budget=300: 200\.00 USD billed .* up to 111\.00 for this job: wait"):
-        submit.main(flags, session)
+        submit.main([*flags, WHERE[0]], session)
     assert cloud.jobs == {}
 
 

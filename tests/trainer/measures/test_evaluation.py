@@ -130,11 +130,16 @@ def averaging(config: Any, dataset: Any) -> Any:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_the_averages_of_weights_are_evaluated_beside_the_weights(tmp_path: Path, replicas: int) -> None:
+def test_the_averages_of_weights_are_evaluated_beside_the_weights_and_exported(
+    tmp_path: Path, replicas: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    caplog.set_level("INFO", "trainer")
     own = f"--model={__name__}:averaging"
     config = settings("pair", "regression", own, f"--replicas={replicas}", f"--job_dir={tmp_path / 'run'}")
     setup = build_setup(config, make_replicas(config))
     final = json.loads((run_job(config) / "result.json").read_text())["final"]
+    assert "exports the moving averages of the weights (use_ema)" in caplog.text
     model = keras.models.load_model(tmp_path / "run" / "model" / "model.keras", compile=False)
     setup.model.set_weights(model.get_weights())
     evaluate = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)

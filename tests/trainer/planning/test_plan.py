@@ -51,6 +51,8 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (one.work_of_two.all_reduces, one.work.all_reduces) == (1, 0)
     weights = 4 * (28 * 28 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
     assert one.work_of_two.reduced_bytes == one.trained_bytes == weights
+    kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
+    assert list(one.slot_bytes) == [2 * kernels] * 2  # of Adam
     assert one.work == other.work
     assert one.recomputed
     assert one.recomputed_work

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import fresh_collectives, refused, run_job, run_steps
-from trainer import evaluate, generate
+from trainer import evaluate, generate, predict
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.base.run_files.initial import fetch_model
@@ -278,7 +278,11 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 @pytest.mark.parametrize(("model", "file"), [("autoencoder", "model.keras"), ("unsaved", "model.weights.h5")])
-def test_models_that_fit_trains_are_exported_and_used(model: str, file: str, tmp_path: Path, capsys: Capture) -> None:
+def test_models_that_fit_trains_are_exported_and_used(
+    model: str, file: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+    warn_once.cache_clear()
     run = run_job(resolve([
         f"--model={__name__}:{model}", "--data=tests.own_data:pair", "--steps=3", "--global_batch_size=16",
         "--replicas=2", f"--job_dir={tmp_path / 'run'}",
@@ -287,8 +291,11 @@ def test_models_that_fit_trains_are_exported_and_used(model: str, file: str, tmp
     final = json.loads((run / "result.json").read_text())["final"]
     assert evaluate.main([str(run), "--replicas=1"]) == 0
     shown = capsys.readouterr()
+    assert ("model.keras is not written: " in caplog.text) == (model == "unsaved")
     loss = float((shown.out + shown.err).rpartition("loss ")[2].split()[0])
     assert loss == pytest.approx({**final, **final.get("evaluation", {})}["losses"]["val_loss"], rel=1e-4)
+    assert predict.main([str(run), "--replicas=1", "--data=tests.own_data:more", f"--out={tmp_path / 'x.npz'}"]) == 0
+    assert np.load(tmp_path / "x.npz")["predictions"].shape == (11,)
 
 
 COMPILED = """

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import random
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.metric_names import STEP_METRICS
+from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.reporter import Reporter
@@ -316,6 +318,23 @@ def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:
     finally:
         drawing.set()
         thread.join()
+
+
+def test_a_file_that_draws_at_its_import_does_so_after_the_seed_in_every_start(tmp_path: Path) -> None:
+    """Its callbacks are imported first, and a resumed run refuses other rows; workers: tests/e2e/test_workers.py."""
+
+    def started(name: str, *flags: str) -> dict[str, Any]:
+        sys.modules.pop("tests.drawing", None)
+        np.random.seed()  # as in a new process
+        own = ["--model=tests.drawing:build", "--data=tests.drawing:data", "--global_batch_size=8"]
+        folder = run(resolve([*own, f"--job_dir={tmp_path / name}", *flags]).config)
+        return {**read(folder / "result.json")["final"]["losses"], **read(folder / "run.json")["data"]["content"]}
+
+    drawn = "--callbacks=tests.drawing:callbacks"
+    started("run", drawn, "--steps=2")
+    assert started("run", drawn, "--steps=4", "--report_every_steps=2") == started(
+        "other", "--steps=4", "--report_every_steps=2"
+    )
 
 
 def test_a_metric_that_is_no_mean_ignores_calls_restarts_and_replicas(small_config: Make, tmp_path: Path) -> None:

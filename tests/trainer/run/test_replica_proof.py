@@ -65,6 +65,17 @@ def test_planted_dependences_are_found_and_no_other() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--sync_batch_norm=false", "--micro_batches=2"])
+def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
+    verdicts = []
+    for more in ([], ["--of_batch"]):
+        fresh_collectives()
+        verdicts.append(compare_few_rows(settings("batch_norm", flag, *more)))
+    assert [verdict["agrees"] for verdict in verdicts] == [True, False]
+    assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
+
+
+@pytest.mark.slow
 def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
     assert started(tmp_path, "row_losses")["replica_check"] == {
         "agrees": True,
@@ -79,7 +90,8 @@ def test_what_cannot_be_compared_is_one_warning(monkeypatch: Patch, caplog: pyte
     proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
     verdict = proof.verdict()
     proof.close()
-    assert (verdict.agrees, verdict.reason) == (None, "it took longer than 0.01 s")
+    line = "it took longer than 0.01 s: python -m trainer.check with the same flags has no limit"
+    assert (verdict.agrees, verdict.reason) == (None, line)
     assert proof._child.returncode is not None
     judge(verdict, allowed=False)
 

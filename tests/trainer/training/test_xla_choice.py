@@ -401,7 +401,8 @@ def test_a_signal_while_it_compiles_saves_and_the_next_start_chooses(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ["wgan_gp_digits"], ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
+    *(["wgan_gp_digits", f"--critic_steps={count}"] for count in (2, 5)),
+    ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
     ["wgan_gp_digits", "--model=r3gan"], ["wgan_gp_digits", "--model=dcgan"],
 ])  # fmt: skip
 def test_xla_compiles_once(flags: list[str], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 4  # of plan.json
+PLAN_FORMAT = 5  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -95,13 +95,14 @@ class StepPlan:
     data_bytes: int  # of the examples in the host's memory
     memory: Memory
     trained_bytes: int  # of the weights that have gradients
+    slot_bytes: Sequence[int]  # that --shard_optimizer shards on one machine, and over several (without averages)
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it, or the model no blocks
     recomputed_work: Work | None = None
 
     def with_setting(self, config: TrainConfig, name: str, value: Any) -> tuple["StepPlan", TrainConfig]:
-        """Returns the plan and the settings of a run that differs by one of micro_batches and remat.
+        """Returns the plan and the settings of a run that differs by micro_batches, remat or shard_optimizer.
 
         What one replica computes again, each of two does too.
         """
@@ -115,6 +116,10 @@ class StepPlan:
         return dataclasses.replace(
             self, memory=self.recomputed, work=work, work_of_two=of_two, recomputed=None, recomputed_work=None
         ), changed
+
+    def sharded_bytes(self, config: TrainConfig, devices: int, workers: int) -> float:
+        """Returns the bytes that each device holds less by --shard_optimizer, if the run has it."""
+        return self.slot_bytes[workers > 1] * (1 - 1 / devices) * config.shard_optimizer
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""

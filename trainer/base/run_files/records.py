@@ -26,6 +26,7 @@ class RunInfo(TypedDict, total=False):
     devices: list[str]  # of each worker
     gpus: list[str]  # models of the chief's GPUs
     gpu_environment: dict[str, str]  # variables that TensorFlow and CUDA read at their start
+    on_vertex: bool  # a job of Vertex AI, which is billed from its start to its end
     simulated: bool  # logical CPU devices stand for accelerators
     strategy: str
     collectives: str | None  # how replicas sum: nccl or ring; null for one replica

@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         """Declares a flag that is true alone, false as --no_NAME, and takes a value too: --NAME=false, or `others`."""
         self._booleans[name] = {*BOOLEAN_WORDS, *others}
-        options = {"type": _boolean, "default": False, **options}
+        options = {"type": boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
 
     @property
@@ -103,7 +103,8 @@ def refuse_unknown(
             raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists {listed}{hint(name)}")
 
 
-def _boolean(text: str) -> bool:
+def boolean(text: str) -> bool:
+    """Returns the value of a switch; an argparse type."""
     if text.lower() not in BOOLEAN_WORDS:
         raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
     return BOOLEAN_WORDS[text.lower()]

@@ -6,6 +6,7 @@ where nothing may run before the strategy is made. So the syntax tree is read.
 
 import ast
 import dataclasses
+import gc
 import importlib.util
 import os
 import pkgutil
@@ -128,6 +129,20 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
     return spec
 
 
+def _parsed(source: str) -> ast.Module:
+    """Parses source while neither the garbage collector nor, with it, another thread runs.
+
+    Python 3.11 (3.11.7 too) fails if another thread parses in between: https://github.com/python/cpython/issues/106905
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(source)
+    finally:
+        if collects:
+            gc.enable()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Module:
     """Holds the syntax tree of a module; `first` and `origin`: see `read_signature`."""
@@ -160,7 +175,7 @@ class _Module:
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
         try:
-            tree = ast.parse(source)
+            tree = _parsed(source)
         except (SyntaxError, ValueError, MemoryError) as error:
             place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{origin}: cannot import {name} ({place})") from None

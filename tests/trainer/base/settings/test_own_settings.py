@@ -1,12 +1,16 @@
 """Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
 
+import ast
 import dataclasses
 import importlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -337,3 +341,37 @@ def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
     assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
     with refused("data=mine.data:load: it is called with (config, my_lambda=), but takes"):
         load_function(config.data, "data", ("config",), config)
+
+
+def test_a_thread_that_parses_does_not_disturb_the_reading(mine: Path) -> None:
+    """Each collection of garbage lets another thread parse, and leaves garbage for the next one."""
+    asked: SimpleQueue[str] = SimpleQueue()
+    parsed: SimpleQueue[ast.Module] = SimpleQueue()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            asked.put("a = 1")
+            with suppress(Empty):  # the collection may hold a lock that the thread needs
+                parsed.get(timeout=0.1)
+            if more:
+                more.pop()
+                Garbage()
+
+    def parse_all() -> None:
+        for source in iter(asked.get, ""):
+            parsed.put(ast.parse(source))
+
+    more = [True] * 200
+    other = threading.Thread(target=parse_all)
+    other.start()
+    write(mine.parent, nets=NETS + "values = [1]\n" * 2000)
+    Garbage()
+    try:
+        assert read_signature("mine.nets:build", "model").parameters
+    finally:
+        more.clear()
+        asked.put("")
+        other.join()

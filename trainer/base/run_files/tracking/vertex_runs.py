@@ -1,7 +1,7 @@
 """Sends runs to Vertex AI Experiments and TensorBoard by REST, in the form that Google's SDK reads.
 
 An experiment and its runs are contexts of the metadata store; points are time series of a TensorBoard instance, which
-an artifact names: https://docs.cloud.google.com/vertex-ai/docs/experiments/intro-vertex-ai-experiments
+an artifact names: https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/intro-vertex-ai-experiments
 """
 
 import os
