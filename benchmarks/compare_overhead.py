@@ -30,7 +30,7 @@ def compared(flags: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         plan, runner = execution.ComparisonRequest((tier,), Overrides.parse(flags)), LocalRunner()
         began = time.perf_counter()
-        assert execution.compare(plan, plan.resolve(runner), Path(folder), runner) == DONE
+        assert execution.run_comparison(plan, plan.resolve(runner), Path(folder), runner) == DONE
         return time.perf_counter() - began
 
 

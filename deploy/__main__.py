@@ -3,7 +3,6 @@
 import importlib
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.settings.fields import nearest
@@ -48,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _main(arguments: Sequence[str] | None) -> int:
     """Runs one verb; prints errors of the user or the platform as one line on stderr."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help", "help"):
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
-        return DONE if given else USER_MUST_CHANGE
+        return DONE if words else USER_MUST_CHANGE
     try:
-        return _run(given[0], given[1:])
+        return _run(words[0], words[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_MUST_CHANGE
@@ -67,7 +66,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         return USER_MUST_CHANGE
     except KeyboardInterrupt as interrupt:
         if not interrupt.args:  # else the verb has told what became of its job
-            print("stopped", file=sys.stderr)
+            print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -81,7 +80,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
 
     check_arguments(arguments)
     as_json = "--json" in split_words(arguments)[0]
-    with printed_on(sys.stderr) if as_json else nullcontext():
+    with printed_on(sys.stderr if as_json else None, command=True):
         code: int = module.main(arguments)
     return code
 

@@ -23,9 +23,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     table = checked_table(asked.table)
     jobs = dict(label_and_attempt for run in asked.runs for label_and_attempt in _attempts(run))
     with billing_errors(table, BIGQUERY_FIX):
-        found = billed(table, LABEL, list(jobs), "2000-01-01T00:00:00Z", session.clock)
+        usd_by_label = billed(table, LABEL, list(jobs), "2000-01-01T00:00:00Z", session.clock)
     for label, attempt in jobs.items():
-        print(f"{attempt.job or label} ({attempt.tier}): {_said(label, attempt, found.get(label))}")
+        print(f"{attempt.job or label} ({attempt.tier}): {_line(label, attempt, usd_by_label.get(label))}")
     return DONE
 
 
@@ -35,11 +35,11 @@ def _attempts(run: str) -> list[tuple[str, Attempt]]:
         record, attempt = find_attempt(run)
     except LookupError:
         raise UserError(f"{run}: no submission or job of this folder: run it where it was submitted") from None
-    labelled = [(attempt_label(record.submission, number), each) for number, each in enumerate(record.attempts, 1)]
+    labelled = [(attempt_label(record.submission, number), sent) for number, sent in enumerate(record.attempts, 1)]
     return labelled if run == record.submission else [pair for pair in labelled if pair[1] is attempt]
 
 
-def _said(label: str, attempt: Attempt, usd: float | None) -> str:
+def _line(label: str, attempt: Attempt, usd: float | None) -> str:
     estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
     if usd is None:
         return f"{estimated}, no row with the label submission={label} yet: the export lags hours to two days"

@@ -1,20 +1,14 @@
 """Compares tiers by the same work on each: `python -m deploy compare TIER … --recipe=… [any trainer flag]`."""
 
-import sys
 from collections.abc import Sequence
 
 from deploy.client.comparison_run import compared
 from deploy.client.documents import write_document
 from deploy.vertex.session import SESSION, Session
-from trainer.base.errors import INTERRUPTED
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
-    try:
-        asked, comparison = compared(arguments, session)
-    except KeyboardInterrupt:
-        print("stopped: run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED
+    asked, comparison = compared(arguments, session)
     write_document(asked, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
     return comparison.exit_code

@@ -2,34 +2,30 @@
 
 import argparse
 import json
-import signal
 from collections.abc import Sequence
 from typing import Any
 
 from deploy.client.arguments import add_flags, command_line, parser
-from deploy.client.documents import add_json_flag, write_document, write_end
+from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import CHANGES, new_submission, read_changes
-from deploy.client.prepared_job import SubmittedJob, find_again, outcome_of, request_of
-from deploy.localrun.processes import on_signals
+from deploy.client.prepared_job import COST, PreparedSubmission, describe
+from deploy.planning.cost_rule import agrees_to_pay
 from deploy.planning.prediction_plan import prediction_plan
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import RenderedJob, render
+from deploy.tiers.job_spec import render
 from deploy.tiers.output import say
 from deploy.tiers.prediction import PredictionRequest, on_one_device
 from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
 from deploy.vertex.api import ApiError
-from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
-from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.history import Submission, attempt_label
+from deploy.vertex.errors import StateUnknownError, api_errors
+from deploy.vertex.history import Submission
 from deploy.vertex.registry import ModelVersion, find_version
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
-from deploy.vertex.spending import price_and_limit
-from deploy.vertex.submission import check_resources, custom_job
-from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.errors import DONE, UserError
 
 _PAGE = "https://console.cloud.google.com/vertex-ai/batch-predictions"
 
@@ -53,7 +49,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                      "time and cost come from its speed")  # fmt: skip
     cli.add_boolean("dry_run", "print the request and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
+    cli.add_boolean("yes", "do not ask about a batch_prediction, which has no limit")
     add_json_flag(cli)
+    cli.set_defaults(max_wait=None, month_budget=None)
     args = cli.parse_args(arguments)
     if args.plan and getattr(args, "from"):
         raise UserError("--plan and --from contradict each other: the time is measured here, or that of a run")
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
-    with api_errors(gcp), on_signals(signal.default_int_handler, signal.SIGTERM):
+    with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
         if args.kind == "batch_prediction":
@@ -73,40 +71,13 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
             labels=read_labels(args.labels), kms_key=args.kms_key,
         )  # fmt: skip
-        command = command_line("predict", arguments)
-        record = Submission(options.submission, command=command, sources=[str(version)])
         job, run = render(request, gcp, options), getattr(args, "from")
         plan = "its time is not known: --plan measures a batch here, --from= takes a run's speed"
         if args.plan or run:
             plan = prediction_plan(job.tier, version.artifact, rows, run, args.max_cost)
-        return _custom_job(job, plan, record, args, session)
-
-
-def _custom_job(job: RenderedJob, plan: str, record: Submission, args: argparse.Namespace, session: Session) -> int:
-    label = attempt_label(record.submission)
-    if args.dry_run:
-        say(f"{Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))}\n")
-    about = [f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}", job.request.about,
-             f"writes to {job.output}", *job.about, price_and_limit(job.tier), plan]  # fmt: skip
-    say(*(f"# {line}" for line in about))
-    if args.dry_run:
-        write_document(args, "predict", requests=[request_of(job, label)], about=about)
-        return DONE
-    earlier = find_again(record, args.backend, session)
-    submitted = SubmittedJob(earlier or record, [job], args.backend, session)
-    if earlier:
-        submitted.resume(earlier.attempts[-1].job)
-    else:
-        check_resources(job)
-        submitted.create()
-    code = DONE
-    if args.detach:
-        say(f"watch it: python -m deploy watch {submitted.name}")
-    else:
-        status = submitted.follow()
-        code = exit_code(status) if status else INTERRUPTED
-    write_end(args, "predict", **outcome_of(submitted, code))
-    return code
+    record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])
+    about = [*describe([job]), (COST, plan)]
+    return PreparedSubmission(args, options, [job], record, session, about).run("predict")
 
 
 def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dict[str, Any]:
@@ -121,11 +92,13 @@ def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dic
 
 
 def _batch_prediction(request: dict[str, Any], args: argparse.Namespace, backend: Backend) -> int:
-    say("# a BatchPredictionJob has no time limit: it costs until it ends, or until you cancel it in the console")
-    name = ""
+    text, name = "a BatchPredictionJob has no time limit: it costs until it ends, or you cancel it in the console", ""
+    say(f"# {text}")
     if args.dry_run:
         say(json.dumps(request, indent=1))
     else:
+        if not (args.yes or agrees_to_pay(text)):
+            raise UserError(f"{text}: not submitted: answer y, or use --yes")
         try:
             name = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request).get("name", "")
         except ApiError as error:

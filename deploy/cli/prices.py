@@ -12,7 +12,7 @@ from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import Machines, Price, load_machines
 from deploy.vertex.billing_export import billing_errors
-from deploy.vertex.price_catalog import Found, price_of, price_of_gpu, read_skus
+from deploy.vertex.price_catalog import CatalogPrice, price_of, price_of_gpu, read_skus
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
@@ -37,38 +37,38 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     items |= {name: {kind: price_of_gpu(name, table, skus, kind) for kind in KINDS} for name in sorted(attached)}
     date = datetime.fromtimestamp(session.clock.now(), timezone.utc).date()
     lines = [f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour, without boot disk"]
-    for name, found in items.items():
-        lines += _lines(name, found)
+    for name, kinds in items.items():
+        lines += _lines(name, kinds)
     write_whole(out, "\n".join(lines) + "\n")
-    print("\n".join(_told(items, table, region)))
-    priced = sum(any(found.usd is not None for found in kinds.values()) for kinds in items.values())
+    print("\n".join(_differences(items, table, region)))
+    priced = sum(any(price.usd is not None for price in kinds.values()) for kinds in items.values())
     print(f"{priced} of {len(items)} machines and accelerators have a price in {out}: use it with --prices={asked.out}")
     return DONE
 
 
-def _total(found: Found) -> float:
-    return (found.usd or 0.0) + found.local_ssd
+def _total(price: CatalogPrice) -> float:
+    return (price.usd or 0.0) + price.local_ssd
 
 
-def _lines(name: str, kinds: dict[str, Found]) -> Iterator[str]:
-    known = {kind: found for kind, found in kinds.items() if found.usd is not None}
-    for kind, found in known.items():
-        yield f"# {kind}: {', '.join(sku.identifier for sku in found.skus)}"
+def _lines(name: str, kinds: dict[str, CatalogPrice]) -> Iterator[str]:
+    known = {kind: price for kind, price in kinds.items() if price.usd is not None}
+    for kind, price in known.items():
+        yield f"# {kind}: {', '.join(sku.identifier for sku in price.skus)}"
     if known:
-        yield f"{name}: {{{', '.join(f'{kind}: {_total(found):.6f}' for kind, found in known.items())}}}"
+        yield f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in known.items())}}}"
 
 
-def _told(items: dict[str, dict[str, Found]], table: Machines, region: str) -> Iterator[str]:
+def _differences(items: dict[str, dict[str, CatalogPrice]], table: Machines, region: str) -> Iterator[str]:
     """Yields a line for each price that differs from the table's, and for each machine that lacks one."""
     for name, kinds in items.items():
         listed: Price = (table.machines.get(name) or table.accelerators[name]).price
-        for kind, found in kinds.items():
+        for kind, price in kinds.items():
             before = getattr(listed, kind)
-            if found.usd is None:
+            if price.usd is None:
                 if before is not None:
-                    yield f"{name}: no price as {kind}: {found.why}"
+                    yield f"{name}: no price as {kind}: {price.why}"
                 continue
-            parts = f" = {found.usd:.3f} + local SSD {found.local_ssd:.3f}" if found.local_ssd else ""
-            change = "not in the table" if before is None else f"{100 * (_total(found) / before - 1):+.1f} %"
-            if before is None or abs(_total(found) / before - 1) > _DIFFERS:
-                yield f"{name} as {kind} in {region}: {_total(found):.3f}{parts} ({change}, table {before or 0:.3f})"
+            parts = f" = {price.usd:.3f} + local SSD {price.local_ssd:.3f}" if price.local_ssd else ""
+            change = "not in the table" if before is None else f"{100 * (_total(price) / before - 1):+.1f} %"
+            if before is None or abs(_total(price) / before - 1) > _DIFFERS:
+                yield f"{name} as {kind} in {region}: {_total(price):.3f}{parts} ({change}, table {before or 0:.3f})"

@@ -6,7 +6,6 @@ HyperparameterTuningJob. The same command again goes on: no finished trial is re
 """
 
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +24,7 @@ from deploy.study.vertex_study import VertexStudy
 from deploy.tiers.output import say
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import SESSION, Session
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, UserError
+from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.settings.flags import Parser, whole
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
@@ -46,11 +45,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     if args.dry_run:
         return _write(args, out, StudyOutcome((), plan).content())
     start = shlex.join(["python", "-m", "trainer.task", *overrides.arguments(), "--job_dir=runs/best"])
-    try:
-        code, trials = LocalStudy(plan, out).run()
-    except KeyboardInterrupt:
-        print("stopped: run the same command again to go on", file=sys.stderr)
-        return INTERRUPTED
+    code, trials = LocalStudy(plan, out).run()
     return _report(StudyOutcome(trials, plan, start), out, trackers, args) or code
 
 

@@ -18,18 +18,20 @@ def as_arguments(
 
     Of `flags` what is empty is left out; a name that Python reserves ends with _, as from_. Of `settings` None is
     "none", which replaces a recipe's value; an empty text is refused, as in a command. A list stands for several values
-    of one flag, a dictionary for several of the form NAME=VALUE. Raises UserError for a name in both, and for a flag
-    that is no keyword.
+    of one flag, a dictionary for several of the form NAME=VALUE. Raises UserError for a name in both, for a flag that
+    is no keyword, and for dry_run.
     """
-    settings, named = settings or {}, {name.removesuffix("_"): value for name, value in flags.items()}
+    settings, arguments = settings or {}, {name.removesuffix("_"): value for name, value in flags.items()}
     words = [*map(str, positional)]
     for word in words:
         if word.startswith("-"):
             raise UserError(f"{word}: flags of a function are keywords, as steps=100")
-    for name in settings.keys() & named.keys():
-        if named[name] not in (None, ""):
+    for name in settings.keys() & arguments.keys():
+        if arguments[name] not in (None, ""):
             raise UserError(f"{name}: both a keyword and in settings: name it once")
-    for name, value in named.items():
+    if "dry_run" in {**settings, **arguments}:
+        raise UserError("dry_run is of the command, which prints: python -m deploy VERB … --dry_run --json")
+    for name, value in arguments.items():
         texts = _texts(value)
         texts = [",".join(texts)] if name in _JOINED else texts
         words += [f"--{name}={text}" for text in texts if value is not None and text]

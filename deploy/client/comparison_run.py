@@ -12,15 +12,7 @@ from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag
 from deploy.client.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import (
-    ComparisonRequest,
-    Runner,
-    announce,
-    read_tiers,
-)
-from deploy.comparison.execution import (
-    compare as compare_tiers,
-)
+from deploy.comparison.execution import ComparisonRequest, Runner, announce, read_tiers, run_comparison
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
@@ -93,8 +85,6 @@ def compare(
     `settings`: of the trainer; `flags`: those of `python -m deploy compare`, as out, repeats or bucket. The same call
     again repeats no finished run. Raises UserError as the command does; a run that failed is told by `exit_code`.
     """
-    if flags.get("dry_run"):
-        raise UserError("dry_run is of the command, which prints: python -m deploy compare … --dry_run --json")
     with printed_on(stream):
         return compared(as_arguments(tiers, {"recipe": recipe, **flags}, settings), session)[1]
 
@@ -110,18 +100,17 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
     if flags.baseline and flags.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={flags.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     scaling = "script" if flags.script or flags.module else flags.scaling  # its batch is not known
-    asked = command_line("compare", arguments)
-    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, asked)
+    command = command_line("compare", arguments)
+    plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, command)
     out = local_path(flags.out, "out")
     runner = _runner(flags, overrides, session)
     runs = plan.resolve(runner)
     if flags.dry_run:
-        announce(plan, runs, out, runner)
-        if not plan.missing(out):
+        if not announce(plan, runs, out, runner):
             say(f"nothing to submit: all runs in {out} are done")
         return flags, Comparison(out, DONE, [], [], [])
     parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
-    code = compare_tiers(plan, runs, out, runner, parallel)
+    code = run_comparison(plan, runs, out, runner, parallel)
     if any_begun(out):
         write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
         track([flags.out], trackers)

@@ -6,7 +6,6 @@ import json
 import sys
 from typing import Any
 
-from deploy.tiers.output import forget_stdout
 from trainer.base.settings.flags import Parser
 
 SCHEMA_VERSION = 1  # changes when a field goes or means something else
@@ -24,14 +23,6 @@ def write_document(asked: argparse.Namespace, verb: str, **content: Any) -> None
     if asked.json:
         document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
         print(json.dumps(document, default=_plain), file=sys.stdout, flush=True)
-
-
-def write_end(asked: argparse.Namespace, verb: str, **content: Any) -> None:
-    """Writes as `write_document` does of a job that ended; its exit code counts, whether or not anybody reads on."""
-    try:
-        write_document(asked, verb, **content)
-    except BrokenPipeError:
-        forget_stdout()
 
 
 def _plain(value: Any) -> Any:

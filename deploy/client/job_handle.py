@@ -17,9 +17,9 @@ from deploy.vertex import buckets
 from deploy.vertex.api import CUSTOM, TUNING, JobStatus
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
 from deploy.vertex.creation import look_for
-from deploy.vertex.errors import api_errors, exit_code
+from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
-from deploy.vertex.job_end import settled
+from deploy.vertex.job_end import with_reason
 from deploy.vertex.logs import PrintLine, show, watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
@@ -79,8 +79,7 @@ class VertexJob:
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            status = retried(partial(self.backend.state, self.name), self.session.clock)
-        return settled(status, self.session.clock.now()) if status.over and status.limited else status
+            return with_reason(retried(partial(self.backend.state, self.name), self.session.clock))
 
     @property
     def exit_code(self) -> int:
@@ -123,7 +122,9 @@ class VertexJob:
             for job in jobs:  # older ones too
                 if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
                     cancel_duplicate(job, status.name, backend, clock)
-        self._record(status)
+            self._record(status)
+            if not status.over:
+                raise StateUnknownError(0, f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
         return status
 
     @property
@@ -170,7 +171,7 @@ def add_target(cli: Parser) -> None:
 def attach(
     job: str = "", project: str = "", region: str = "", backend: str = "", session: Session = SESSION
 ) -> VertexJob:
-    """Returns a job by its name, its number or its submission; the last one that this folder submitted without any.
+    """Returns a job by its name, number or submission; with no argument, the last one submitted from this folder.
 
     Raises UserError if it is neither given by its full name nor recorded in this folder.
     """

@@ -1,49 +1,63 @@
 """Lists the jobs that this package created in some regions, from any machine, and cancels duplicates among them."""
 
-from collections.abc import Iterator
+import argparse
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from deploy.client.arguments import VerbParser, add_flags, parser
+from deploy.client.call_arguments import as_arguments
+from deploy.client.documents import add_json_flag
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
 from deploy.tiers.output import printed_on
-from deploy.vertex.api import JobStatus
+from deploy.vertex.api import STATES, JobStatus
 from deploy.vertex.cancellation import by_submission, cancel_duplicates
 from deploy.vertex.errors import api_errors
 from deploy.vertex.history import find_attempt
-from deploy.vertex.job_end import settled
+from deploy.vertex.job_end import with_reason
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, SESSION, Session
+from trainer.base.settings.flags import whole
+
+
+def jobs_flags() -> VerbParser:
+    """Returns the parser of `jobs`."""
+    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
+    add_flags(cli, "project", "region", "backend")
+    cli.add_argument("--state", type=str.upper, choices=STATES, default="", metavar="STATE", help="only those in this "
+                     "state, as RUNNING")  # fmt: skip
+    cli.add_argument("--limit", type=whole(1, 10_000), default=50, metavar="COUNT", help="the newest of each region "
+                     "(default: %(default)s)")  # fmt: skip
+    add_json_flag(cli)
+    return cli
 
 
 def jobs(
-    region: str = "", project: str = "", state: str = "", limit: int = 50, stream: TextIO | None = None,
-    session: Session = SESSION,
+    region: str | Sequence[str] = "", project: str = "", state: str = "", limit: int = 50,
+    stream: TextIO | None = None, session: Session = SESSION,
 ) -> list[JobStatus]:  # fmt: skip
-    """Returns the `limit` newest jobs of each region ("us-central1,us-east4"), newest first, or those in one state.
+    """Returns the `limit` newest jobs of each region, or those in one state, as "RUNNING", newest first.
 
-    Cancels duplicates: jobs of one submission, of which a lost response created the second; a line on `stream` says so.
+    Also cancels duplicates, second jobs that a lost response created, and says so on `stream`.
     """
     with printed_on(stream):
-        return [status for _, shown, _ in listed_jobs(region, project, state, limit, "", session) for status in shown]
+        words = as_arguments((), {"region": region, "project": project, "state": state, "limit": limit})
+        asked = jobs_flags().parse_args(words)
+        return [status for _, newest, _ in listed_jobs(asked, session) for status in newest]
 
 
-def listed_jobs(
-    region: str, project: str, state: str, limit: int, backend: str, session: Session
-) -> Iterator[tuple[str, list[JobStatus], int]]:
+def listed_jobs(asked: argparse.Namespace, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
-    project = needed_project(read_project(project) or _of_last_submission("project"))
-    named = regions_in(region or read_region("") or _of_last_submission("region"))
-    for name in map(needed_region, named):
-        gcp = GcpConfig(project, name, "")
-        with api_errors(gcp):
-            opened = session.open(backend or BACKENDS[0], project, name)
-            found = retried(opened.jobs, session.clock)
-            for group in by_submission(found):
-                cancel_duplicates(group, opened, session.clock)
-        newest = sorted(found, key=lambda status: status.created or 0.0, reverse=True)
-        shown = [status for status in newest if state in ("", status.state)][:limit]
-        now = session.clock.now()
-        yield name, [settled(status, now) if status.limited else status for status in shown], len(found)
+    project = needed_project(read_project(asked.project) or _of_last_submission("project"))
+    for region in map(needed_region, regions_in(asked.region or read_region("") or _of_last_submission("region"))):
+        with api_errors(GcpConfig(project, region, "")):
+            backend = session.open(asked.backend or BACKENDS[0], project, region)
+            statuses = retried(backend.jobs, session.clock)
+            for group in by_submission(statuses):
+                cancel_duplicates(group, backend, session.clock)
+        newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
+        newest = [status for status in newest if asked.state in ("", status.state)][: asked.limit]
+        yield region, [*map(with_reason, newest)], len(statuses)
 
 
 def _of_last_submission(name: str) -> str:

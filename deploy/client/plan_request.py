@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, TypedDict
 
@@ -61,40 +61,32 @@ class OfferChoice:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy."""
+class Plan(PlanTable):
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
 
-    table: PlanTable
+    `forecasts`: of each tier, "TIER@REGION" where regions were planned; `names`: of each tier, as `submit` takes it.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Returns the table, and what is to be said about it."""
-        table = self.table
-        return "\n".join([table.about, "", table.to_terminal(), *self.sentences, "", *table.notes()])
-
-    @property
-    def forecasts(self) -> Sequence[Forecast]:
-        """Returns the forecast of each tier, "TIER@REGION" where regions were planned."""
-        return self.table.forecasts
-
-    @property
-    def sentences(self) -> list[str]:
-        """Returns what a reader wants to know first."""
-        return [*self.table.sentences()]
+        return "\n".join([self.about, "", self.to_terminal(), *self.sentences(), "", *self.notes()])
 
     def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
         """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
 
-        Of the offers that do so surely, by the upper ends of their intervals, else of those that perhaps do. Raises
-        UserError if there is none.
+        Prefers offers whose upper ends meet both limits; falls back to those whose middle does. Raises UserError if
+        there is none.
         """
         hours = seconds(within) / 3600 if within else float("inf")
         most = float("inf") if budget is None else budget
         for end in ("high", "middle"):
-            for told, offer in self.table.offers:  # the cheapest first
+            for of_tier, offer in self.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
-                    tier, _, region = told.tier.partition("@")
-                    return OfferChoice(tier, region, offer.strategy, offer.hours, offer.usd)
-        raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences)}")
+                    tier, _, region = of_tier.tier.partition("@")
+                    return OfferChoice(self.names[tier], region, offer.strategy, offer.hours, offer.usd)
+        raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
 
 
 def plan_flags() -> VerbParser:
@@ -126,11 +118,11 @@ def plan(
     `settings`: of the trainer; `flags`: those of `python -m deploy plan`. The first plan of new settings measures steps
     on this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
-    if "out" in flags:
+    if "out" in {**flags, **(settings or {})}:
         raise UserError("out is of the command: a function writes no files")
-    named = {"recipe": recipe, "regions": list(regions), **flags}
+    arguments = as_arguments(tiers, {"recipe": recipe, "regions": list(regions), **flags}, settings)
     with printed_on(stream):
-        return planned(*parse(plan_flags(), as_arguments(tiers, named, settings)))
+        return planned(*parse(plan_flags(), arguments))
 
 
 def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
@@ -141,22 +133,23 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
     if out:
         make_writable(out, "out")
     step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
-    estimates: list[Extrapolation] = []
+    extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
-        estimates, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
-    by_name = {each.tier: each for each in estimates}
-    found: list[Forecast] = []
+        extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
+    by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
+    forecasts: list[Forecast] = []
     for region, file in places:
         for tier in read_tiers(names, file, usd_by_tier):
             if not region or _has(region, tier):
                 known, own_image = by_name.get(tier.name), remembered() is not None
                 lever = cheapest_lever(tier, step_plan, config) if asked.fit and not known else None
                 run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
-                told = forecast(tier, *run, load_machines(file), known, own_image=own_image)
-                found.append(replace(told, tier=f"{tier.name}@{region}") if region else told)
+                of_tier = forecast(tier, *run, load_machines(file), known, own_image=own_image)
+                forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
+    as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
     within = asked.within and asked.within / 3600
-    return Plan(PlanTable(step_plan, found, _about(step_plan, config), assumed, within, asked.budget))
+    return Plan(step_plan, forecasts, _about(step_plan, config), assumed, within, asked.budget, as_typed)
 
 
 def _places(regions: str, prices: str) -> list[tuple[str, str]]:
@@ -181,6 +174,6 @@ def _has(region: str, tier: Tier) -> bool:
 
 
 def _about(step_plan: StepPlan, config: TrainConfig) -> str:
-    what = config.recipe or config.model
-    return (f"{what} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, global batch "
-            f"{config.global_batch_size}, {config.precision}")  # fmt: skip
+    subject = f"{config.recipe or config.model} on {config.data or 'its data'}"
+    steps = f"{step_plan.total_steps(config):,} steps"
+    return f"{subject}: {steps}, global batch {config.global_batch_size}, {config.precision}"

@@ -3,32 +3,26 @@
 import argparse
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
 from deploy.client.arguments import VerbParser, command_line, parse_program, parser
 from deploy.client.call_arguments import FlagValue, as_arguments
-from deploy.client.documents import add_json_flag
+from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
-from deploy.planning.kept_plans import (
-    FIT,
-    cheapest_lever,
-    cost_lines,
-    estimated_usd,
-    memory_lines,
-    plan_of,
-    with_limits,
-)
-from deploy.planning.strategy_costs import STRATEGIES
+from deploy.localrun.processes import on_signals
+from deploy.planning.cost_rule import agree_to_cost
+from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
 from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
 from deploy.tiers.job_spec import Program, RenderedJob, render, request_on
-from deploy.tiers.output import printed_on, say
+from deploy.tiers.output import forget_stdout, printed_on, say
 from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier, one_machine, read_tiers_or_machine
 from deploy.vertex.api import ApiError, JobStatus
@@ -42,16 +36,11 @@ from deploy.vertex.registry import checked_name
 from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.run_layout import GPU_CHECK
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
-# Without --max_cost a job is asked about if the upper end of its plan exceeds the first, or, without a plan, if what it
-# costs until its timeout exceeds the second; in USD.
-PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
 WHAT, WHERE, COST, ALONG = "What runs", "Where", "What it costs", "What goes along"
-
-Confirm = Callable[[str], bool]  # whether to submit what may cost as much as the text says
 
 
 class SubmittedJob(VertexJob):
@@ -145,55 +134,64 @@ def submit_flags() -> VerbParser:
     return cli
 
 
+@dataclasses.dataclass(frozen=True)
 class PreparedSubmission:
-    """Holds what `submit` was asked for, checked: a job for each tier in each region, and lines about them.
+    """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
 
-    Raises UserError for what could be known to fail. `about`: pairs of a heading and a line.
+    `about`: pairs of a heading and a line; `register`: the name of a model, and the image that serves it.
     """
 
-    def __init__(self, arguments: Sequence[str], session: Session) -> None:
-        self.asked, program = parse_program(submit_flags(), arguments)
-        self.session, asked = session, self.asked
-        check_budget_flags(asked)
-        self._register = _registration(asked, program) if asked.register else ("", "")
-        if asked.check and not program.values.keys() & {"recipe", "model"}:
-            program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
-        self._options = options = read_options(asked, program)
-        if asked.check:
-            self._options = options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
-        self.jobs = _candidates(asked, program, options)
-        sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in self.jobs for package in job.packages))
-        self.record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
-        runs = [] if asked.check else [job.request for job in self.jobs]
-        self.about = [*describe(self.jobs), *((COST, line) for line in cost_lines(self.jobs)),
-                      *((WHAT, line) for line in memory_lines(runs, plan=asked.plan, force=asked.force))]  # fmt: skip
+    asked: argparse.Namespace
+    options: JobOptions
+    jobs: Sequence[RenderedJob]
+    record: Submission
+    session: Session
+    about: Sequence[tuple[str, str]]
+    register: tuple[str, str] = ("", "")
 
-    @property
-    def page(self) -> str:
-        """Returns the lines about the jobs, by heading."""
-        lines = {heading: dict.fromkeys(f"# {line}" for place, line in self.about if place == heading)
-                 for heading in (WHAT, WHERE, COST, ALONG)}  # fmt: skip
-        return "\n".join("\n".join([f"## {heading}", *found]) for heading, found in lines.items() if found)
+    def run(self, verb: str) -> int:
+        """Submits and follows the job as a verb does, or shows the request with --dry_run; returns the exit code."""
+        asked = self.asked
+        if asked.dry_run:
+            self._show(verb)
+            return DONE
+        say(*(f"# {line}" for _, line in self.about))
+        with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
+            job, code = self.send(), DONE
+            if asked.detach:
+                say(f"watch it: python -m deploy watch {job.name}")
+            else:
+                status = job.follow()
+                code = exit_code(status) if status else INTERRUPTED
+        try:
+            write_document(asked, verb, submission=job.record.submission, job=job.name, attempts=job.record.attempts,
+                           exit_code=code)  # fmt: skip
+        except BrokenPipeError:  # the exit code of the job counts, whether or not anybody reads on
+            forget_stdout()
+        return code
 
-    @property
-    def paste(self) -> str:
-        """Returns shell commands that do what `submit` would with the first job."""
-        job = self.jobs[0]
-        request = custom_job(job, attempt_label(self.record.submission))
-        command = Gcloud(job.gcp.project, job.gcp.region).shell_command(request)
-        return "\n".join(filter(None, [package_command(job, self.asked), command]))
+    def _show(self, verb: str) -> None:
+        """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
+        for heading in (WHAT, WHERE, COST, ALONG):
+            if lines := dict.fromkeys(f"# {line}" for place, line in self.about if place == heading):
+                say(f"## {heading}", *lines)
+        job, label = self.jobs[0], attempt_label(self.record.submission)
+        command = Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))
+        say("\n## The request", *filter(None, [package_command(job, self.asked), command]))
+        requests = [_as_document(job, label) for job in self.jobs]
+        write_document(self.asked, verb, requests=requests, about=[line for _, line in self.about])
 
-    def send(self, confirm: Confirm) -> SubmittedJob:
+    def send(self) -> SubmittedJob:
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
 
-        confirm: is asked before what costs much without --max_cost. Raises UserError if it says no.
+        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
         """
         asked, jobs, session = self.asked, self.jobs, self.session
         with api_errors(jobs[0].gcp):
-            if earlier := find_again(self.record, asked.backend, session):
+            if earlier := self._interrupted():
                 return self._resumed(earlier)
             hold_to_budget(jobs, asked, session)
-            _ask_for_cost(jobs, asked, confirm)
+            agree_to_cost([(job, 1) for job in jobs], asked.max_cost, max)
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
@@ -203,11 +201,27 @@ class PreparedSubmission:
             return submitted
 
     def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
-        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self._register)
+        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self.register)
+
+    def _interrupted(self) -> Submission | None:
+        """Returns the submission of the same command whose job was not followed to its end; None if there is none."""
+        earlier = find_interrupted(self.record.command, self.record.sources)
+        if earlier is None:
+            return None
+        attempt = earlier.attempts[-1]
+        backend = self.session.open(self.asked.backend, attempt.project, attempt.region)
+        attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
+        if not attempt.job:
+            return None
+        say(f"goes on with {attempt.job}, which the same command submitted before")
+        if earlier.detached:
+            attempt.state = "SUBMITTED"
+            earlier.write()
+        return earlier
 
     def _resumed(self, earlier: Submission) -> SubmittedJob:
         """Returns the last job of an earlier call, which goes on with the tiers and regions after that job's own."""
-        attempt, options = earlier.attempts[-1], dataclasses.replace(self._options, submission=earlier.submission)
+        attempt, options = earlier.attempts[-1], dataclasses.replace(self.options, submission=earlier.submission)
         places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
@@ -218,21 +232,23 @@ class PreparedSubmission:
         return submitted
 
 
-def find_again(record: Submission, kind: str, session: Session) -> Submission | None:
-    """Returns the submission of the same command whose job was not followed to its end; None if there is none."""
-    earlier = find_interrupted(record.command, record.sources)
-    if earlier is None:
-        return None
-    attempt = earlier.attempts[-1]
-    backend = session.open(kind, attempt.project, attempt.region)
-    attempt.job = attempt.job or look_for(earlier.label, backend, session.clock, attempt.sent_at)
-    if not attempt.job:
-        return None
-    say(f"goes on with {attempt.job}, which the same command submitted before")
-    if earlier.detached:
-        attempt.state = "SUBMITTED"
-        earlier.write()
-    return earlier
+def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
+    """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail."""
+    asked, program = parse_program(submit_flags(), arguments)
+    check_budget_flags(asked)
+    register = _registration(asked, program) if asked.register else ("", "")
+    if asked.check and not program.values.keys() & {"recipe", "model"}:
+        program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
+    options = read_options(asked, program)
+    if asked.check:
+        options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
+    jobs = _candidates(asked, program, options)
+    sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
+    record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
+    runs = [] if asked.check else [job.request for job in jobs]
+    about = [*describe(jobs), *((COST, line) for line in cost_lines(jobs)),
+             *((WHAT, line) for line in memory_lines(runs, plan=asked.plan, force=asked.force))]  # fmt: skip
+    return PreparedSubmission(asked, options, jobs, record, session, about, register)
 
 
 def submit(
@@ -249,10 +265,7 @@ def submit(
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **flags}
     with printed_on(stream):
-        prepared = PreparedSubmission(as_arguments(tiers, named, settings), session)
-        if prepared.asked.dry_run:
-            raise UserError("dry_run is of the command, which prints: python -m deploy submit … --dry_run --json")
-        return prepared.send(lambda text: False)
+        return prepare(as_arguments(tiers, named, settings), session).send()
 
 
 def _registration(asked: argparse.Namespace, program: Program) -> tuple[str, str]:
@@ -268,7 +281,7 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
     regions = regions_in(asked.region)
     if asked.detach and len(tiers) * len(regions) > 1:
         raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
-    jobs, refused = list[RenderedJob](), list[tuple[str, NoMachines]]()
+    jobs, left_out = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
         request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, _fitting(asked, tier, program))
@@ -278,11 +291,11 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
             try:
                 jobs.append(render(request, gcp, with_limits(request, options)))
             except NoMachines as error:
-                refused.append((f"{tier.name} in {gcp.region}", error))
-    for what, why in refused if jobs else refused[:-1]:
-        say(f"# left out: {what}: {why}")
+                left_out.append((f"{tier.name} in {gcp.region}", error))
+    for place, reason in left_out if jobs else left_out[:-1]:
+        say(f"# left out: {place}: {reason}")
     if not jobs:
-        raise refused[-1][1]
+        raise left_out[-1][1]
     needed_project(jobs[0].gcp.project)
     if asked.detach and asked.max_wait and jobs[0].tier.strategy != "FLEX_START":
         raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
@@ -332,39 +345,9 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
         yield from ((WHAT, f"warning: {line}") for line in job.warnings)
 
 
-def request_of(job: RenderedJob, label: str) -> dict[str, Any]:
+def _as_document(job: RenderedJob, label: str) -> dict[str, Any]:
     """Returns the request of a job as a JSON document shows it."""
     request = custom_job(job, label)
     place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
     return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
             "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip
-
-
-def outcome_of(job: SubmittedJob, code: int) -> dict[str, Any]:
-    """Returns what became of a submission as a JSON document shows it: all attempts, the last of them that counts."""
-    return {"submission": job.record.submission, "job": job.name, "attempts": job.record.attempts, "exit_code": code}
-
-
-def _most_usd(tier: Tier) -> float | None:
-    """Returns the most that a job costs; if the price of its kind is not known, by the dearest of another kind."""
-    prices = [price for strategy in STRATEGIES if (price := tier.price.known_under(strategy)) is not None]
-    return tier.most_usd or (max(prices) * tier.timeout_s / 3600 if prices else None)
-
-
-def _ask_for_cost(jobs: Sequence[RenderedJob], asked: argparse.Namespace, confirm: Confirm) -> None:
-    """Prints what the jobs may cost. Without --max_cost it asks about much; UserError if the answer is not yes."""
-    limits = [_most_usd(job.tier) for job in jobs]
-    if unpriced := [job.tier for job, limit in zip(jobs, limits, strict=True) if limit is None]:
-        text = f"the price of {unpriced[0].name} is not known, nor what this job may cost"
-        if not (asked.check or not any(tier.accelerators for tier in unpriced) or confirm(text)):
-            raise UserError(f"{text}: not submitted: give the price, as --prices=FILE")
-        say(f"# {text}")
-        return
-    limit, plans = max(filter(None, limits), default=0.0), [*filter(None, map(estimated_usd, jobs))]
-    high = max(plan.high for plan in plans) if len(plans) == len(jobs) else None
-    known = "there is no plan of it" if high is None else f"by its plan {high:.2f} USD at most"
-    text = f"this job may cost {limit:.2f} USD until its timeout; {known}"
-    if asked.max_cost or asked.check or (limit <= LIMIT_UNASKED if high is None else high <= PLAN_UNASKED):
-        say(f"# {text}")
-    elif not confirm(text):
-        raise UserError(f"{text}: not submitted: say what it may cost, as --max_cost=20")

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.job_handle import RunResult
-from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
+from deploy.tiers.output import error_of_program
+from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.run_layout import RESULT
 from trainer.base.storage import local_path
 
@@ -39,7 +40,7 @@ def train(
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
     words, folder = as_arguments((), named, settings), local_path(job_dir, "job_dir")
     command = [sys.executable, "-m", "trainer.task", *words]
-    show, lines = _bar() if progress else None, deque[str](maxlen=_KEPT_LINES)
+    bar, lines = _notebook_bar() if progress else None, deque[str](maxlen=_KEPT_LINES)
     # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
@@ -50,30 +51,25 @@ def train(
                 lines.append(line.strip())
                 if stream:
                     print(line, end="", file=stream, flush=True)
-                if show and (step := _STEP.match(line)):
-                    show(*(int(count.replace(",", "")) for count in step.groups()))
+                if bar and (step := _STEP.match(line)):
+                    bar(*(int(count.replace(",", "")) for count in step.groups()))
         except BaseException:
             process.send_signal(signal.SIGTERM)  # it saves its state
             process.wait()
             raise
     if process.returncode != DONE:
-        error = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-        kind = UserError if process.returncode == USER_MUST_CHANGE else PlatformFault
-        text = error.removeprefix("error: ") or f"python -m trainer.task ended with exit code {process.returncode}"
-        failure = kind(text)
-        failure.exit_code = process.returncode
-        raise failure
+        raise error_of_program(lines, process.returncode, "python -m trainer.task")
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 
-def _bar() -> Callable[[int, int], None] | None:
+def _notebook_bar() -> Callable[[int, int], None] | None:
     """Returns what shows a step of all in a notebook; None elsewhere."""
     if "ipykernel" not in sys.modules:
         return None
     display: Any = importlib.import_module("IPython.display")
 
-    def bar(step: int, total: int) -> Any:
+    def html(step: int, total: int) -> Any:
         return display.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
 
-    place = display.display(bar(0, 1), display_id=True)
-    return lambda step, total: place.update(bar(step, total))
+    handle = display.display(html(0, 1), display_id=True)
+    return lambda step, total: handle.update(html(step, total))

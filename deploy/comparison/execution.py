@@ -38,8 +38,8 @@ class Runner(Protocol):
     def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields lines that state what so many runs of each tier may cost."""
 
-    def preflight(self, runs: Sequence[JobRequest]) -> None:
-        """Raises UserError, or exits with an error line, if none of the runs could succeed."""
+    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
+        """Raises UserError, or exits with an error line, if none of the runs could succeed, or nobody agrees to pay."""
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
         """Trains until the run ends and returns its exit code. Called in any thread."""
@@ -108,7 +108,7 @@ def read_tiers(
     return list(tiers.values())
 
 
-def compare(
+def run_comparison(
     plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner, parallel: int = 1
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
@@ -116,9 +116,9 @@ def compare(
     A failed run does not keep the others from running, unless it is the first and the trainer refuses what is the same
     for all. Raises UserError then, and if the folder holds another comparison.
     """
-    announce(plan, runs, out, runner)
+    missing = announce(plan, runs, out, runner)
     make_writable(out, "out")
-    runner.preflight([runs[name] for name in plan.missing(out)])
+    runner.preflight(missing)
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
     write_comparison(out, plan.asked(runner.name, parallel))
@@ -129,14 +129,18 @@ def compare(
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announce(plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner) -> None:
-    """Prints what is trained, and what the runs may cost that are not done yet."""
+def announce(
+    plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner
+) -> list[tuple[JobRequest, int]]:
+    """Prints what is trained, and what the runs may cost that are not done yet, which it returns with their counts."""
     check_folder(out, plan.asked(runner.name, 1))
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
     say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")
-    for line in runner.costs([(runs[name], count) for name, count in plan.missing(out).items()]):
+    missing = [(runs[name], count) for name, count in plan.missing(out).items()]
+    for line in runner.costs(missing):
         say(line)
+    return missing
 
 
 def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:

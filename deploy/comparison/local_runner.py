@@ -29,9 +29,9 @@ class LocalRunner:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[JobRequest]) -> None:
+    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
         """Raises UserError if the data do not exist."""
-        for run in runs:
+        for run, _ in runs:
             if run.training:
                 check_local_data(run.training.config.data)
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
+from deploy.planning.cost_rule import agree_to_cost
 from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
@@ -93,11 +94,13 @@ class VertexRunner:
         limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
-    def preflight(self, runs: Sequence[JobRequest]) -> None:
-        """Checks once for all runs that the login, the project, region, buckets and data are usable."""
-        planned = [self._job(run) for run in runs]
+    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
+        """Asks about much money, then checks once for all runs that the login, project, buckets and data are usable."""
+        counted = [(self._job(run), count) for run, count in runs]
+        if counted:
+            agree_to_cost(counted, self._options.max_cost)
         jobs = {
-            (job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job in planned
+            (job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job, _ in counted
         }  # distinct checks
         for bucket in {bucket for bucket, *_ in jobs}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read

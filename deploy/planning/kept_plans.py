@@ -13,7 +13,7 @@ from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import say, stdout_of_programs
+from deploy.tiers.output import error_of_program, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -31,9 +31,11 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
         command = [sys.executable, "-m", "trainer.plan", *flags]
-        code = subprocess.run(command, stdout=stdout_of_programs(), check=False).returncode
-        if code:
-            raise UserError(f"python -m trainer.plan ended with exit code {code}: see the line above")
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        lines = done.stdout.splitlines()
+        if done.returncode:
+            raise error_of_program(lines, done.returncode, "python -m trainer.plan")
+        say(*lines)
     return kept or read_plan(kept_plan(config))
 
 

@@ -15,7 +15,7 @@ from deploy.planning.strategy_costs import offers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import stdout_of_programs
+from deploy.tiers.output import error_of_program
 from deploy.tiers.tier import Tier
 from deploy.vertex import buckets
 from deploy.vertex.spending import format_duration
@@ -61,12 +61,13 @@ def seconds_measured_here(artifact: str, rows: RowFile, tier: Tier) -> Interval:
         sample.write_bytes(b"\n".join(rows.lines[:_MEASURED_ROWS]))
         command = [sys.executable, "-m", "trainer.predict", artifact, f"--rows_file={sample}", f"--out={out}"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-        code = subprocess.run(command, env=environment, stdout=stdout_of_programs(), check=False).returncode
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         speed, _ = read_json(out / SPEED)
     seconds, count = positive(speed.get("seconds")), positive(speed.get("rows"))
     if not (seconds and count):
-        why = f"ended with exit code {code}: see the line above" if code else f"could read none of {rows.name}'s first"
-        raise UserError(f"python -m trainer.predict {why}: leave out --plan, or correct that")
+        if done.returncode:
+            raise error_of_program(done.stdout.splitlines(), done.returncode, "python -m trainer.predict")
+        raise UserError(f"python -m trainer.predict could read none of {rows.name}'s first: leave out --plan")
     return (_GPU if tier.accelerators else _OTHER_CPU).times(seconds / count)
 
 

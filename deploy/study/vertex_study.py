@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
+from deploy.planning.cost_rule import agree_to_cost
 from deploy.planning.kept_plans import with_limits
 from deploy.study.optuna_study import frozen_trial, load
 from deploy.study.outcome import state_of
@@ -144,6 +145,7 @@ class VertexStudy:
             self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
             return status.name
         gcp = self._gcp
+        agree_to_cost([(self._trial_job, self._plan.most_trials)], self._most_usd)
         check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)

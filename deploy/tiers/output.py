@@ -1,46 +1,54 @@
-"""Prints what a command does: on stdout and stderr, or, within a call of the Python API, where its caller wants it."""
+"""Prints what a command does, on stdout and stderr; what a function of the Python API does, where its caller wants it.
 
-import io
+Without either nothing is printed and nothing asked, as in a program that imports this package.
+"""
+
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TextIO
 
-_PLACE: ContextVar[TextIO | None] = ContextVar("place", default=None)  # a new thread begins without one
+from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
 
-
-class _Nowhere(io.TextIOBase):
-    """Forgets what is written."""
-
-    def write(self, text: str) -> int:
-        return len(text)
+_PLACE: ContextVar[TextIO | None] = ContextVar("place", default=None)
+_COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread begins with neither
 
 
 def say(*lines: str) -> None:
-    """Prints lines, on stdout unless the caller named a place."""
-    print(*lines, sep="\n", file=_PLACE.get() or sys.stdout, flush=True)
+    """Prints lines, those of a command on stdout."""
+    _print(sys.stdout, *lines)
 
 
 def tell(line: str) -> None:
-    """Prints a line beside the output proper, on stderr unless the caller named a place."""
-    print(line, file=_PLACE.get() or sys.stderr, flush=True)
+    """Prints a line beside the output proper, that of a command on stderr."""
+    _print(sys.stderr, line)
+
+
+def _print(stream: TextIO, *lines: str) -> None:
+    if place := _PLACE.get() or (stream if _COMMAND.get() else None):
+        print(*lines, sep="\n", file=place, flush=True)
 
 
 @contextmanager
-def printed_on(place: TextIO | None) -> Iterator[None]:
-    """Prints on `place` what this thread prints within the block; nowhere if that is None."""
-    token = _PLACE.set(place or _Nowhere())  # type: ignore[arg-type]
+def printed_on(place: TextIO | None, *, command: bool = False) -> Iterator[None]:
+    """Directs what this thread prints within the block to `place`.
+
+    Without one a `command` prints on stdout and stderr, a function nowhere.
+    """
+    tokens = _PLACE.set(place), _COMMAND.set(command)
     try:
         yield
     finally:
-        _PLACE.reset(token)
+        _PLACE.reset(tokens[0])
+        _COMMAND.reset(tokens[1])
 
 
 def agrees(question: str) -> bool:
     """Asks on stderr, as stdout may be a document; returns whether the answer is yes, False where nobody answers."""
+    if not _COMMAND.get():
+        return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     with suppress(EOFError):
         return input().strip().lower() in ("y", "yes")
@@ -52,6 +60,10 @@ def forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def stdout_of_programs() -> int | None:
-    """Returns the `stdout` of a program that a command starts: this one's, or nowhere within a call of the API."""
-    return subprocess.DEVNULL if _PLACE.get() else None
+def error_of_program(lines: Sequence[str], code: int, program: str) -> UserError | PlatformFault:
+    """Returns the error that a program of ours printed last among `lines`, with its exit code."""
+    printed = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
+    text = printed.removeprefix("error: ") or f"{program} ended with exit code {code}"
+    error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
+    error.exit_code = code
+    return error

@@ -95,7 +95,7 @@ class Package:
                 self._make(Path(scratch, "out"))
                 folder.mkdir(parents=True, exist_ok=True)
                 for file in sorted(Path(scratch, "out").iterdir()):  # the wheel last: it marks the folder as complete
-                    partial = folder / f".{file.name}.part"
+                    partial = folder / f".{file.name}.{Path(scratch).name}"  # another thread may build it too
                     shutil.copyfile(file, partial)
                     partial.replace(folder / file.name)
         return folder / self.wheel

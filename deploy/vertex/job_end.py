@@ -16,13 +16,15 @@ _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
 def settled(status: JobStatus, now: float) -> JobStatus:
-    """Returns the status of a job, STOPPED with the reason if it ended itself; records the bill of one that is over.
-
-    The bill is in its job directory: one that cannot be written changes nothing.
-    """
+    """Records the bill of a job that is over, if its job directory can be written; returns as `with_reason`."""
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
             _add_bill(f"{status.output}/{BILLED}", status, now)
+    return with_reason(status)
+
+
+def with_reason(status: JobStatus) -> JobStatus:
+    """Returns the status of a job, STOPPED with the reason if it ended itself."""
     reason = why_stopped(result_of(status.output)) if status.state == "SUCCEEDED" and status.limited else ""
     return dataclasses.replace(status, state=STOPPED, error=reason) if reason else status
 

@@ -44,7 +44,7 @@ class Sku:
 
 
 @dataclass(frozen=True)
-class Found:
+class CatalogPrice:
     """Holds a price in USD an hour: of GPUs, cores and memory, and of local SSD; its SKUs. None, and `why`, if none."""
 
     usd: float | None
@@ -87,7 +87,7 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z]*\d[a-z0-9]*|[a-z]+", text.lower()))
 
 
-def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) -> Found:
+def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) -> CatalogPrice:
     """Returns the price of a machine with its own accelerators, by `list`, `spot` or `flex_start`."""
     parts: list[tuple[str, float, set[str], set[str]]] = []
     if not machine.attached:
@@ -102,11 +102,11 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
     ssd = [sku for sku in skus if sku.monthly and {"local", "ssd"} <= sku.words and not sku.words & {"spot", "dws"}]
     ssd = [sku for sku in ssd if sku.service == "compute" and not sku.words & _NEVER]
     if len(ssd) != 1:
-        return Found(None, why=f"local SSD: {_named(ssd)}")
-    return Found(found.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*found.skus, *ssd))
+        return CatalogPrice(None, why=f"local SSD: {_named(ssd)}")
+    return CatalogPrice(found.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*found.skus, *ssd))
 
 
-def price_of_gpu(accelerator: str, table: Machines, skus: Sequence[Sku], kind: str) -> Found:
+def price_of_gpu(accelerator: str, table: Machines, skus: Sequence[Sku], kind: str) -> CatalogPrice:
     """Returns the price of one accelerator that is attached to a machine."""
     return _sum([(accelerator, 1, *_of_gpu(accelerator, table))], skus, kind)
 
@@ -118,7 +118,7 @@ def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
     return own, {word for other in table.accelerators if own < named(other) for word in named(other) - own}
 
 
-def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> Found:
+def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> CatalogPrice:
     total, used = 0.0, []
     for name, count, words, without in parts:
         for service, of_kind, not_of_kind in _KINDS[kind]:
@@ -126,10 +126,10 @@ def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[
             some = [sku for sku in skus if sku.service == service and not sku.monthly
                     and words | of_kind <= sku.words and not barred & sku.words]  # fmt: skip
             if len(some) != 1:
-                return Found(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(some)}")
+                return CatalogPrice(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(some)}")
             total += count * some[0].usd
             used.append(some[0])
-    return Found(total, 0.0, tuple(used))
+    return CatalogPrice(total, 0.0, tuple(used))
 
 
 def _named(skus: Sequence[Sku]) -> str:

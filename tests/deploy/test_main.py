@@ -98,7 +98,9 @@ def test_a_fault_of_the_platform_is_one_line_too(monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().err == f"error: {fault}: run the same command again later\n"
 
 
-@pytest.mark.parametrize(("told", "shown"), [((), "stopped\n"), (("projects/p/…/7",), "")])
+@pytest.mark.parametrize(
+    ("told", "shown"), [((), "stopped: run the same command again to go on\n"), (("projects/p/…/7",), "")]
+)
 def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=KeyboardInterrupt(*told)))
     assert main(["report", "run"]) == 75

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -95,7 +96,10 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     assert "SUCCEEDED after" in stream.getvalue()
     assert (job.exit_code, job.result.metrics, job.result.steps) == (0, {"val_accuracy": 0.9}, 4)
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
-    assert [status.name for status in jobs("us-central1", session=session)] == [job.name]
+    assert [status.name for status in jobs(["us-central1"], state="succeeded", session=session)] == [job.name]
+    cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
+    assert (attach(job.name, session=session, backend="sdk").status.state, job.exit_code) == ("SUCCEEDED", 0)
+    assert jobs("us-central1", state="RUNNING", session=session) == []
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "")
 
@@ -113,9 +117,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     with pytest.raises(UserError, match="not submitted: say what it may cost, as --max_cost=20"):
         submit("h100x8", settings=TINY, session=session, **WHERE)
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
-    with pytest.raises(
-        UserError, match=r"this job may cost .* USD until its timeout; there is no plan of it: not submitted"
-    ):
+    with pytest.raises(UserError, match=r"this job may cost .* USD until the timeout; there is no plan: not submitted"):
         submit(settings=TINY, session=session, **WHERE, **unpriced)
     cloud.faults = [Fault("customJobs", 503, times=1000)]
     with pytest.raises(PlatformFault) as caught:
@@ -201,6 +203,14 @@ def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, se
     assert len(cloud.jobs) == 2
 
 
+def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, session: Session) -> None:
+    job = submit("cpu", settings=TINY, session=session, **WHERE)
+    cloud.faults = [Fault("POST .*:cancel", "empty")]
+    with pytest.raises(PlatformFault, match="still PENDING: `python -m deploy watch` shows its end") as caught:
+        job.cancel()
+    assert caught.value.exit_code == STATE_UNKNOWN
+
+
 def test_a_lost_answer_makes_one_job_and_cancel_ends_it(cloud: Emulator, session: Session) -> None:
     cloud.faults = [Fault(POSTS, 503, after=True)]
     job = submit("cpu", settings=TINY, session=session, **WHERE)
@@ -222,19 +232,21 @@ def test_the_body_is_that_of_the_verb(cloud: Emulator, session: Session) -> None
 
 def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: Capture) -> None:
     flags: dict[str, Any] = {"plan": str(planted_plan(tmp_path)), "settings": {"global_batch_size": 64, "epochs": 500}}
-    made = plan("l4x1", "l4x4", recipe="mlp_mnist", **flags)
-    assert [forecast.tier for forecast in made.forecasts] == ["l4x1", "l4x4"]
-    best = made.best(within="8h", budget=20)
+    planned = plan("l4x1", "l4x4", recipe="mlp_mnist", **flags)
+    assert [forecast.tier for forecast in planned.forecasts] == ["l4x1", "l4x4"]
+    best = planned.best(within="8h", budget=20)
     assert (best.strategy, best.flags["spot"]) == ("SPOT", True)
-    assert best.usd.middle == min(offer.usd.middle for forecast in made.forecasts for offer in forecast.offers)
+    assert best.usd.middle == min(offer.usd.middle for forecast in planned.forecasts for offer in forecast.offers)
     with pytest.raises(UserError, match=r"no tier ends within=1m"):
-        made.best(within="1m")
-    assert "The cheapest: " in str(made)
+        planned.best(within="1m")
+    assert "The cheapest: " in str(planned)
     for region in ("us-central1", "europe-west4"):
         Path(f"prices-{region}.yaml").write_text("g2-standard-12: {list: 1, spot: 0.5}\n")
-    regions = plan("l4x1", recipe="mlp_mnist", regions=["us-central1", "europe-west4"],
+    shutil.copy(ROOT / "job_configs" / "l4x1.yaml", "l4x1.yaml")
+    regions = plan("./l4x1.yaml", recipe="mlp_mnist", regions=["us-central1", "europe-west4"],
                    prices="prices-REGION.yaml", **flags)  # fmt: skip
     assert regions.best().region in ("us-central1", "europe-west4")
+    assert regions.best().tier == "./l4x1.yaml", "as submit takes it"
     assert (capsys.readouterr().out, Path("runs/plan").exists()) == ("", False)
 
 
@@ -251,6 +263,8 @@ def test_compare_returns_the_table(cloud: Emulator, session: Session, command: A
     (again,) = found
     assert (again.exit_code, [tier["tier"] for tier in again.tiers]) == (0, ["l4x1", "l4x2"])
     assert again.verdict
+    with pytest.raises(UserError, match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: "):
+        compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags_of(target), "out": "dear"})
     assert len(cloud.jobs) == 2
 
 
@@ -276,7 +290,8 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost: both a keyword and in settings"),
     (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
     (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is of the command: a function writes no files"),
-    (lambda: vertex_trainer.compare("cpu", dry_run=True), "dry_run is of the command, which prints"),
+    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),
+    (lambda: jobs(limit=-1), "argument --limit: .-1. is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
     (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
 ])  # fmt: skip

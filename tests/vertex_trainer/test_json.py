@@ -14,22 +14,46 @@ from deploy.__main__ import main
 from deploy.client.documents import SCHEMA_VERSION
 from deploy.vertex import session as sessions
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, ROOT, WHERE, Capture
+from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
 from tests.deploy.planted import plant, planted_plan
+from tests.deploy.study.test_vertex_study import ASKED, studies
+from tests.deploy.vertex.test_registry import a_run, registered
 
 SCHEMA = json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
 IMAGE = ["--image=us-docker.pkg.dev/p/r/x:1"]
 SDK = [*WHERE, *JOB, *IMAGE, "--backend=sdk"]
 # The fields of version 1. One that goes, or gets another name, needs a new version.
-FIELDS = 106
+FIELDS = {
+    "interval": "low middle high",
+    "price": "list spot flex_start inferred lower_bound",
+    "tiers": "date region tiers tier machine price",
+    "machines": "date region machines machine accelerator count price",
+    "plan": (
+        "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
+        "install_seconds steps basis offers problems strategy usd_per_hour hours usd"
+    ),
+    "dry_run": "requests about tier project region output display_name labels spec usd_per_hour most_usd",
+    "submitted": (
+        "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
+    ),
+    "batch": "batch_prediction job",
+    "status": (
+        "name display_name state created started ended error labels strategy timeout_s output checks limited shells"
+    ),
+    "jobs": "jobs",
+    "line": "line time text worker severity",
+    "ended": "status exit_code",
+    "comparison": "folder exit_code tiers verdict notes",
+    "study": "folder metric goal trials best best_command verdict notes",
+}
 
 
 @pytest.fixture
 def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Any:
     """Returns a function that runs a verb with --json, and returns its documents, each checked by the schema."""
 
-    def found(*words: str, code: int = 0) -> list[dict[str, Any]]:
+    def documents_of(*words: str, code: int = 0) -> list[dict[str, Any]]:
         verb = __import__(f"deploy.cli.{words[0]}", fromlist=["main"])
         if "session" in verb.main.__annotations__:
             real = verb.main
@@ -42,7 +66,7 @@ def documents(session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
             assert (line["schema_version"], line["verb"]) == (SCHEMA_VERSION, words[0])
         return lines
 
-    return found
+    return documents_of
 
 
 def test_each_verb_prints_documents_of_the_schema(
@@ -76,18 +100,51 @@ def test_each_verb_prints_documents_of_the_schema(
     assert (study["best"], study["goal"]) == (None, "minimize")
 
 
+def test_what_ran_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    """A study on Vertex AI, and a prediction; both refuse what may cost much."""
+    cloud.run = studies
+    (study,) = documents("tune", *ASKED, "--backend=sdk")
+    assert (study["best"], len(study["trials"]), study["goal"]) == (2, 4, "maximize")
+    dear = [word for word in ASKED if not word.startswith("--max_cost")] + ["--out=dear", "--trials=100"]
+    documents("tune", *dear, "--backend=sdk", code=2)
+    cloud.run = ends("SUCCEEDED")
+    assert registered(session, a_run(tmp_path / "run")) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    words = ["predict", "digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", *WHERE[:1], "--backend=sdk"]
+    (dry,) = documents(*words, "--tier=cpu", "--dry_run")
+    assert dry["requests"][0]["spec"]["workerPoolSpecs"][0]["containerSpec"]["args"][1:] == [
+        "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out",
+    ]  # fmt: skip
+    (sent,) = documents(*words, "--tier=cpu")
+    assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
+    documents(*words, "--tier=cpu", "--as=batch_prediction", code=2)
+    (batch,) = documents(*words, "--tier=cpu", "--as=batch_prediction", "--yes")
+    assert "batchPredictionJobs/" in batch["job"]
+
+
+def test_a_comparison_that_ran_is_a_document(
+    documents: Any, cloud: Emulator, target: list[str], tmp_path: Path
+) -> None:
+    cloud.run = trains(tmp_path / "trained")
+    (compared,) = documents("compare", "l4x1", "l4x2", *target, *JOB, *IMAGE, "--backend=sdk")
+    assert [(tier["tier"], tier["state"]) for tier in compared["tiers"]] == [("l4x1", "done"), ("l4x2", "done")]
+    assert (compared["exit_code"], bool(compared["verdict"])) == (0, True)
+    documents("compare", "h100x8", "h100x4", *target[:-1], *JOB, *IMAGE, "--backend=sdk", f"--out={tmp_path}/x", code=2)
+
+
 def fields(part: Any) -> list[str]:
     """Returns the names of all fields that a part of the schema requires."""
     if isinstance(part, list):
-        return [name for each in part for name in fields(each)]
+        return [name for entry in part for name in fields(entry)]
     if not isinstance(part, dict):
         return []
-    return [*part.get("required", []), *(name for each in part.values() for name in fields(each))]
+    return [*part.get("required", []), *(name for entry in part.values() for name in fields(entry))]
 
 
 def test_no_field_of_the_schema_goes() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert len(fields(SCHEMA)) == FIELDS
+    by_part = {name: " ".join(fields(part)) for name, part in SCHEMA["$defs"].items() if fields(part)}
+    assert by_part == FIELDS
     assert SCHEMA["properties"]["schema_version"]["const"] == SCHEMA_VERSION
     for name, part in SCHEMA["$defs"].items():
         if "properties" in part:

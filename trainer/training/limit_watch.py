@@ -8,14 +8,16 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from trainer.base.log import log
-from trainer.base.run_files.goodput import OTHER, SAVE, STEP, Goodput
+from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, STEP, Goodput
 from trainer.base.run_files.stop_limits import IDLE_PERCENT, StopLimits
 from trainer.cluster.peers import Peers
 from trainer.reporting.resources import Gpus
 from trainer.training.preemption import StopRequest
 
 POLL_SECONDS = 5.0
-GRACE_SECONDS = 30.0  # for the loop to end, without its saving; one that hangs is left with its last checkpoint
+GRACE_SECONDS = (
+    30.0  # for the loop to end, without saving and evaluation; one that hangs is left with its last checkpoint
+)
 
 
 class LimitWatch:
@@ -39,7 +41,7 @@ class LimitWatch:
         now, limits = time.monotonic(), self._limits
         elapsed, self._at = now - self._at, now
         if self._request.reason:
-            self._stopped_at = now if self._goodput.phase == SAVE else self._stopped_at
+            self._stopped_at = now if self._goodput.phase in (SAVE, EVENTS) else self._stopped_at
             if now - self._stopped_at > GRACE_SECONDS:
                 self._leave(self._request.reason)
             return

@@ -43,7 +43,7 @@ def planned(tiers: Sequence[TierFacts], flags: Sequence[str], *scaling: str, **m
 
 
 def compare(plan: ComparisonRequest, out: Path, runner: "Planting", parallel: int = 1) -> int:
-    return execution.compare(plan, plan.resolve(runner), out, runner, parallel)
+    return execution.run_comparison(plan, plan.resolve(runner), out, runner, parallel)
 
 
 class Planting:
@@ -62,7 +62,7 @@ class Planting:
     def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         return iter(())
 
-    def preflight(self, runs: Sequence[JobRequest]) -> None:
+    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
         pass
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
@@ -417,7 +417,7 @@ def test_a_terminated_comparison_saves_its_run_and_goes_on(tmp_path: Path) -> No
             time.sleep(0.1)
         process.terminate()
         _, error = process.communicate(timeout=120)
-    assert (process.returncode, error) == (75, "stopped: run the same command again to resume\n")
+    assert (process.returncode, error) == (75, "stopped: run the same command again to go on\n")
     saved = RunRecord(job)
     assert saved.state == "interrupted"
     with deploy("compare", *flags) as process:

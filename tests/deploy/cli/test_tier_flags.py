@@ -141,19 +141,19 @@ def test_what_costs_much_is_asked_about(
     tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("deploy.client.prepared_job.estimated_usd", lambda job: plan)
+    monkeypatch.setattr("deploy.planning.cost_rule.estimated_usd", lambda job: plan)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     if asks:
         with pytest.raises(
-            UserError, match=r"may cost .* USD until its timeout; .*: not submitted: say what it may cost"
+            UserError, match=r"may cost .* USD until the timeout; .*: not submitted: say what it may cost"
         ):
             submit.main(command, session)
         assert cloud.requests == []
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda: "y")
     assert submit.main(command, session) == 0
-    said = f"by its plan {plan.high:.2f} USD at most" if plan else "there is no plan of it"
-    assert asks or f" USD until its timeout; {said}\n" in capsys.readouterr().out
+    said = f"by plan {plan.high:.2f} USD at most" if plan else "there is no plan"
+    assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
 def test_a_dry_run_is_a_page(cloud: Emulator, capsys: Capture) -> None:

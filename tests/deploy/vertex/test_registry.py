@@ -134,12 +134,15 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
-    assert predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session) == 0
+    batch = [*where, "--tier=l4x1", "--as=batch_prediction"]
+    with pytest.raises(UserError, match=r"no time limit: .*: not submitted: answer y, or use --yes"):
+        predict.main(batch, session)
+    assert predict.main([*batch, "--yes"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
     cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True)]
     with pytest.raises(JobUnknown, match="the job may exist: look for predict-"):
-        predict.main([*where, "--tier=l4x1", "--as=batch_prediction"], session)
+        predict.main([*batch, "--yes"], session)
 
 
 def test_the_same_prediction_follows_the_job_that_it_lost(
@@ -187,7 +190,7 @@ def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_i
     where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--dry_run", *SDK]
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 100_000
     assert predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=20"], session) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# plan: "))
     assert line.startswith(f"# plan: 100,000 rows, by {trained}: 0:03:43 (0:00:57 - 0:19:40), 0.07 USD (0.02 - 0.38)")
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000  # of which the first lines are read
     with pytest.raises(UserError, match=r"^max_cost=1: the job would be stopped before its end: 3,000,000 rows"):
@@ -256,7 +259,7 @@ def test_the_job_answers_the_rows_by_the_real_command(
     assert json.loads(cloud.objects["my-bucket/out/speed.json"])["rows"] == 2
     cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n[3, 4]\n"
     words[2] = "gs://my-bucket/batch"
-    assert predict.main([*words, "--as=batch_prediction", "--backend=sdk"], session) == 0
+    assert predict.main([*words, "--as=batch_prediction", "--backend=sdk", "--yes"], session) == 0
     feed(cloud, cloud.bodies[-1])
     served = cloud.objects["my-bucket/batch/prediction.results-00000-of-00001"].splitlines()
     assert [json.loads(line)["prediction"] for line in served] == [json.loads(line)["prediction"] for line in answers]
