@@ -29,7 +29,7 @@ from trainer.base.storage import sync, whole_folder
 from trainer.base.storage.checksum import sha256_of
 from trainer.cluster.strategy import Replicas
 from trainer.reporting.tensorflow_errors import tensorflow_writing
-from trainer.training.state import WEIGHTS, check_fits, put_back, snapshot, variables_of
+from trainer.training.state import WEIGHTS, check_fits, put_back, sharded, snapshot, variables_of
 
 _PREFIX = "variables"
 
@@ -99,8 +99,9 @@ class Checkpoints:
             return
         self.wait()
         began = time.monotonic()
-        self._saved, values = saved, snapshot(self._variables, self._replicas)
-        if not self._replicas.cluster.is_chief:
+        self._saved, is_chief = saved, self._replicas.cluster.is_chief
+        values = snapshot(self._variables if is_chief else sharded(self._variables), self._replicas)
+        if not is_chief:
             return
         # Text now: later steps change the state while the thread writes. Arrays are the counts of metrics.
         manifest = json.dumps({"step": step, "trained": self._trained, "state": state}, default=np.ndarray.tolist)

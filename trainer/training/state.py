@@ -83,17 +83,21 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
     with tf.device("CPU:0"):  # puts sharded ones together
         values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
     if replicas and replicas.cluster.several:
-        for name, value in values.items():
-            if isinstance(variables[name], ShardedSlot):
-                values[name] = replicas.sum_over_workers(value).astype(value.dtype)
+        for name in sharded(variables):
+            values[name] = replicas.sum_over_workers(values[name]).astype(values[name].dtype)
     return values
 
 
 def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
     """Moves sharded variables, put together, to the host, once no step follows; all workers must call it."""
-    sharded = {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
-    for name, value in snapshot(sharded, replicas).items():
-        sharded[name].join(value)
+    slots = sharded(variables)
+    for name, value in snapshot(slots, replicas).items():
+        slots[name].join(value)
+
+
+def sharded(variables: Mapping[str, Any]) -> dict[str, ShardedSlot]:
+    """Returns those of which each replica holds a part."""
+    return {name: variable for name, variable in variables.items() if isinstance(variable, ShardedSlot)}
 
 
 def digest_of(values: Mapping[str, npt.NDArray[Any]]) -> str:
