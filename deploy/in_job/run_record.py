@@ -34,7 +34,7 @@ class Record:
         self._job_dir, self._clock, self._lock = job_dir, clock, threading.RLock()
         started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         self._info = {**about, "data": {"unit": "examples"}, "started": started,
-                      "on_vertex": "CLOUD_ML_JOB_ID" in os.environ}  # fmt: skip
+                      "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit()}  # fmt: skip
         self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         self._lines: list[tuple[int, str]] = []  # of stats.jsonl, by step

@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 import trainer
-from trainer.base.log import on_vertex
 from trainer.base.run_files.provenance import image_digest, instruction_set, packages, trainer_commit, user_sources
 from trainer.base.run_files.records import RunInfo
 from trainer.base.settings.train_config import TrainConfig
@@ -39,7 +38,7 @@ def run_info(
         "devices": list(replicas.devices),  # of each worker
         "gpus": gpu_names()[: replicas.local],  # of this worker
         "gpu_environment": gpu_environment(),
-        "on_vertex": on_vertex(),
+        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
         "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
         "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
         "collectives": replicas.collectives,
