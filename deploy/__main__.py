@@ -99,7 +99,7 @@ Exit codes:
   0   done
   2   you must change something
   75  interrupted: the same command resumes
-  69  a job may still be running unobserved (submit, watch): check before you submit again
+  69  a job or a build may still be running unobserved: check before you send another
   1   a fault of this package or of the platform"""
 
 

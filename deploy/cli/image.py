@@ -12,11 +12,13 @@ from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import read_project
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import DIST, Package, packages_with, write_copy
+from deploy.vertex.errors import JobUnknown
 from deploy.vertex.gcloud import not_installed
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
+_PAGE = "https://console.cloud.google.com/cloud-build/builds"
 _URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _TENSORFLOW = re.compile(r"tensorflow(\[and-cuda\])?([=<>~!]=?[\d.*]+(,[=<>~!]=?[\d.*]+)*)?")
@@ -95,5 +97,7 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
                 print(line, end="", flush=True)
     except FileNotFoundError:
         raise not_installed() from None
+    except KeyboardInterrupt:
+        raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
     digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""
     return (DONE, digest) if build.returncode == 0 else (FAULT, "")

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deploy.client.arguments import add_flags, command_line, parser
@@ -19,7 +20,7 @@ from deploy.tiers.prediction import PredictionRequest, on_one_device
 from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
 from deploy.vertex.api import ApiError
-from deploy.vertex.errors import StateUnknownError, api_errors
+from deploy.vertex.errors import JobUnknown, api_errors
 from deploy.vertex.history import Submission
 from deploy.vertex.registry import ModelVersion, find_version
 from deploy.vertex.rest import Backend
@@ -72,12 +73,13 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             labels=read_labels(args.labels), kms_key=args.kms_key,
         )  # fmt: skip
         job, run = render(request, gcp, options), getattr(args, "from")
-        plan = "its time is not known: --plan measures a batch here, --from= takes a run's speed"
-        if args.plan or run:
-            plan = prediction_plan(job.tier, version.artifact, rows, run, args.max_cost)
     record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])
-    about = [*describe([job]), (COST, plan)]
-    return PreparedSubmission(args, options, [job], record, session, about).run("predict")
+    about, plan = list(describe([job])), None
+    if args.plan or run:  # made only if no earlier job of this command runs
+        plan = partial(prediction_plan, job.tier, version.artifact, rows, run, args.max_cost)
+    else:
+        about.append((COST, "its time is not known: --plan measures a batch here, --from= takes a run's speed"))
+    return PreparedSubmission(args, options, [job], record, session, about, plan=plan).run("predict")
 
 
 def _batch_request(version: ModelVersion, rows: str, out: str, pool: Any) -> dict[str, Any]:
@@ -101,11 +103,12 @@ def _batch_prediction(request: dict[str, Any], args: argparse.Namespace, backend
             raise UserError(f"{text}: not submitted: answer y, or use --yes")
         try:
             name = backend.call("POST", f"{backend.parent}/batchPredictionJobs", json=request).get("name", "")
-        except ApiError as error:
-            if not error.may_have_succeeded:
+        except (ApiError, KeyboardInterrupt) as error:
+            if isinstance(error, ApiError) and not error.may_have_succeeded:
                 raise
-            unknown = f"{error}: the job may exist: look for {request['displayName']} at {_PAGE} before you repeat it"
-            raise StateUnknownError(error.code, unknown) from None
+            cause = str(error) or "stopped"
+            unknown = f"{cause}: the job may exist: look for {request['displayName']} at {_PAGE} before you repeat it"
+            raise JobUnknown(unknown) from None
         say(f"submitted {name}")
     write_document(args, "predict", batch_prediction=request, job=name)
     return DONE

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import math
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -16,6 +16,7 @@ from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.localrun.processes import on_signals
 from deploy.planning.cost_rule import agree_to_cost
+from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
@@ -138,7 +139,8 @@ def submit_flags() -> VerbParser:
 class PreparedSubmission:
     """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
 
-    `about`: pairs of a heading and a line; `register`: the name of a model, and the image that serves it.
+    `about`: pairs of a heading and a line; `register`: the name of a model, and the image that serves it; `plan`:
+    makes a line on time and cost, and the USD, where no plan is kept.
     """
 
     asked: argparse.Namespace
@@ -148,6 +150,7 @@ class PreparedSubmission:
     session: Session
     about: Sequence[tuple[str, str]]
     register: tuple[str, str] = ("", "")
+    plan: Callable[[], tuple[str, Interval | None]] | None = None
 
     def run(self, verb: str) -> int:
         """Submits and follows the job as a verb does, or shows the request with --dry_run; returns the exit code."""
@@ -172,14 +175,15 @@ class PreparedSubmission:
 
     def _show(self, verb: str) -> None:
         """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
+        about = [*self.about, *([(COST, self.plan()[0])] if self.plan else [])]
         for heading in (WHAT, WHERE, COST, ALONG):
-            if lines := dict.fromkeys(f"# {line}" for place, line in self.about if place == heading):
+            if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
                 say(f"## {heading}", *lines)
         job, label = self.jobs[0], attempt_label(self.record.submission)
         command = Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))
         say("\n## The request", *filter(None, [package_command(job, self.asked), command]))
         requests = [_as_document(job, label) for job in self.jobs]
-        write_document(self.asked, verb, requests=requests, about=[line for _, line in self.about])
+        write_document(self.asked, verb, requests=requests, about=[line for _, line in about])
 
     def send(self) -> SubmittedJob:
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
@@ -191,7 +195,9 @@ class PreparedSubmission:
             if earlier := self._interrupted():
                 return self._resumed(earlier)
             hold_to_budget(jobs, asked, session)
-            agree_to_cost([(job, 1) for job in jobs], asked.max_cost, max)
+            line, usd = self.plan() if self.plan else ("", None)
+            say(*([f"# {line}"] if line else []))
+            agree_to_cost([(job, 1) for job in jobs], asked.max_cost, max, plan=usd)
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}

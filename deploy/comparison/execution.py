@@ -38,8 +38,8 @@ class Runner(Protocol):
     def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         """Yields lines that state what so many runs of each tier may cost."""
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
-        """Raises UserError, or exits with an error line, if none of the runs could succeed, or nobody agrees to pay."""
+    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
+        """Raises UserError if none of the runs, each with its job directory, could succeed, or nobody agrees to pay."""
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
         """Trains until the run ends and returns its exit code. Called in any thread."""
@@ -69,9 +69,10 @@ class ComparisonRequest:
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
 
-    def missing(self, out: Path) -> Counter[str]:
-        """Returns how many runs of each tier, by its name, are not done yet."""
-        return Counter(name for name, repeat in self.runs() if not is_done(repeat_folder(out, name, repeat)))
+    def missing(self, out: Path) -> list[tuple[str, Path]]:
+        """Returns the tier's name and the job directory of every run that is not done yet."""
+        folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in self.runs()]
+        return [(name, job_dir) for name, job_dir in folders if not is_done(job_dir)]
 
     def resolve(self, runner: Runner) -> dict[str, JobRequest]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
@@ -131,16 +132,16 @@ def run_comparison(
 
 def announce(
     plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner
-) -> list[tuple[JobRequest, int]]:
-    """Prints what is trained, and what the runs may cost that are not done yet, which it returns with their counts."""
+) -> list[tuple[JobRequest, Path]]:
+    """Prints what is trained and what the runs may cost that are not done yet; returns these with their folders."""
     check_folder(out, plan.asked(runner.name, 1))
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
     say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")
-    missing = [(runs[name], count) for name, count in plan.missing(out).items()]
-    for line in runner.costs(missing):
+    missing = plan.missing(out)
+    for line in runner.costs([(runs[name], count) for name, count in Counter(name for name, _ in missing).items()]):
         say(line)
-    return missing
+    return [(runs[name], job_dir) for name, job_dir in missing]
 
 
 def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:

@@ -29,7 +29,7 @@ class LocalRunner:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
+    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
         """Raises UserError if the data do not exist."""
         for run, _ in runs:
             if run.training:

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -94,22 +95,23 @@ class VertexRunner:
         limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
-        """Asks about much money, then checks once for all runs that the login, project, buckets and data are usable."""
-        counted = [(self._job(run), count) for run, count in runs]
-        if counted:
-            agree_to_cost(counted, self._options.max_cost)
-        jobs = {
-            (job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job, _ in counted
-        }  # distinct checks
-        for bucket in {bucket for bucket, *_ in jobs}:
+    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
+        """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
+        if not runs:
+            return
+        jobs = {name: self._job(run) for name, run in {run.tier.name: run for run, _ in runs}.items()}
+        with api_errors(self._gcp):
+            new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(SentJob.read(job_dir)))
+        if new:
+            agree_to_cost([(jobs[name], count) for name, count in new.items()], self._options.max_cost, each=True)
+        checks = {(job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job in jobs.values()}
+        for bucket in {bucket for bucket, *_ in checks}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
-        if jobs:
-            backend = self._open(self._gcp.project, self._gcp.region)
-            with api_errors(self._gcp):
-                retried(lambda: backend.jobs("none"), self._clock)
-                for job in jobs.values():
-                    check_resources(job)
+        backend = self._open(self._gcp.project, self._gcp.region)
+        with api_errors(self._gcp):
+            retried(lambda: backend.jobs("none"), self._clock)
+            for job in checks.values():
+                check_resources(job)
 
     def run(self, run: JobRequest, job_dir: Path) -> int:
         """Submits the run's job, or finds it again, follows it and fetches its results; returns its exit code."""
@@ -128,15 +130,18 @@ class VertexRunner:
 
     def _run(self, run: JobRequest, job_dir: Path, print_line: Log) -> int:
         sent = SentJob.read(job_dir)
-        status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
-        status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
-        if sent and status and (not status.over or status.state == "SUCCEEDED"):
-            name = status.name
-        else:
+        name = self._earlier(sent)
+        if not (sent and name):
             sent, name = self._send(run, job_dir, sent)
         status = self._follow(sent, name, print_line)
         _fetch(sent, status, job_dir, print_line)
         return exit_code(status)
+
+    def _earlier(self, sent: SentJob | None) -> str:
+        """Returns the name of a job that was sent before and runs or has succeeded; "" if a new one is needed."""
+        status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
+        status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
+        return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
 
     def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> RenderedJob:
         options = dataclasses.replace(self._options, submission=submission)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import estimated_usd
 from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.job_spec import RenderedJob
@@ -15,13 +16,15 @@ PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
 
 
 def agree_to_cost(
-    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float] = sum
-) -> None:
+    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float] = sum,
+    *, plan: Interval | None = None, each: bool = False,
+) -> None:  # fmt: skip
     """Prints what jobs may cost, so many of each; asks about much. Raises UserError if nobody agrees.
 
-    max_cost: USD that the user allowed, where nothing is asked; total: `max` for jobs of which only one is created.
+    max_cost: USD that the user allowed for all, where nothing is asked, or for `each`, where nothing is asked if their
+    sum is not much either; total: `max` for jobs of which only one is created; plan: USD, if no kept plan says it.
     """
-    limits, plans = [_most_usd(job.tier) for job, _ in jobs], [estimated_usd(job) for job, _ in jobs]
+    limits, plans = [_most_usd(job.tier) for job, _ in jobs], [plan or estimated_usd(job) for job, _ in jobs]
     unpriced = [job.tier for (job, _), limit in zip(jobs, limits, strict=True) if limit is None]
     counts = [count for _, count in jobs]
     limit = total(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
@@ -31,7 +34,11 @@ def agree_to_cost(
     subject = "this job" if total is max or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {known}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
-    much = max_cost is None and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
+    if each:
+        refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \
+                  f"{LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
+    allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
+    much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
         text = f"the price of {unpriced[0].name} is not known"
         refusal = f"{text}: not submitted: give it, as --prices=FILE"

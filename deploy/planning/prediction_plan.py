@@ -83,10 +83,12 @@ def seconds_by_run(run: str, rows: RowFile, tier: Tier) -> Interval:
     return call.product(_SHARE).times(1 / FIXED_BATCH).plus(_PARSING_SECONDS_PER_BYTE.times(rows.bytes_a_row))
 
 
-def prediction_plan(tier: Tier, artifact: str, address: str, run: str, max_cost: float | None) -> str:
-    """Returns a line with the time and the cost of a prediction; run: whose speed is taken, if not measured here.
+def prediction_plan(
+    tier: Tier, artifact: str, address: str, run: str, max_cost: float | None
+) -> tuple[str, Interval | None]:
+    """Returns a line with the time and the cost of a prediction, and its USD, None if they are not known.
 
-    Raises UserError if it is likely to cost more than `max_cost`, in USD.
+    run: whose speed is taken, if not measured here. Raises UserError if it is likely to cost more than `max_cost` USD.
     """
     rows = RowFile.read(address)
     a_row = seconds_by_run(run, rows, tier) if run else seconds_measured_here(artifact, rows, tier)
@@ -96,13 +98,13 @@ def prediction_plan(tier: Tier, artifact: str, address: str, run: str, max_cost:
     said = f"{rows.count.middle:,.0f} rows, {basis}: {_times(seconds)}"
     offer = offered.get(tier.strategy)
     if offer is None:
-        return f"plan: {said}; the cost is not known"
+        return f"plan: {said}; the cost is not known", None
     said += f", {offer.usd.middle:.2f} USD ({offer.usd.low:.2f} - {offer.usd.high:.2f})"
     if max_cost is not None and offer.usd.middle > max_cost:
         raise UserError(f"max_cost={max_cost:g}: the job would be stopped before its end: {said}: raise --max_cost, or "
                         "split the file of rows")  # fmt: skip
     warned = max_cost is not None and offer.usd.high > max_cost
-    return f"plan: {said}{'; it may be stopped before its end' if warned else ''}"
+    return f"plan: {said}{'; it may be stopped before its end' if warned else ''}", offer.usd
 
 
 def _times(seconds: Interval) -> str:

@@ -267,6 +267,8 @@ def test_compare_returns_the_table(cloud: Emulator, session: Session, command: A
     assert again.verdict
     with pytest.raises(UserError, match=r"these 2 jobs together may cost .* USD until the timeout; there is no plan: "):
         compare("h100x4", "h100x8", settings=TINY, session=session, **{**flags_of(target), "out": "dear"})
+    with pytest.raises(UserError, match=r"as --max_cost=20, or send fewer at once: together 500 USD at most"):
+        compare("h100x4", "h100x8", settings=TINY, max_cost=300, session=session, **{**flags_of(target), "out": "dear"})
     assert len(cloud.jobs) == 2
 
 

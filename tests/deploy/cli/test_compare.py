@@ -62,7 +62,7 @@ class Planting:
     def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
         return iter(())
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, int]]) -> None:
+    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
         pass
 
     def run(self, run: JobRequest, job_dir: Path) -> int:

@@ -158,8 +158,9 @@ def test_the_trainers_error_takes_precedence_over_the_exit_status(
 
 
 def test_an_interrupted_comparison_finds_its_jobs_again(
-    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path
+    command: Command, cloud: Emulator, flying: FlyingClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And asks nothing about them, however much they cost: they are submitted."""
     trained, resume, killed = cloud.run, threading.Event(), []
     assert trained
 
@@ -178,6 +179,7 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     for job in cloud.jobs.values():
         assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
     resume.set()
+    monkeypatch.setattr("deploy.planning.cost_rule.LIMIT_UNASKED", 0.0)
     command("l4x1", "l4x2")
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
@@ -205,5 +207,6 @@ def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: 
     command("cpu")
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')
-    assert f"{file} is damaged: see `python -m deploy jobs`" in command("cpu", code=2)
+    with pytest.raises(UserError, match=f"^{file} is damaged: see `python -m deploy jobs`"):
+        command("cpu")
     assert len(cloud.jobs) == 1

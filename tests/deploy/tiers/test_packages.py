@@ -19,6 +19,7 @@ from deploy.tiers import packages as package
 from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
 from deploy.tiers.packages import CodeArchive, Package, built, packages_with, trainer_package, user_package
 from deploy.tiers.plain_image import requirements
+from deploy.vertex.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
 from trainer.base.run_files.provenance import trainer_commit
@@ -227,3 +228,6 @@ def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_
         found = remembered()
         assert (found and (found.uri, found.sources)) == (None if code else (uri, sources))
         IMAGE_RECORD.unlink(missing_ok=True)
+    stand_in(tmp_path, f"kill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
+    with pytest.raises(JobUnknown, match=r"^stopped: the build may go on: look at https://"):
+        image.main([f"--image={name}:1"])

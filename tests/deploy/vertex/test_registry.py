@@ -14,6 +14,7 @@ from google.cloud import aiplatform_v1
 from deploy.cli import cancel, jobs, predict, register, submit, watch
 from deploy.vertex.errors import JobUnknown
 from deploy.vertex.session import Session
+from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.planted import plant
@@ -140,9 +141,10 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert predict.main([*batch, "--yes"], session) == 0
     assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
     assert "has no time limit" in capsys.readouterr().out
-    cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True)]
-    with pytest.raises(JobUnknown, match="the job may exist: look for predict-"):
-        predict.main([*batch, "--yes"], session)
+    for action, reason in ((lambda: None, "injected"), (interrupts_itself, "stopped")):
+        cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True, action=action)]
+        with pytest.raises(JobUnknown, match=f"^{reason}: the job may exist: look for predict-"):
+            predict.main([*batch, "--yes"], session)
 
 
 def test_the_same_prediction_follows_the_job_that_it_lost(
@@ -182,9 +184,17 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
 
 
 def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_it(
-    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+    cloud: Emulator,
+    session: Session,
+    flying: FlyingClock,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A step of 100 rows in 0.08 s: a call of 8 rows takes 0.08 s at most, and 0.0021 s at least."""
+    """A step of 100 rows in 0.08 s: a call of 8 rows takes 0.08 s at most, and 0.0021 s at least.
+
+    Much by its plan is asked about. A job that runs already is followed instead, without a plan.
+    """
     assert registered(session, a_run(tmp_path / "a")) == 0
     trained = plant(tmp_path / "trained", [0.08] * 5, gpu="NVIDIA L4")
     where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--dry_run", *SDK]
@@ -195,6 +205,18 @@ def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_i
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000  # of which the first lines are read
     with pytest.raises(UserError, match=r"^max_cost=1: the job would be stopped before its end: 3,000,000 rows"):
         predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=1"], session)
+    where.remove("--dry_run")
+    words = [*where, "--tier=l4x1", f"--from={trained}"]
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 100_000
+    flying.asleep = flying.interrupt
+    assert predict.main([*words, "--max_cost=1"], session) == 75
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000
+    cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
+    assert predict.main([*words, "--max_cost=1"], session) == 0
+    monkeypatch.setattr("deploy.planning.cost_rule.PLAN_UNASKED", 5.0)
+    with pytest.raises(UserError, match=r"until the timeout; by plan \d+\.\d\d USD at most: not submitted"):
+        predict.main(words, session)
+    assert len(cloud.jobs) == 1
     for words, reason in (
         ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"),
         (["--tier=cpu", "--plan", "--from=x"], "contradict"),
