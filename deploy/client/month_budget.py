@@ -65,5 +65,7 @@ def _jobs_in(region: str, project: str, backend: str, session: Session) -> Seque
         with api_errors(GcpConfig(project, region, "")):
             return retried(session.open(backend, project, region).jobs, session.clock, _RETRY_S)
     except (UserError, PlatformFault) as error:
-        advice = "a budget counts the jobs of all regions: without --month_budget the job is sent"
-        raise type(error)(f"the jobs of {region} cannot be listed: {error}; {advice}") from None
+        raise type(error)(
+            f"the jobs of {region} cannot be listed: {error}; a budget counts the jobs of all regions: without "
+            "--month_budget the job is sent"
+        ) from None
