@@ -21,7 +21,7 @@ from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
-FIT = "if the run may not fit, add the setting by which it fits: the cheapest that keeps the numbers, else --micro_batches"
+FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
