@@ -33,8 +33,10 @@ def agree_to_cost(
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
     much = max_cost is None and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
-        text = f"the price of {unpriced[0].name} is not known"
-        refusal = f"{text}: not submitted: give it, as --prices=FILE"
+        unknown = f"the price of {unpriced[0].name} is not known"
+        advice = f"{unknown}: not submitted: give it, as --prices=FILE"
+        text = f"{unknown}; without it {text}" if limit else unknown
+        refusal = f"{advice}; without it {refusal}" if much else advice
         much = much or any(tier.accelerators for tier in unpriced)
     if much and not jobs[0][0].options.check and not agrees_to_pay(text):
         raise UserError(refusal)
