@@ -15,9 +15,10 @@ from deploy.client.arguments import add_flags, command_line, parse_program, pars
 from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
-from deploy.tiers.tier import load_tier
-from trainer.base.errors import DONE
+from deploy.tiers.tier import Tier, load_tier
+from trainer.base.errors import DONE, UserError
 from trainer.base.settings.flags import whole
+from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
 
 
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     add_flags(cli, "script", "module")
     asked, program = parse_program(cli, arguments)
     tier = load_tier(asked.spec, "")
+    if isinstance(program, Overrides):
+        _refuse_script(tier)
     request = request_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
@@ -47,6 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code if request.training else outcome.status or outcome.code
+
+
+def _refuse_script(tier: Tier) -> None:
+    """Raises UserError if the spec is that of a script's job, in whose place the trainer would run here."""
+    for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
+        if variable["name"] == "TRAINER_START" and '"script"' in variable.get("value", ""):
+            raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
 
 
 def _how_to_resume(job_dir: Path, *, named: bool) -> str:

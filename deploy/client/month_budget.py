@@ -2,17 +2,24 @@
 
 import argparse
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from deploy.client.arguments import usd
+from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import say
 from deploy.tiers.spec_changes import read_labels
+from deploy.vertex.api import JobStatus
 from deploy.vertex.billing_export import BIGQUERY_FIX, billing_errors, check_budget, checked_table
+from deploy.vertex.errors import api_errors
 from deploy.vertex.retry import retried, told
 from deploy.vertex.session import Session
-from trainer.base.errors import UserError
+from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.flags import Parser
+
+_AT_ONCE, _RETRY_S = 8, 60.0  # regions whose jobs are listed at a time, and how long one that fails is asked again
 
 
 def add_budget_flags(cli: Parser) -> None:
@@ -42,10 +49,23 @@ def hold_to_budget(jobs: Sequence[RenderedJob], asked: argparse.Namespace, sessi
         return
     limits, project = [job.tier.most_usd for job in jobs], jobs[0].gcp.project
     key, _, value = asked.month_label.partition(":")
-    with told(f"looks for jobs of {asked.month_label} in all regions of {project}"):
-        places = [session.open(asked.backend, project, region) for region in load_machines().regions]
-        known = [status for place in places for status in retried(place.jobs, session.clock)]
+    listed = partial(_jobs_in, project=project, backend=asked.backend, session=session)
+    looks = told(f"looks for jobs of {asked.month_label} in all regions of {project}")
+    with looks, ThreadPoolExecutor(_AT_ONCE) as pool:
+        known = [status for statuses in pool.map(listed, load_machines().regions) for status in statuses]
     with billing_errors(asked.billing_table, BIGQUERY_FIX):
         limit = None if None in limits else max(limit or 0.0 for limit in limits)
         line = check_budget(asked.month_budget, (key, value), asked.billing_table, project, known, limit, session.clock)
     say(f"# {line}")
+
+
+def _jobs_in(region: str, project: str, backend: str, session: Session) -> Sequence[JobStatus]:
+    """Returns the jobs of a region. Raises UserError or PlatformFault, which names it, if they cannot be listed."""
+    try:
+        with api_errors(GcpConfig(project, region, "")):
+            return retried(session.open(backend, project, region).jobs, session.clock, _RETRY_S)
+    except (UserError, PlatformFault) as error:
+        raise type(error)(
+            f"the jobs of {region} cannot be listed: {error}; a budget counts the jobs of all regions: without "
+            "--month_budget the job is sent"
+        ) from None

@@ -20,7 +20,7 @@ from deploy.tiers.availability import NoMachines, check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import printed_on
+from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import Tier, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, read_plan
@@ -143,6 +143,8 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
         for tier in read_tiers(names, file, usd_by_tier):
             if not region or _has(region, tier):
                 known, own_image = by_name.get(tier.name), remembered() is not None
+                if asked.fit and known:
+                    say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
                 lever = cheapest_lever(tier, step_plan, config) if asked.fit and not known else None
                 run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
                 of_tier = forecast(tier, *run, load_machines(file), known, own_image=own_image)

@@ -37,7 +37,7 @@ class IdleGpus:
         self._limit = float(json.loads(environment.get("TRAINER_LIMITS") or "{}").get("idle_s") or 0.0)
         self._clock, self._use = clock, use
         self._looked, self._active = clock(), float("inf")  # when the script last was active
-        self._reports, self._warned = 0, False
+        self._reports, self._warned, self._blind = 0, False, False
 
     def reason(self, reports: int = 0) -> str:
         """Returns why the script is to end; "" if it may go on. Looks every LOOK_S. `reports`: their number so far."""
@@ -45,12 +45,18 @@ class IdleGpus:
         if not self._limit or now - self._looked < LOOK_S:
             return ""
         self._looked, used = now, self._use()
+        if not used and not self._blind:
+            self._blind = True
+            say("nvidia-smi does not say how much the GPUs are used: so long --stop_if_idle ends nothing", "WARNING")
         unknown = not used and self._active < now  # then nobody knows that it is idle
         if unknown or max(used, default=0.0) >= IDLE_PERCENT or reports > self._reports:
             self._active, self._warned = now, False
         self._reports = reports
-        idle = f"all GPUs were below {IDLE_PERCENT:.0f} % for {self._limit / 60:.3g} minutes (--stop_if_idle)"
         if not self._warned and now - self._active >= self._limit / 2:
             self._warned = True
-            say(f"half of the time is over until this job ends itself: {idle}", "WARNING")
-        return idle if now - self._active >= self._limit else ""
+            say(f"half of the time is over until this job ends itself: {_idle_for(self._limit / 2)}", "WARNING")
+        return _idle_for(self._limit) if now - self._active >= self._limit else ""
+
+
+def _idle_for(seconds: float) -> str:
+    return f"all GPUs were below {IDLE_PERCENT:.0f} % for {seconds / 60:.3g} minutes (--stop_if_idle)"

@@ -40,8 +40,10 @@ def agree_to_cost(
     allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
     much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
-        text = f"the price of {unpriced[0].name} is not known"
-        refusal = f"{text}: not submitted: give it, as --prices=FILE"
+        unknown = f"the price of {unpriced[0].name} is not known"
+        advice = f"{unknown}: not submitted: give it, as --prices=FILE"
+        text = f"{unknown}; without it {text}" if limit else unknown
+        refusal = f"{advice}; without it {refusal}" if much else advice
         much = much or any(tier.accelerators for tier in unpriced)
     if much and not jobs[0][0].options.check and not agrees_to_pay(text):
         raise UserError(refusal)

@@ -21,7 +21,7 @@ from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
-FIT = "if the run may not fit, add the setting by which it fits for the least time, as --micro_batches or --remat"
+FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
@@ -48,7 +48,7 @@ def _kept(config: TrainConfig) -> StepPlan | None:
 
 
 def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | None:
-    """Returns the setting by which a run surely fits the tier for the least time, and says it (`--fit`).
+    """Returns the best setting by which a run surely fits the tier, and says it (`--fit`).
 
     None if it fits as it is, or by no setting.
     """
@@ -57,7 +57,7 @@ def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | N
         return None
     first, *others = map(str, fit.levers)
     problem = "does not fit" if fit.verdict == TOO_LARGE else "may not fit"
-    say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', cheaper than ' * bool(others)}{', '.join(others)}")
+    say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', rather than ' * bool(others)}{', '.join(others)}")
     return fit.levers[0]
 
 

@@ -21,6 +21,8 @@ FRAGMENTS = 1.25
 _PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
 _IMAGE_BYTES = 30 * GIB  # assumed: container and system, on the disk
 FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
+# What a setting asks for; the others keep the numbers of every model.
+_PROVISO = {"micro_batches": "; other numbers with batch norm; a train_step of yours needs accumulate"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Lever:
     def __str__(self) -> str:
         time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
         setting = self.name if self.value is True else f"{self.name}={self.value}"
-        return f"--{setting} (-{self.saved / GIB:.1f} GiB{time})"
+        return f"--{setting} (-{self.saved / GIB:.1f} GiB{time}{_PROVISO.get(self.name, '')})"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Fit:
     needed: Interval
     available: float
     largest_batch: int
-    levers: tuple[Lever, ...]  # of a run that does not surely fit, the cheapest first
+    levers: tuple[Lever, ...]  # of a run that does not surely fit, the best first
 
     @property
     def words(self) -> str:
@@ -70,7 +72,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
         Lever(name, value, wanted.middle - needed.middle, _slower(plan, config, tier, table, name, value))
         for name, value, needed in _tried(plan, config, tier, available)
     ]  # fmt: skip
-    levers.sort(key=lambda lever: lever.slower or 1.0)
+    levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
     return Fit(verdict, wanted, available, largest, tuple(levers))
 
 

@@ -26,6 +26,7 @@ from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.job_request import JobOptions, TrainingRequest
 from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
+from deploy.tiers.spec_changes import LIMIT_LABEL
 from deploy.vertex.api import STUDY_LABEL, parse_time
 from deploy.vertex.errors import api_errors, exit_code
 from deploy.vertex.gcloud import Gcloud
@@ -35,7 +36,7 @@ from deploy.vertex.logs import watch_job
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, Session
-from deploy.vertex.spending import price_and_limit
+from deploy.vertex.spending import price_and_limit, price_label
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.goodput import classes_of, share_of_steps
@@ -83,8 +84,10 @@ class VertexStudy:
             raise UserError(f"max_cost={self._most_usd:g} over {plan.most_trials} trials: {error}") from None
 
     def _study_job(self, trial: RenderedJob) -> RenderedJob:
-        """Returns the trial's job with the study around it; without a price, which is that of one trial alone."""
-        plan = self._plan
+        """Returns the trial's job with the study around it; with the limit of all trials in place of a price."""
+        plan, usd = self._plan, trial.tier.most_usd
+        limit = price_label(None if usd is None else usd * plan.most_trials, LIMIT_LABEL)
+        options = dataclasses.replace(trial.options, labels={**trial.options.labels, **limit})
         pruning = {"medianAutomatedStoppingSpec": {"useElapsedDuration": False}} if plan.pruning else {}
         spec = {
             "studySpec": {
@@ -97,7 +100,8 @@ class VertexStudy:
             "parallelTrialCount": min(plan.parallel, plan.most_trials),
             "trialJobSpec": trial.spec,
         }
-        return dataclasses.replace(trial, spec=spec, tier=dataclasses.replace(trial.tier, price_per_hour=None))
+        tier = dataclasses.replace(trial.tier, price_per_hour=None)
+        return dataclasses.replace(trial, spec=spec, tier=tier, options=options)
 
     def describe(self) -> Iterator[str]:
         """Yields what is submitted, what each trial costs, and the most that all may cost."""

@@ -79,8 +79,9 @@ def find_credential(path: Path) -> Finding | None:
     if finding:
         return finding
     unpacked, names = 0, list[str]()
+    members = _members(path)
     try:
-        for name, stream in _members(path):
+        for name, stream in members or ():
             names.append(name)
             finding, size = _search(Path(name).name, stream, MOST_UNPACKED - unpacked)
             unpacked += size
@@ -90,7 +91,7 @@ def find_credential(path: Path) -> Finding | None:
                 return Finding("an archive of which the beginning alone was read", "", certain=False)
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         return Finding(f"an archive that could not be read ({error})", "", certain=False)
-    packed = [name for name in names or [path.name] if _PACKED.fullmatch(name)]
+    packed = [name for name in ([path.name] if members is None else names) if _PACKED.fullmatch(name)]
     return Finding("an archive that is not unpacked", packed[0] if names else "", certain=False) if packed else None
 
 
@@ -117,26 +118,33 @@ def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | No
     return (Finding("a credential by its name", "") if by_name else None), size
 
 
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yields the name and content of each file in an archive, or of a compressed file; nothing of others."""
+def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]] | None:
+    """Returns the name and content of each file in an archive, or of a compressed file; None of another format."""
     with path.open("rb") as file:
         start = file.read(512)
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                with archive.open(member) as stream:
-                    yield member.filename, stream
-        return
+        return _in_zip(path)
     unpack = next((function for magic, function in _UNPACK.items() if start.startswith(magic)), None)
-    if unpack or start[257:262] == b"ustar":
-        with contextlib.suppress(tarfile.ReadError), tarfile.open(path) as tar:
-            for entry in tar:
-                if content := tar.extractfile(entry):
-                    yield entry.name, content
-            return
+    return _in_tar(path, unpack) if unpack or start[257:262] == b"ustar" or not start else None
+
+
+def _in_zip(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:
+                yield member.filename, stream
+
+
+def _in_tar(path: Path, unpack: Any) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields the members of a tar or, of a compressed file that is none, its content."""
+    with contextlib.suppress(tarfile.ReadError), tarfile.open(path) as tar:
+        for entry in tar:
+            if content := tar.extractfile(entry):
+                yield entry.name, content
+        return
     if unpack:
         with unpack(path) as unzipped:
-            yield path.stem, unzipped
+            yield path.stem.removesuffix(".tar"), unzipped
 
 
 @cache

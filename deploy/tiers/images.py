@@ -22,13 +22,14 @@ class BuiltImage:
     """Holds what `python -m deploy image` built in this folder.
 
     `tensorflow`: the package that pip installed, empty for the default; `sources`: the hash of each package in it, by
-    name; `time`: in UTC, for people.
+    name; `time`: in UTC, for people; `tag`: the address that was asked for, where `uri` has a digest.
     """
 
     uri: str
     tensorflow: str
     sources: Mapping[str, str]
     time: str
+    tag: str = ""
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; empty if it can."""
@@ -63,7 +64,8 @@ def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Seq
         return Image("")
     misfit = built.misfit(tier, packages) if built else ""
     if built and not misfit:
-        about = f"runs in {built.uri}, built in this folder on {built.time} from these sources"
+        tag = f" as {built.tag}" if built.tag else ""
+        about = f"runs in {built.uri}, built in this folder{tag} on {built.time} from these sources"
         return Image(built.uri, built=True, about=about)
     about = f"{built.uri}, built in this folder, {misfit}: not used; build it again, or use --image=" if built else ""
     return Image(PLAIN_IMAGE, plain=True, about=about)
@@ -96,7 +98,9 @@ def remembered() -> BuiltImage | None:
     """Returns the image that was built in this folder, if any. Raises UserError if the record is damaged."""
     try:
         image = BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
-        if not all(isinstance(text, str) for text in (image.tensorflow, image.time, *image.sources.values())):
+        if not all(
+            isinstance(text, str) for text in (image.tensorflow, image.time, image.tag, *image.sources.values())
+        ):
             raise ValueError("a value is no text")
         check_format("ContainerSpec.imageUri", image.uri, "uri")
     except (FileNotFoundError, NotADirectoryError):

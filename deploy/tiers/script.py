@@ -71,7 +71,9 @@ class Script:
         beside = self.folder.parent / "requirements.txt"
         listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
         if whole and not listed and beside.is_file():
-            listed = user_sources(beside).files[beside.name]  # refuses credentials in it
+            installed = user_sources(beside)  # refuses credentials in it
+            listed, doubtful = beside, dict.fromkeys((*sources.doubtful, *installed.doubtful))
+            sources = dataclasses.replace(sources, doubtful=tuple(doubtful))
         if listed:
             code["requirements.txt"] = listed
         if not whole and self.command[0] not in code:

@@ -96,10 +96,11 @@ def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
             finding, read = scan_text(path), read + size
         if finding and finding.certain:
             inner = path.relative_to(top).as_posix()
+            way = "move it out of the folder, or name it in .gcloudignore" if folder.is_dir() else "take it out"
             raise UserError(
                 f"package: {name}{', ' * bool(finding.where)}{finding.where} looks like {finding.kind}: it would be "
-                "stored in the bucket and in the job: move it out of the folder, or name it in .gcloudignore; a job's "
-                f"own account needs no key. If it is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore"
+                f"stored in the bucket and in the job: {way}; a job's own account needs no key. If it is "
+                f"harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore"
             )
         if finding:
             yield f"{name}{', ' * bool(finding.where)}{finding.where} ({finding.kind})"

@@ -14,7 +14,7 @@ from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
 from deploy.vertex.errors import VertexFault
 from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
-from deploy.vertex.spending import spent, usd_per_hour
+from deploy.vertex.spending import counted_usd
 from trainer.base.errors import UserError
 
 BIGQUERY_FIX = (
@@ -103,17 +103,20 @@ def check_budget(
     """Returns one line on what is left of this month's budget of a label. Raises UserError if a job may exceed it.
 
     jobs: those of the label in all regions of `project`, of which the ones that ended longer ago than the export lags
-    are in it; limit: the most that the new job may cost. A job that runs counts with its own limit.
+    are in it; limit: the most that the new job may cost. A job that runs counts with its own limit,
+    a study with that of all its trials.
     """
     now = clock.now()
     month = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-01T00:00:00Z")
     key, value = label
     cost = billed(table, key, [value], month, clock).get(value, 0.0)
     recent = [job for job in jobs if job.labels.get(key) == value and now - (job.ended or now) < LAG_S]
-    # What has ended counts with its cost, what runs with its limit.
-    later = sum(spent(job, now) if job.ended else (usd_per_hour(job) or 0.0) * job.timeout_s / 3600 for job in recent)
+    counted = [counted_usd(job, now) for job in recent]
+    later, unpriced = sum(usd or 0.0 for usd in counted), counted.count(None)
     parts = f"{cost:.2f} USD billed this month for {key}:{value}, {later:.2f} for {len(recent)} jobs of the last 48 h"
     parts += f" in {project}, all regions"
+    if unpriced:
+        parts += f" (without a price, not counted: {unpriced})"
     if limit is None:
         raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
     if cost + later + limit > budget:

@@ -52,6 +52,16 @@ def trained(where: Path, count: int, flags: list[str]) -> Path:
     return where
 
 
+@pytest.mark.slow
+def test_workers_begin_from_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
+    flags = ["--steps=1", "--global_batch_size=48", "--image_size=16", *MODELS["mlp"]]
+    first = trained(tmp_path / "first", 1, flags)
+    second = trained(tmp_path / "second", 2, [*flags, f"--initial_checkpoint={first}", "--learning_rate=1e-30"])
+    models = [keras.models.load_model(run / "model" / "model.keras", compile=False) for run in (first, second)]
+    for value, start in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_array_equal(start, value)
+
+
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags for FID and KID by a small classifier; the last of their batches is not full."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.invariance.compat import averages_of
+from trainer.invariance.compat import averages_of, trained_by
 
 
 def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
@@ -24,15 +24,15 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
         tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
 
 
-def use_averages(optimizer: Any, variables: Sequence[Any]) -> None:
+def use_averages(optimizer: Any) -> None:
     """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
 
-    variables: those that the optimizer was built with. Does nothing for other optimizers. In a
-    keras.StatelessScope only the values of the scope change (by Keras's `finalize_variable_values` the weights would).
+    Does nothing for other optimizers. In a keras.StatelessScope only the values of the scope change (by Keras's
+    `finalize_variable_values` the weights would).
     """
     if keeps_averages(optimizer) and optimizer.built:
-        averages = averages_of(getattr(optimizer, "inner_optimizer", optimizer))
-        for variable, average in zip(variables, averages, strict=True):
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for variable, average in zip(trained_by(inner), averages_of(inner), strict=True):
             variable.assign(tf.convert_to_tensor(average))
 
 

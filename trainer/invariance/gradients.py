@@ -22,6 +22,7 @@ class Update(NamedTuple):
     variables: Sequence[Any] | None
 
 
+_row_factors = [1.0]  # of `with_tables_as_of`, in the threads of all replicas
 _pending: ContextVar[list[Update] | None] = ContextVar("pending_updates", default=None)
 
 # Settings by which Keras's optimizers branch in an update, where a replica cannot wait for the others.
@@ -101,12 +102,22 @@ def _summed(gradients: Sequence[Any]) -> list[Any]:
     return [value if at is None else dense(tf.IndexedSlices(value, at, like.dense_shape)) for value, at, like in parts]
 
 
+@contextmanager
+def with_tables_as_of(times: float) -> Iterator[None]:
+    """Makes gradients of tables in the block travel as they do in steps of so many times the rows: for plans."""
+    _row_factors.append(times)
+    try:
+        yield
+    finally:
+        _row_factors.pop()
+
+
 def _is_large(gradient: Any) -> bool:
     """Returns whether a table has more than twice as many rows as all replicas have slices, whose number is known."""
     if not isinstance(gradient, tf.IndexedSlices) or (size := tf.get_static_value(gradient.dense_shape)) is None:
         return False
     replicas, count = tf.distribute.get_replica_context().num_replicas_in_sync, gradient.values.shape[0]
-    return replicas > 1 and count is not None and bool(size[0] > 2 * replicas * count)
+    return replicas > 1 and count is not None and bool(size[0] > 2 * replicas * count * _row_factors[-1])
 
 
 def _placed(gradient: tf.IndexedSlices) -> tuple[Any, Any]:

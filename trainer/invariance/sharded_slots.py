@@ -49,7 +49,7 @@ class ShardedSlot(keras.Variable):
         replace_value(slot, part, cls)
         slot.assign(values)
 
-    def join(self, values: Any) -> None:
+    def replace_by_whole(self, values: Any) -> None:
         """Makes it an ordinary variable of these values, on the host, once no step follows."""
         with tf.device("CPU:0"):
             replace_value(self, tf.Variable(values, trainable=False), keras.Variable)
@@ -71,7 +71,13 @@ class ShardedSlot(keras.Variable):
         return _joined(tf.pad(rows, [[first, replicas - first - len(parts)], [0, 0]]), self)
 
     def numpy(self) -> Any:
-        """Returns the values of the whole slot."""
+        """Returns the values of the whole slot. Raises UserError if other workers have parts of it."""
+        parts, _, replicas = self._parts()
+        if len(parts) < replicas:
+            raise UserError(
+                f"shard_optimizer: {self.path} is read on one worker, as by a callback that saves the optimizer, and "
+                "others have parts of it: drop that callback, or --shard_optimizer"
+            )
         return tf.convert_to_tensor(self).numpy()
 
     def __array__(self, dtype: Any = None) -> Any:

@@ -203,7 +203,7 @@ class Evaluation:
         kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
             if self._optimizer:
-                use_averages(self._optimizer, self.model.trainable_variables)  # in this scope alone
+                use_averages(self._optimizer)  # in this scope alone
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
         after = [scope.get_current_value(variable) for variable in variables]

@@ -7,7 +7,6 @@ to an image computes the same. On a GPU both layers use Keras's own operations.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -88,17 +87,17 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 
-_planned = ContextVar("planned", default=False)
+_planned: list[None] = []  # not empty within `as_on_gpus`, in the threads of all replicas too
 
 
 @contextmanager
 def as_on_gpus() -> Iterator[None]:
     """Makes both layers use the operations that they use on GPUs, in what is built or traced within the block."""
-    token = _planned.set(True)
+    _planned.append(None)
     try:
         yield
     finally:
-        _planned.reset(token)
+        _planned.pop()
 
 
 def prefers_many_rows() -> bool:
@@ -110,4 +109,4 @@ def prefers_many_rows() -> bool:
 
 
 def _has_gpu() -> bool:
-    return _planned.get() or bool(tf.config.get_visible_devices("GPU"))
+    return bool(_planned or tf.config.get_visible_devices("GPU"))

@@ -14,6 +14,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
+from trainer.invariance.gradients import with_tables_as_of
 from trainer.invariance.reachable import optimizers_of
 from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
@@ -31,11 +32,13 @@ class MeasuredStep:
     """
 
     def __init__(self, config: TrainConfig, dataset: Dataset, rows: int, replicas: int = 1) -> None:
+        rows_of_run = config.global_batch_size / replicas
         precision = "float32" if config.precision.startswith("mixed") else config.precision
         config = dataclasses.replace(
             config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
             precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0, shard_optimizer=False,
         )  # fmt: skip
+        self._times_rows = rows_of_run / rows
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
@@ -48,7 +51,7 @@ class MeasuredStep:
     @property
     def graph(self) -> Any:
         """Returns the graph of the loop over steps, traced now if no step was run yet."""
-        with as_on_gpus():
+        with as_on_gpus(), with_tables_as_of(self._times_rows):
             return self._runner.traced(self._rows).graph
 
     @property

@@ -153,7 +153,8 @@ def plain_copy(model: keras.Model) -> keras.Model:
     both = ([layer for layer in all_layers(network) if not isinstance(layer, keras.layers.InputLayer)]
             for network in (model, copy))  # fmt: skip
     for trained, plain in zip(*both, strict=True):
-        _copy_learnt(trained, plain)
+        if plain is not trained:  # a subclassed model within is itself, as `copy_of` cannot build another
+            _copy_learnt(trained, plain)
     return copy
 
 

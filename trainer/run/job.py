@@ -192,12 +192,13 @@ def _train_and_export(run: TrainingRun) -> Control:
             control = run.train(stop)
             run.save(pending=bool(control.signal))
             run.checkpoints.wait()
-        make_whole(variables_of(setup.model), setup.replicas)
+        if not control.signal:
+            make_whole(variables_of(setup.model), setup.replicas)
         if run.job.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
-                use_averages(optimizer, setup.model.trainable_variables)
+                use_averages(optimizer)
             about = {"image": data.image_shape if data.holds_images else (), "class_names": data.class_names}
             keep = run.job.config.save_optimizer
             export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)

@@ -28,7 +28,7 @@ from trainer.training.callbacks import bind, most_steps_of_a_call, refuse_uneval
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
-from trainer.training.state import digest_of, snapshot, variables_of
+from trainer.training.state import digest_of, sharded, snapshot, variables_of
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
 from trainer.user_code.interface import ModelInterface
@@ -61,8 +61,9 @@ class TrainingRun:
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
         promised = self.job.config.virtual_replicas and not self.job.result.depends_on_replicas
-        if promised and state != "running" and self.job.is_chief:
-            digest = digest_of(snapshot(variables_of(self.setup.model)))
+        variables = variables_of(self.setup.model) if promised and state != "running" and self.job.is_chief else {}
+        if variables and not (self.setup.replicas.cluster.several and sharded(variables)):
+            digest = digest_of(snapshot(variables))
             measured["equal_bits"] = {"virtual_replicas": self.job.config.virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
 

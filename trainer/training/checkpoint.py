@@ -233,7 +233,7 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
     wanted = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
     saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
     check_fits(wanted, {name: value.shape for name, value in saved.items()}, origin)
-    put_back(wanted, saved, replicas)
+    put_back(wanted, saved if replicas.cluster.is_chief else None, replicas)
 
 
 def _link(manifest: Mapping[str, Any]) -> Link:

@@ -44,7 +44,7 @@ def _saved(config: TrainConfig, replicas: Replicas, name: str, value: Any) -> st
     """Returns how much less a device needs with a setting, by the plan that is kept on this machine; "" without one."""
     try:
         plan = read_plan(kept_plan(config))
-    except UserError:
+    except Exception:  # whatever a plan lacks, the line on memory counts
         return ""
     gpu, peaks = replicas.devices[0].startswith("GPU"), []
     for other, changed in ((plan, config), plan.with_setting(config, name, value)):

@@ -4,6 +4,7 @@ TensorFlow's object graph silently leaves out the state of Keras's SeedGenerator
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.invariance.reachable import reachable
 from trainer.invariance.sharded_slots import ShardedSlot
 
+_SUMMED_AT_ONCE = 2**21  # elements, 16 MiB in float64: workers' parts are put together piece by piece
 WEIGHTS = "model/"  # the prefix of a network's variables; all others have "training/"
 
 
@@ -84,15 +86,18 @@ def snapshot(variables: Mapping[str, Any], replicas: Replicas | None = None) -> 
         values = {name: tf.convert_to_tensor(variable).numpy() for name, variable in variables.items()}
     if replicas and replicas.cluster.several:
         for name in sharded(variables):
-            values[name] = replicas.sum_over_workers(values[name]).astype(values[name].dtype)
+            pieces = np.array_split(values[name].ravel(), math.ceil(values[name].size / _SUMMED_AT_ONCE))
+            summed = [replicas.sum_over_workers(piece).astype(piece.dtype) for piece in pieces]
+            values[name] = np.concatenate(summed).reshape(values[name].shape)
     return values
 
 
 def make_whole(variables: Mapping[str, Any], replicas: Replicas) -> None:
-    """Moves sharded variables, put together, to the host, once no step follows; all workers must call it."""
+    """Moves sharded variables, put together, to the chief's host, once no step follows; all workers must call it."""
     slots = sharded(variables)
     for name, value in snapshot(slots, replicas).items():
-        slots[name].join(value)
+        if replicas.cluster.is_chief:
+            slots[name].replace_by_whole(value)
 
 
 def sharded(variables: Mapping[str, Any]) -> dict[str, ShardedSlot]:

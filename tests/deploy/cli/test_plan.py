@@ -188,8 +188,9 @@ def test_the_verb_plans_by_a_short_run(tmp_path: Path, capsys: Capture) -> None:
     short, out = short_run(tmp_path, CPU, device="CPU"), tmp_path / "out"
     flags = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1", "--steps=200"]
     given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
-    assert main(["plan", *given, f"--plan={planted_plan(tmp_path)}"]) == 0
+    assert main(["plan", *given, f"--plan={planted_plan(tmp_path)}", "--fit"]) == 0
     shown = capsys.readouterr().out
+    assert "# cpu: --fit adds nothing: a run of --from shows it as it is\n" in shown
     assert "The cheapest: cpu as standard, 0.0403 (0.0229 - 0.0917) hours, $0.0201 ($0.0115 - $0.0458)." in shown
     assert "the time to get machines and to start a container is not included" in shown
     assert json.loads((out / "forecast.json").read_text())["tiers"][0]["seconds"]["middle"] == pytest.approx(25)

@@ -270,6 +270,14 @@ def test_a_package_called_trainer_runs_on_two_workers(
     job["state"] = "JOB_STATE_SUCCEEDED"
 
 
+def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(capsys: Capture) -> None:
+    script("print('trains')")
+    assert main(["render", "cpu", "--script=mine/train.py", *WHERE]) == 0
+    Path("spec.yaml").write_text(capsys.readouterr().out)
+    assert main(["local", "spec.yaml"]) == 2
+    assert "spec: a script's job, whose code is in the bucket: name the code: --script=FILE" in capsys.readouterr().err
+
+
 def test_the_command_that_a_dry_run_prints_uploads_the_archive(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:

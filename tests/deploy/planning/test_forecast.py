@@ -31,6 +31,7 @@ L4: Any = TABLE.accelerators["NVIDIA_L4"].rates
 T4: Any = TABLE.accelerators["NVIDIA_TESLA_T4"].rates
 assert L4
 assert T4
+PROVISO = "other numbers with batch norm; a train_step of yours needs accumulate"
 
 
 PLAN = read_plan(planted_plan(Path(tempfile.mkdtemp())))
@@ -82,7 +83,8 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
     assert (lever.name, lever.value) == ("micro_batches", {"l4x1": 8, "l4x4": 2}[tier])
     assert lever.slower
     assert fit.words.endswith(f", this one with {lever}")
-    assert str(lever) == f"--micro_batches={lever.value} (-{lever.saved / GIB:.1f} GiB, +{lever.slower - 1:.0%} time)"
+    numbers = f"--micro_batches={lever.value} (-{lever.saved / GIB:.1f} GiB, +{lever.slower - 1:.0%} time; "
+    assert str(lever) == f"{numbers}{PROVISO})"
     assert lever.saved == pytest.approx(fit.needed.middle - fits_by(plan, int(lever.value), tier).needed.middle)
     for passes in (1, 2, 4, 8):
         assert (fits_by(plan, passes, tier).verdict == FITS) == (passes >= int(lever.value))
@@ -113,16 +115,17 @@ def with_remat(folder: Path, row_gib: float, again: int) -> StepPlan:
     return dataclasses.replace(plan, recomputed=small.memory, recomputed_work=repeated)
 
 
-def test_settings_that_fit_are_proposed_with_savings_and_times_the_cheapest_first(tmp_path: Path) -> None:
+def test_settings_that_fit_are_proposed_with_savings_and_times_those_that_keep_the_numbers_first(
+    tmp_path: Path,
+) -> None:
     """Of 65.5 GiB a step with 1/20 of what a row holds saves 60.8, and with 8 passes 55.9 (gradients are summed)."""
-    still, fits, dear = (with_remat(tmp_path, *numbers) for numbers in ((0.9, 28), (0.05, 28), (0.05, 90)))
-    none, both, other = (fit_on(plan, CONFIG, load_tier("l4x1"), TABLE) for plan in (still, fits, dear))
+    still, fits = (with_remat(tmp_path, *numbers) for numbers in ((0.9, 28), (0.05, 28)))
+    none, both = (fit_on(plan, CONFIG, load_tier("l4x1"), TABLE) for plan in (still, fits))
     assert none
     assert both
-    assert other
     assert [lever.name for lever in none.levers] == ["micro_batches"]
     assert both.words.endswith(
-        ", this one with --micro_batches=8 (-55.9 GiB, +0% time) or --remat=blocks (-60.8 GiB, +28% time)"
+        f", this one with --remat=blocks (-60.8 GiB, +28% time) or --micro_batches=8 (-55.9 GiB, +0% time; {PROVISO})"
     )
     write_plan(tmp_path / "plan.json", fits)
     assert read_plan(tmp_path / "plan.json") == fits

@@ -89,6 +89,9 @@ def test_the_request_is_the_sdk_s_type_and_its_trials_are_shown(
     price = float(shown.partition("each trial: ")[2].split()[0])
     assert limit * price / 3600 == pytest.approx(16 / 8, rel=0.01), "--max_cost is for all trials together"
     assert "all 8 trials together: 16.00 USD at most" in shown
+    assert float(sent.labels["usd-at-most"].replace("-", ".")) == pytest.approx(16, rel=0.01), (
+        "a month's budget counts it"
+    )
     assert "trial 1 begins" in shown
     found = json.loads(Path("runs/tuning/table.json").read_text())
     assert [(one["trial"], one["state"], one["setting.width"]) for one in found["trials"]] == [

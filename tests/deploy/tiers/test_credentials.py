@@ -136,8 +136,13 @@ def test_a_damaged_archive_and_random_texts_are_told(tmp_path: Path) -> None:
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/inner.whl", inside("zip"))
     write(folder / "box.zip", buffer.getvalue())
-    about = str(user_sources(folder))
+    write(folder / "empty.tar.gz", "")
+    write(folder / "read.tar.gz", gzip.compress(b"plain text"))
+    write(folder / "closed.rar", "Rar!")
+    about = "; ".join(user_sources(folder).doubtful)
     assert "mine/box.zip, a/inner.whl (an archive that is not unpacked)" in about
+    assert "mine/closed.rar (an archive that is not unpacked)" in about
+    assert "tar.gz" not in about
     assert "mine/__init__.py, line 2 (a random text)" in about
     assert "mine/cut.tgz (an archive that could not be read" in about
 

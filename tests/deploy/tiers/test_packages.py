@@ -217,8 +217,8 @@ def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused
     assert line in refused("image", *flags)
 
 
-def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The image is remembered by its digest, which gcloud's last line is."""
+def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
+    """The image is remembered by its digest, which gcloud's last line is, with its tag; one without is told."""
     sources, digest = {package.name: package.digest for package in packages_with("")}, f"sha256:{'a1' * 32}"
     name = "us-docker.pkg.dev/p/r/x"
     for code, line, uri in ((0, digest, f"{name}@{digest}"), (0, "", f"{name}:1"), (1, digest, "")):
@@ -226,7 +226,9 @@ def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_
         assert image.main([f"--image={name}:1"]) == code
         assert (tmp_path / "given").read_text().startswith("builds submit")
         found = remembered()
-        assert (found and (found.uri, found.sources)) == (None if code else (uri, sources))
+        tag = f"{name}:1" if line else ""
+        assert (found and (found.uri, found.sources, found.tag)) == (None if code else (uri, sources, tag))
+        assert ("warning: gcloud named no digest: jobs run in" in capsys.readouterr().out) == (not line)
         IMAGE_RECORD.unlink(missing_ok=True)
     stand_in(tmp_path, f"kill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
     with pytest.raises(JobUnknown, match=r"^stopped: the build may go on: look at https://"):

@@ -17,7 +17,7 @@ from deploy.vertex.errors import VertexFault
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock
-from tests.deploy.emulator import Emulator, ends
+from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.planted import planted_plan
 from tests.deploy.vertex.billing_services import COMPUTE, VERTEX, Services, failed, half, repeated, sku
 from trainer.base.errors import UserError
@@ -178,6 +178,24 @@ def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
     with pytest.raises(UserError, match=r"month_budget=300: 200\.00 USD billed .* up to 111\.00 for this job: wait"):
         submit.main([*flags, WHERE[0]], session)
     assert cloud.jobs == {}
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_study_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
+    services: Services, cloud: Emulator, session: Session
+) -> None:
+    """A job without a price is named; no job is sent while a region's jobs are unknown."""
+    for kind, label in (("hyperparameterTuningJobs", {"usd-at-most": "250-5000"}), ("customJobs", {})):
+        labels = {"submission": "s1", "team": "vision", **label}
+        cloud.create("projects/my-proj/locations/us-east4", {"displayName": "x", "labels": labels}, kind)
+    flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, "--month_budget=300"]
+    counted = r"250\.50 for 2 jobs of the last 48 h in my-proj, all regions \(without a price, not counted: 1\)"
+    with pytest.raises(UserError, match=counted):
+        submit.main(flags, session)
+    cloud.faults = [Fault("GET .*/us-east1/customJobs", 403)]
+    with pytest.raises(UserError, match=r"the jobs of us-east1 cannot be listed: .*: without --month_budget"):
+        submit.main(flags, session)
+    assert len(cloud.jobs) == 2
 
 
 @pytest.mark.usefixtures("dist")

@@ -144,7 +144,7 @@ def test_limits_that_cannot_hold_are_refused(arguments: list[str], line: str, re
 
 
 def test_a_script_that_leaves_all_gpus_idle_is_ended(capsys: Capture) -> None:
-    """Its start is free; use of one GPU or a reported step ends the idleness; unknown use is none."""
+    """Its start is free; use of one GPU or a reported step ends the idleness; unknown use is none, and told once."""
     now, use, reports = 0.0, list[float](), 0
     idle = IdleGpus({"TRAINER_LIMITS": '{"idle_s": 60}'}, lambda: now, lambda: use)
     ended = dict[float, str]()
@@ -154,7 +154,11 @@ def test_a_script_that_leaves_all_gpus_idle_is_ended(capsys: Capture) -> None:
         ended |= {now: reason} if (reason := idle.reason(reports)) else {}
     assert 0 <= min(ended) - 450 - 60 <= 2 * LOOK_S
     lines = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()]
-    assert [line.partition(":")[0] for line in lines] == ["half of the time is over until this job ends itself"] * 4
+    half = "half of the time is over until this job ends itself: all GPUs were below 10 % for 0.5 minutes"
+    told = [line.removesuffix(" (--stop_if_idle)") for line in lines]
+    assert sorted(told) == [half] * 4 + [
+        "nvidia-smi does not say how much the GPUs are used: so long --stop_if_idle ends nothing"
+    ]
     assert {*ended.values()} == {StopLimits(idle_s=60.0).idle}, "as the trainer says it"
 
 

@@ -131,7 +131,7 @@ def test_options_of_optimizers_give_two_replicas_the_numbers_of_keras_on_one_dev
         run = tf.function(lambda step: strategy.run(on_replica, (step,), given))  # noqa: B023
         for step in range(7):
             run(tf.constant(step, tf.float64))
-        use_averages(optimizer, weights)
+        use_averages(optimizer)
         found.append(np.concatenate([weight.numpy() for weight in weights]))
     np.testing.assert_allclose(found[1], found[0], rtol=2e-5, atol=1e-5)
     np.testing.assert_allclose(found[2], found[1], rtol=1e-12)

@@ -1,6 +1,7 @@
 """Tests that models with LoRA train alike on replicas and are saved merged; test_keras_hub.py has one of KerasHub."""
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +13,7 @@ from trainer.base.log import warn_once
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.run.export import export, load_template_weights
+from trainer.run.export import export, load_template_weights, plain_copy
 
 X = np.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -27,6 +28,17 @@ def tuned(config: TrainConfig, dataset: Dataset, *, first_type: str | None = Non
     attention.query_dense.enable_lora(2)
     model.compile(keras.optimizers.Adam(0.1), loss="mean_squared_error")
     return model
+
+
+class Doubled(keras.Model):
+    """Has a layer that its configuration does not tell of."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x: Any) -> Any:
+        return 2 * self.dense(x)
 
 
 def settings(*flags: str) -> TrainConfig:
@@ -53,6 +65,17 @@ def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     load_template_weights(again, tmp_path / "model" / "model.keras")
     np.testing.assert_allclose(again(X), saved(X), rtol=1e-12)
     assert all(np.any(weight) for weight in again.weights if weight.name == "lora_kernel_a")  # else none would train
+
+
+def test_a_copy_leaves_the_layers_of_a_subclassed_model_within_as_they_are() -> None:
+    """Such a model is within its own copy; loaded as Keras loads, its matrices would be merged, and never train."""
+    inner = Doubled(4)
+    model = keras.Sequential([keras.Input((4,)), inner])
+    inner.dense.enable_lora(2)
+    before = [weight.numpy() for weight in inner.dense.weights]
+    plain_copy(model)
+    for weight, value in zip(inner.dense.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
 
 
 @pytest.mark.skipif(keras.__version__.startswith("3.12."), reason="Keras 3.12 has them in 16 bits too")

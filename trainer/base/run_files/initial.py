@@ -1,14 +1,15 @@
 """Downloads what a run starts from, a checkpoint or a model of another run, without the rest of that run."""
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from trainer.base.errors import UserError
 from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
-from trainer.base.storage.address import expanded, parse
+from trainer.base.storage.address import Address, expanded, parse
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.staging import Staged, stage
 
+_SUFFIXES = (".keras", ".h5")
 _MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first one found counts
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
@@ -26,14 +27,28 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
     if not manifests:
         raise UserError(f"{name}={path}: no checkpoint found: use a job directory, or one of its step-… folders")
     newest = max(manifests, key=lambda match: int(match[1] or 0))
-    return stage(str(address / newest[0].removesuffix(MANIFEST)), name, cache_dir)
+    return stage(str(_parent(address / newest[0])), name, cache_dir)
 
 
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of a saved model: of a file, or of the model.keras in a model or job directory.
+    """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job directory.
 
-    Without such a file, returns the folder.
+    Files of the same suffix beside the file come along, because a GAN has several. Without a file, returns the folder.
     """
     address = parse(path, name)
-    local = Staged(address, name, cache_dir).fetch(_MODEL_FILES.__contains__) if address else expanded(path)
+    if address is None:
+        local = expanded(path)
+    elif (suffix := PurePosixPath(address.name).suffix) in _SUFFIXES:
+        folder = Staged(_parent(address), name, cache_dir)
+        if (file := PurePosixPath(address.name).name) not in folder.objects:
+            raise UserError(f"{name}={path}: no such object: check with `gcloud storage ls {path}`")
+        return folder.fetch(lambda below: "/" not in below and below.endswith(suffix)) / file
+    else:
+        folder = Staged(address, name, cache_dir)
+        needed = ".keras" if any(below.endswith(".keras") for below in folder.objects) else ""
+        local = folder.fetch(lambda below: below.endswith(needed) and not below.startswith(f"{CHECKPOINTS}/"))
     return next((file for file in (local / below for below in _MODEL_FILES) if file.is_file()), local)
+
+
+def _parent(address: Address) -> Address:
+    return Address(address.bucket, address.name.rpartition("/")[0])

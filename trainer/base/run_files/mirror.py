@@ -109,10 +109,11 @@ class Mirror(Uploader):
     def _put_logs(self) -> None:
         self._logs_due = time.monotonic() + _LOGS_SECONDS
         for file in sorted(self._logs.rglob("*")) if self._logs else []:
-            state = file.stat().st_size, file.stat().st_mtime_ns
-            if file.is_file() and self._logs_sent.get(file) != state:
-                self._logs_sent[file] = state
-                super().put(file)
+            with suppress(FileNotFoundError):  # TensorBoard or the user may remove one
+                state = file.stat().st_size, file.stat().st_mtime_ns
+                if file.is_file() and self._logs_sent.get(file) != state:
+                    self._logs_sent[file] = state
+                    super().put(file)
 
     def remove(self, folder: Path) -> None:
         """Removes a local folder and its copy."""

@@ -52,70 +52,123 @@ class TrainConfig:
     epochs: int | None = _run(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
     steps: int | None = _run(None, "length of the run, instead of epochs", unit="steps", minimum=1)
     seed: int = _run(0, "seed of weights, data order and noise", minimum=0, maximum=2**31 - 1)
-    evaluation_fraction: float = _run(0.0, "random share of examples held out for evaluation", minimum=0, maximum=0.9)
+    evaluation_fraction: float = _run(
+        0.0, "share of examples held out for evaluation, drawn by the seed", minimum=0, maximum=0.9
+    )
 
-    micro_batches: int = _training(1, "passes that take a replica's rows, for less memory", unit="passes", minimum=1)
+    micro_batches: int = _training(
+        1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
+    )
     remat: str = _training("", "recompute activations, for less memory: blocks, or layers:NAME,…; empty: nothing")
-    virtual_replicas: int = _training(0, "parts of each batch, for equal bits on any replicas", minimum=0)
+    virtual_replicas: int = _training(
+        0, "parts in which each batch is computed on any number of replicas, for equal bits; 0: none", minimum=0
+    )
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
-    evaluation_batch_size: int = _training(0, "evaluated at a time; 0: global_batch_size", unit="examples", minimum=0)
+    evaluation_batch_size: int = _training(
+        0, "examples that one replica evaluates at a time; 0: global_batch_size", unit="examples", minimum=0
+    )
     learning_rate: float = _training(1e-4, "step size of the optimizers", above=0)
-    learning_rate_schedule: str = _training("constant", "shape after the warm-up", choices=("constant", "cosine"))
+    learning_rate_schedule: str = _training(
+        "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
+    )
     warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
     early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
-    max_minutes: float = _training(0.0, "end saved after this, over all starts; 0: never", unit="minutes", minimum=0)
-    on_nan: str = _training("stop", "at NaN: stop, or go back at half the learning rate", choices=("stop", "rollback"))
-    initial_checkpoint: str = _training("", "start from the weights of a checkpoint of another run", reads=True)
+    max_minutes: float = _training(
+        0.0, "end, saved and exported, after this time over all starts; 0: never", unit="minutes", minimum=0
+    )
+    on_nan: str = _training(
+        "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
+    )
+    initial_checkpoint: str = _training(
+        "", "start from the weights of another run's checkpoint (or job directory)", reads=True
+    )
     initial_model: str = _training("", "start from the weights of a saved template model, a model.keras", reads=True)
 
-    data_memory_mib: int = _data(4096, "prepared shards above this are read row by row", unit="MiB", minimum=0)
+    data_memory_mib: int = _data(
+        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
+    )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
     data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
 
     strategy: str = _devices(
         "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
     )
-    communication: str = _devices("auto", "sums over workers; auto: nccl on GPUs", choices=("auto", "ring", "nccl"))
-    worker_timeout_seconds: int = _devices(600, "wait for a late or silent worker", unit="seconds", minimum=1)
-    replicas: int = _devices(0, "local devices (CPU: logical ones); 0: all GPUs", unit="devices", minimum=0, maximum=64)
+    communication: str = _devices(
+        "auto", "sums over workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
+    )
+    worker_timeout_seconds: int = _devices(
+        600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
+    )
+    replicas: int = _devices(
+        0, "local devices, 0 for all GPUs; of a CPU, logical ones", unit="devices", minimum=0, maximum=64
+    )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
         "float32", "arithmetic of the layers", choices=("float32", "mixed_bfloat16", "mixed_float16", "float64")
     )
-    tf32: bool = _devices(True, "multiply float32 as TensorFloat-32, of 10 bits, on GPUs that can (A100, L4, H100)")
-    jit_compile: str = _devices("auto", "compile the step with XLA; auto: if faster", choices=("auto", "true", "false"))
+    tf32: bool = _devices(
+        True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
+    )
+    jit_compile: str = _devices(
+        "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
+    )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     shard_optimizer: bool = _devices(
         False, "keep on each replica its part of the optimizer's slots, for less memory, and gather the weights"
     )
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
-    allow_replica_dependence: bool = _devices(False, "train although one replica and two give other numbers")
-    steps_per_loop: int = _devices(0, "steps of a call to the device; 0: some 3 seconds", unit="steps", minimum=0)
+    allow_replica_dependence: bool = _devices(
+        False, "train although the comparison before training finds other numbers on one replica than on two"
+    )
+    steps_per_loop: int = _devices(
+        0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0
+    )
 
-    checkpoint_every_steps: int = _output(500, "save this often and at the end; 0: only then", unit="steps", minimum=0)
-    checkpoint_every_minutes: float = _output(0.0, "save this often too; 0: by steps", unit="minutes", minimum=0)
-    keep_checkpoints: int | None = _output(3, "newest to keep, beside the best; all: every one", minimum=1, none="all")
+    checkpoint_every_steps: int = _output(
+        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0
+    )
+    checkpoint_every_minutes: float = _output(
+        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
+    )
+    keep_checkpoints: int | None = _output(
+        3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
+    )
     save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     tensorboard: bool = _output(True, "write TensorBoard event files")
-    profile_steps: str = _output("", "at most 100 steps to profile, as 100..110: for TensorBoard, and in words")
-    track: str = _output("", "trackers, with commas: mlflow:http://HOST:PORT#NAME, wandb:PROJECT, vertex:EXPERIMENT")
+    profile_steps: str = _output(
+        "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
+    )
+    track: str = _output(
+        "",
+        "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
+    )
     tuning_metric: str = _output("", "metric reported to Vertex hyperparameter tuning")
 
     image_size: int = _images(32, "height and width of the images", unit="pixels", minimum=1, maximum=4096)
     channels: int = _images(1, "1 (grey) or 3 (colour)", minimum=1, maximum=3)
     augment: str = _images(
-        "", f"random changes of training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
+        "", f"random changes of the training images: {' or '.join(AUGMENTATIONS)}, or both, with a comma"
     )
     skip_bad_images: bool = _images(False, "leave out image files that cannot be decoded")
-    label_smoothing: float = _images(0.0, "share of a label that all classes get alike", minimum=0, maximum=0.9)
-    mixup: float = _images(0.0, "alpha of Beta, which mixes a classifier's rows; 0: none", minimum=0, maximum=100)
-    sample_every_steps: int = _images(250, "grids this often and at the end; 0: only then", unit="steps", minimum=0)
-    fid_every_steps: int = _images(0, "FID and KID this often and at the end; 0: never", unit="steps", minimum=0)
+    label_smoothing: float = _images(
+        0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
+    )
+    mixup: float = _images(
+        0.0, "alpha of Beta, by which a classifier's rows are mixed in pairs; 0: none", minimum=0, maximum=100
+    )
+    sample_every_steps: int = _images(
+        250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
+    )
+    fid_every_steps: int = _images(
+        0, "compute a GAN's FID and KID this often, and at the end; 0: never", unit="steps", minimum=0
+    )
     fid_samples: int = _images(10_000, "images to compare, real and generated", minimum=2)
-    fid_features: str = _images("inception", "network of FID: inception, or a classifier's model.keras", reads=True)
+    fid_features: str = _images(
+        "inception", "network of FID's features: inception, or the model.keras of a saved classifier", reads=True
+    )
     fid_weights: str = _images("imagenet", "weights of inception: imagenet, or a weights file", reads=True)
 
     @property

@@ -1,7 +1,7 @@
 """Uploads local results to Cloud Storage in a background thread, in the order in which they were queued.
 
-Failed uploads are retried until `close`. A rejected one, as for a missing permission or because another run writes the
-object too, is raised at the next `put`, so that no run continues without a place to store its results.
+Failed uploads, for a refused login too, are retried until `close`, with a warning each time. A rejected one, as for a
+missing permission or because another run writes the object too, is raised at the next `put`.
 """
 
 import shutil

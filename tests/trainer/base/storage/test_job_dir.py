@@ -236,7 +236,7 @@ def test_one_run_begins_from_another(bucket: Bucket, tmp_path: Path, caplog: pyt
         assert run(resolve([*gan, "--steps=1", f"--{name}={bucket.url(below)}", f"--job_dir={local}"]).config) == DONE
     assert {name: bucket.content(name) for name in bucket.names()} == trained
     fetched = [file.name for file in (tmp_path / "cache").rglob("local/**/*")]
-    assert {"model.keras", "manifest.json"} < set(fetched)
+    assert {"model.keras", "critic.keras", "manifest.json"} < set(fetched)
     assert "saved_model" not in fetched
     out = tmp_path / "grid.png"
     assert generate.main([bucket.url("runs/gan"), f"--out={out}", "--count=4"]) == 0
