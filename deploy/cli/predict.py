@@ -9,7 +9,7 @@ from typing import Any
 from deploy.client.arguments import add_flags, command_line, parser
 from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import CHANGES, new_submission, read_changes
-from deploy.client.prepared_job import COST, PreparedSubmission, describe
+from deploy.client.prepared_job import COST, PreparedSubmission, check_detached, describe
 from deploy.planning.cost_rule import agrees_to_pay
 from deploy.planning.prediction_plan import prediction_plan
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--tier", required=True, metavar="TIER", help="machine of one device, as cpu or l4x1")
     cli.add_argument("--as", dest="kind", choices=("custom_job", "batch_prediction"), default="custom_job",
                      help="batch_prediction: Vertex AI's own job, which has no time limit")  # fmt: skip
-    add_flags(cli, "project", "region", "prices", "max_cost", *CHANGES, "backend")
+    add_flags(cli, "project", "region", "prices", "max_cost", "max_wait", *CHANGES, "backend")
     cli.add_boolean("plan", "first measure a batch on this machine's CPU, for the time and the cost of the job")
     cli.add_argument("--from", default="", metavar="RUN", help="job directory of a run on devices of the tier's kind: "
                      "time and cost come from its speed")  # fmt: skip
@@ -52,16 +52,19 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     cli.add_boolean("yes", "do not ask about a batch_prediction, which has no limit")
     add_json_flag(cli)
-    cli.set_defaults(max_wait=None, month_budget=None)
+    cli.set_defaults(month_budget=None)
     args = cli.parse_args(arguments)
     if args.plan and getattr(args, "from"):
         raise UserError("--plan and --from contradict each other: the time is measured here, or that of a run")
-    if args.kind == "batch_prediction" and (args.max_cost or args.plan or getattr(args, "from")):
-        flag = "--max_cost" if args.max_cost else "a plan"
+    if args.yes and args.kind != "batch_prediction":
+        raise UserError("--yes is for --as=batch_prediction: use --max_cost, which limits this job")
+    if args.kind == "batch_prediction" and (args.max_cost or args.max_wait or args.plan or getattr(args, "from")):
+        flag = "--max_cost" if args.max_cost else "--max_wait" if args.max_wait else "a plan"
         raise UserError(f"--as=batch_prediction and {flag} contradict each other: that job has no time limit: drop one")
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
+    check_detached(args, tier)
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         request = PredictionRequest(tier, str(version), version.artifact, version.image, rows, out)
         options = JobOptions(
             f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
-            labels=read_labels(args.labels), kms_key=args.kms_key,
+            max_wait_s=args.max_wait, labels=read_labels(args.labels), kms_key=args.kms_key,
         )  # fmt: skip
         job, run = render(request, gcp, options), getattr(args, "from")
     record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])

@@ -29,7 +29,7 @@ def as_arguments(
     for name in settings.keys() & arguments.keys():
         if arguments[name] not in (None, ""):
             raise UserError(f"{name}: both a keyword and in settings: name it once")
-    if "dry_run" in {**settings, **arguments}:
+    if settings.get("dry_run") or arguments.get("dry_run"):
         raise UserError("dry_run is of the command, which prints: python -m deploy VERB … --dry_run --json")
     for name, value in arguments.items():
         texts = _texts(value)

@@ -303,9 +303,14 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
     if not jobs:
         raise left_out[-1][1]
     needed_project(jobs[0].gcp.project)
-    if asked.detach and asked.max_wait and jobs[0].tier.strategy != "FLEX_START":
-        raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
+    check_detached(asked, jobs[0].tier)
     return jobs
+
+
+def check_detached(asked: argparse.Namespace, tier: Tier) -> None:
+    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than --max_wait."""
+    if asked.detach and asked.max_wait and tier.strategy != "FLEX_START":
+        raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
 
 
 def _fitting(asked: argparse.Namespace, tier: Tier, program: Program) -> Program:

@@ -30,12 +30,21 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     if not kept:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
-        command = [sys.executable, "-m", "trainer.plan", *flags]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        lines = done.stdout.splitlines()
-        if done.returncode:
-            raise error_of_program(lines, done.returncode, "python -m trainer.plan")
-        say(*lines)
+        command, lines = [sys.executable, "-u", "-m", "trainer.plan", *flags], list[str]()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process:
+            assert process.stdout
+            try:
+                for line in process.stdout:
+                    lines.append(line.rstrip("\n"))
+                    if not line.startswith("error: "):
+                        say(lines[-1])
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise error_of_program(lines, process.returncode, "python -m trainer.plan")
     return kept or read_plan(kept_plan(config))
 
 

@@ -47,6 +47,8 @@ class RowFile:
         """Reads the first lines of an object. Raises UserError if there is none."""
         text, size = buckets.read_first(address)
         lines = text.splitlines() if len(text) == size else text.splitlines()[:-1]
+        if not lines and size:
+            raise UserError(f"rows={address}: its first row is longer than 8 MiB: leave out --plan and --from")
         if not lines:
             raise UserError(f"rows={address}: it has no line of JSON")
         mean = (len(b"".join(lines)) + len(lines)) / len(lines)
@@ -77,7 +79,9 @@ def seconds_by_run(run: str, rows: RowFile, tier: Tier) -> Interval:
     if not summaries:
         raise UserError(f"from={run}: no step was timed there on {tier.kind}: use --plan, which measures here")
     summary = summaries[0]
-    batch = positive(summary.runs[0].config.get("global_batch_size")) or 1.0
+    batch = positive(summary.runs[0].config.get("global_batch_size"))
+    if not batch:
+        raise UserError(f"from={run}: its batch is not known, as that of a script: use --plan, which measures here")
     share = FIXED_BATCH * summary.devices / batch  # of the rows of a step; a call with fewer may take as long
     call = Interval(min(1.0, share), math.sqrt(share), max(1.0, share)).times(summary.step_seconds.median)
     return call.product(_SHARE).times(1 / FIXED_BATCH).plus(_PARSING_SECONDS_PER_BYTE.times(rows.bytes_a_row))

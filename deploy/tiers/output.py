@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TextIO
 
-from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 
 _PLACE: ContextVar[TextIO | None] = ContextVar("place", default=None)
 _COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread begins with neither
@@ -61,9 +61,14 @@ def forget_stdout() -> None:
 
 
 def error_of_program(lines: Sequence[str], code: int, program: str) -> UserError | PlatformFault:
-    """Returns the error that a program of ours printed last among `lines`, with its exit code."""
-    printed = next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1] if lines else "")
-    text = printed.removeprefix("error: ") or f"{program} ended with exit code {code}"
+    """Returns the error that a program of ours printed last among `lines`, with its exit code; 1 if a signal ended it.
+
+    A line of any other kind is named beside the exit code: it may be of a traceback, or of progress.
+    """
+    text = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+    if code < 0:
+        text, code = text or f"{program} was killed by signal {-code} (is the memory too small?)", FAULT
+    text = text or ": ".join([f"{program} ended with exit code {code}", *lines[-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
     error.exit_code = code
     return error

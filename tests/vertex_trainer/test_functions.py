@@ -108,7 +108,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
-    job = submit("l4x1", settings=TINY, max_cost=20, session=session, **where)
+    job = submit("l4x1", settings=TINY, max_cost=20, dry_run=False, session=session, **where)
     assert job.wait().state == "SUCCEEDED"
     assert "/us-east4/" in job.name
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):

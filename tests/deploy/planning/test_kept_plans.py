@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.tiers.output import error_of_program
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
@@ -116,3 +117,11 @@ def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Captu
     kept_plan(Overrides.parse(TRAINED).resolve()).write_text("{")
     assert main(L4) == 0
     assert "# l4x1: whether it fits the memory is not known: " in capsys.readouterr().out
+
+
+def test_a_program_that_a_signal_ends_is_told_by_it_and_not_by_its_last_line() -> None:
+    error = error_of_program(["step 5/10  1.2 s/step"], -9, "python -m trainer.task")
+    assert (str(error), error.exit_code) == (
+        "python -m trainer.task was killed by signal 9 (is the memory too small?)",
+        1,
+    )

@@ -17,7 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
-from tests.deploy.planted import plant
+from tests.deploy.planted import edit, plant
 from tests.deploy.registry_emulator import feed, versions
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import write_servable
@@ -127,7 +127,9 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     cloud.run = ends("SUCCEEDED")
     where = ["digits@champion", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1"]
-    assert predict.main([*where, "--tier=l4x1", "--max_cost=1", "--spot", "--backend=sdk"], session) == 0
+    assert (
+        predict.main([*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--backend=sdk"], session) == 0
+    )
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     (model,) = versions(cloud)
@@ -217,10 +219,14 @@ def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_i
     with pytest.raises(UserError, match=r"until the timeout; by plan \d+\.\d\d USD at most: not submitted"):
         predict.main(words, session)
     assert len(cloud.jobs) == 1
+    script = plant(tmp_path / "script", [0.08] * 5, gpu="NVIDIA L4")
+    edit(script / "run.json", config={})
     for words, reason in (
         ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"),
         (["--tier=cpu", "--plan", "--from=x"], "contradict"),
         (["--tier=cpu", "--as=batch_prediction", "--plan"], "a plan contradict"),
+        (["--tier=cpu", "--yes"], "--yes is for --as=batch_prediction"),
+        (["--tier=l4x1", f"--from={script}"], "its batch is not known, as that of a script"),
     ):
         with pytest.raises(UserError, match=reason):
             predict.main([*where, *words], session)
