@@ -115,7 +115,7 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     assert f"unpriced: 3 jobs, each on n2-standard-8 in us-central1: {unknown}" in shown
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
     both = (
-        r"n2-standard-8 is not known: .* as --prices=FILE; without it these 2 jobs .*: say what it may cost, as --max"
+        r"n2-standard-8 is not known: .* as --prices=FILE; without it these 2 jobs .*: say what each may cost, as --max"
     )
     with pytest.raises(UserError, match=both.replace("n2-standard-8", "unpriced")):
         command("h100x8", str(unpriced))
