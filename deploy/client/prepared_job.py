@@ -15,7 +15,7 @@ from deploy.client.job_flags import add_job_flags, add_plan_flags, package_comma
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.localrun.processes import on_signals
-from deploy.planning.cost_rule import agree_to_cost
+from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
 from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.tiers.availability import NoMachines
@@ -175,7 +175,9 @@ class PreparedSubmission:
 
     def _show(self, verb: str) -> None:
         """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
-        about = [*self.about, *([(COST, self.plan()[0])] if self.plan else [])]
+        line, usd = self.plan() if self.plan else ("", None)
+        costs = dry_run_lines([(job, 1) for job in self.jobs], self.asked.max_cost, max, plan=usd)
+        about = [*self.about, *((COST, line) for line in (line, *costs) if line)]
         for heading in (WHAT, WHERE, COST, ALONG):
             if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
                 say(f"## {heading}", *lines)

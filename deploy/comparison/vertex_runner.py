@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
-from deploy.planning.cost_rule import agree_to_cost
+from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
 from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
@@ -94,6 +94,8 @@ class VertexRunner:
         more = f", and {unknown} without a known price" if unknown else ""
         limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
+        if self._args.dry_run:
+            yield from dry_run_lines(jobs, self._options.max_cost, each=True)
 
     def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
         """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
-from deploy.planning.cost_rule import agree_to_cost
+from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
 from deploy.planning.kept_plans import with_limits
 from deploy.study.optuna_study import frozen_trial, load
 from deploy.study.outcome import state_of
@@ -62,7 +62,7 @@ class VertexStudy:
             raise UserError(f"{plan.tier.name}: remove its baseOutputDirectory: each study has a folder in --bucket")
         self._plan, self._out, self._session = plan, out, session
         self._open: Callable[[str, str], Backend] = partial(session.open, args.backend or BACKENDS[0])
-        self._most_usd = options.max_cost
+        self._most_usd, self._dry_run = options.max_cost, args.dry_run
         self._submission = f"{STUDY_LABEL}{options.submission}"
         self._trial_job = self._render(args, options)
         self._gcp, self._output = self._trial_job.gcp, self._trial_job.output
@@ -115,6 +115,8 @@ class VertexStudy:
         limit = "" if self._most_usd else "; --max_cost=USD limits them together"
         if job.tier.most_usd is not None:
             yield f"all {count} trials together: {count * job.tier.most_usd:.2f} USD at most{limit}"
+        if self._dry_run:
+            yield from dry_run_lines([(job, count)], self._most_usd)
         yield from (f"warning: {line}" for line in job.warnings)
 
     def paste(self) -> str:

@@ -143,6 +143,8 @@ def test_what_costs_much_is_asked_about(
 ) -> None:  # fmt: skip
     monkeypatch.setattr("deploy.planning.cost_rule.estimated_usd", lambda job: plan)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
+    assert submit.main([*command, "--dry_run"], session) == 0
+    assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks
     if asks:
         with pytest.raises(
             UserError, match=r"may cost .* USD until the timeout; .*: not submitted: say what it may cost"
