@@ -7,7 +7,8 @@ slot keeps the shape of its weight, but its values are in a flat variable, in wh
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ _ELEMENTWISE = {
 }
 _FEWEST = 1024  # elements of a part: slots of smaller weights stay whole
 
+_rehearsing: list[None] = []  # not empty within `parts_of_others_as_zeros`
 _numbers = itertools.count()  # of parts in updates
 
 
@@ -73,7 +75,7 @@ class ShardedSlot(keras.Variable):
     def numpy(self) -> Any:
         """Returns the values of the whole slot. Raises UserError if other workers have parts of it."""
         parts, _, replicas = self._parts()
-        if len(parts) < replicas:
+        if len(parts) < replicas and not _rehearsing:
             raise UserError(
                 f"shard_optimizer: {self.path} is read on one worker, as by a callback that saves the optimizer, and "
                 "others have parts of it: drop that callback, or --shard_optimizer"
@@ -88,6 +90,16 @@ class ShardedSlot(keras.Variable):
         strategy = self.value.distribute_strategy
         parts, workers = strategy.experimental_local_results(self.value), strategy.cluster_resolver
         return parts, workers.task_id * len(parts) if workers else 0, strategy.num_replicas_in_sync
+
+
+@contextmanager
+def parts_of_others_as_zeros() -> Iterator[None]:
+    """Lets slots be read in the block on one worker, as a rehearsal of the export does before there are values."""
+    _rehearsing.append(None)
+    try:
+        yield
+    finally:
+        _rehearsing.pop()
 
 
 def shard_optimizers(model: keras.Model) -> None:

@@ -13,6 +13,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.data.images import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
+from trainer.invariance.sharded_slots import parts_of_others_as_zeros
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export, load_template
 from trainer.run.training_setup import TrainingSetup
@@ -72,7 +73,8 @@ def _export(setup: TrainingSetup, folder: Path) -> None:
 
     Keras saves classes that it cannot load without their code: a warning tells of a model.keras like that.
     """
-    export(setup.model, folder, setup.dataset.input_spec, save_optimizer=setup.config.save_optimizer)
+    with parts_of_others_as_zeros():
+        export(setup.model, folder, setup.dataset.input_spec, save_optimizer=setup.config.save_optimizer)
     x = setup.dataset.first_inputs(_ROWS)
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))

@@ -38,27 +38,25 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 roun
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     """Returns the fields of a `ReplicaVerdict` (replica_proof.py): of steps of few rows, or of all where few fail.
 
-    Where settings of batch norm depend on replicas, as the log tells, other settings are compared in their place.
+    What settings ask of batch norm depends on replicas, as the log tells: other settings are compared in their place.
     """
     passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
-    compared = ""
     for rows in (few, whole):
         try:
             fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
             problems, told = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
             if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
-                fewer = dataclasses.replace(fewer, virtual_replicas=0)
+                fewer = dataclasses.replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
                 problems, told = compare(fewer)
-            if problems and told and not (config.sync_batch_norm and config.micro_batches == 1):
-                problems, told = compare(dataclasses.replace(fewer, sync_batch_norm=True, micro_batches=1))
-                compared = "with --sync_batch_norm=true and --micro_batches=1"
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
                 raise
     if problems and told:
         return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(told)}"}
+    plain = config.sync_batch_norm and config.micro_batches == 1
+    compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
     equal_bits = bool(config.virtual_replicas and not problems)
     return {"agrees": not problems, "problems": problems, "reason": compared, "equal_bits": equal_bits}
 
