@@ -96,11 +96,13 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
             gcloud_environment() as environment,
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as build,
         ):
-            for line in build.stdout or ():
-                print(line, end="", flush=True)
+            try:
+                for line in build.stdout or ():
+                    print(line, end="", flush=True)
+            except KeyboardInterrupt:
+                build.terminate()  # it is waited for when the block ends
+                raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
     except FileNotFoundError:
         raise not_installed() from None
-    except KeyboardInterrupt:
-        raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
     digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""
     return (DONE, digest) if build.returncode == 0 else (FAULT, "")
