@@ -119,7 +119,7 @@ def inside(kind: str) -> bytes:
     (("x\n" + KEY).encode("utf-16-be"), "line 2"), (b"\xff\xd8\0\0" + b"\0" * 4_194_290 + KEY.encode(), "line 1"),
     (inside("zip"), "deep/b.txt, line 2"), (inside("tar"), "deep/b.txt, line 2"),
     *((inside(kind), "photo, line 2") for kind in PACKERS),
-])  # fmt: skip
+], ids=["late", "utf-16", "utf-16-be", "jpeg", "zip", "tar", *PACKERS])  # fmt: skip
 def test_it_is_found_wherever_it_hides(content: bytes, where: str, tmp_path: Path) -> None:
     """Behind the first megabytes, across two pieces, in UTF-16, in an archive; whatever the name's ending."""
     finding = find_credential(write(tmp_path / "photo.jpg", content))
