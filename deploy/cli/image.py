@@ -101,8 +101,10 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
                     print(line, end="", flush=True)
             except KeyboardInterrupt:
                 build.terminate()  # it is waited for when the block ends
-                raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
+                raise
     except FileNotFoundError:
         raise not_installed() from None
+    except KeyboardInterrupt:
+        raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
     digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""
     return (DONE, digest) if build.returncode == 0 else (FAULT, "")

@@ -230,6 +230,6 @@ def test_gcloud_is_run_and_its_end_is_ours(monkeypatch: pytest.MonkeyPatch, tmp_
         assert (found and (found.uri, found.sources, found.tag)) == (None if code else (uri, sources, tag))
         assert ("warning: gcloud named no digest: jobs run in" in capsys.readouterr().out) == (not line)
         IMAGE_RECORD.unlink(missing_ok=True)
-    stand_in(tmp_path, f"kill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
+    stand_in(tmp_path, f"sleep 0.3\nkill -INT {os.getpid()}\nsleep 0.5", monkeypatch)
     with pytest.raises(JobUnknown, match=r"^stopped: the build may go on: look at https://"):
         image.main([f"--image={name}:1"])
