@@ -15,7 +15,7 @@ from deploy.client.job_flags import add_job_flags, add_plan_flags, package_comma
 from deploy.client.job_handle import VertexJob
 from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
 from deploy.localrun.processes import on_signals
-from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
+from deploy.planning.cost_rule import cost_question
 from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.tiers.availability import NoMachines
@@ -176,7 +176,7 @@ class PreparedSubmission:
     def _show(self, verb: str) -> None:
         """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
         line, usd = self.plan() if self.plan else ("", None)
-        costs = dry_run_lines([(job, 1) for job in self.jobs], self.asked.max_cost, max, plan=usd)
+        costs = cost_question([(job, 1) for job in self.jobs], self.asked.max_cost, max, plan=usd).lines()
         about = [*self.about, *((COST, line) for line in (line, *costs) if line)]
         for heading in (WHAT, WHERE, COST, ALONG):
             if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
@@ -199,7 +199,7 @@ class PreparedSubmission:
             hold_to_budget(jobs, asked, session)
             line, usd = self.plan() if self.plan else ("", None)
             say(*([f"# {line}"] if line else []))
-            agree_to_cost([(job, 1) for job in jobs], asked.max_cost, max, plan=usd)
+            cost_question([(job, 1) for job in jobs], asked.max_cost, max, plan=usd).agree()
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}

@@ -6,23 +6,19 @@ a notebook has often done already.
 
 import importlib
 import re
-import signal
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.job_handle import RunResult
-from deploy.tiers.output import error_of_program
-from trainer.base.errors import DONE, UserError
+from deploy.tiers.output import run_program
+from trainer.base.errors import UserError
 from trainer.base.run_files.run_layout import RESULT
 from trainer.base.storage import local_path
 
 _STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
 _OF_THE_COMMAND = ("print_config", "help")  # settings that only print
-_KEPT_LINES = 50  # of the output, among which the error is
 
 
 def train(
@@ -39,26 +35,15 @@ def train(
         raise UserError(f"train needs a job_dir, and takes no {' or '.join(_OF_THE_COMMAND)} in settings")
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
     words, folder = as_arguments((), named, settings), local_path(job_dir, "job_dir")
-    command = [sys.executable, "-m", "trainer.task", *words]
-    bar, lines = _notebook_bar() if progress else None, deque[str](maxlen=_KEPT_LINES)
-    # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
-    ) as process:
-        assert process.stdout
-        try:
-            for line in process.stdout:
-                lines.append(line.strip())
-                if stream:
-                    print(line, end="", file=stream, flush=True)
-                if bar and (step := _STEP.match(line)):
-                    bar(*(int(count.replace(",", "")) for count in step.groups()))
-        except BaseException:
-            process.send_signal(signal.SIGTERM)  # it saves its state
-            process.wait()
-            raise
-    if process.returncode != DONE:
-        raise error_of_program(lines, process.returncode, "python -m trainer.task")
+    bar = _notebook_bar() if progress else None
+
+    def show(line: str) -> None:
+        if stream:
+            print(line, file=stream, flush=True)
+        if bar and (step := _STEP.match(line)):
+            bar(*(int(count.replace(",", "")) for count in step.groups()))
+
+    run_program("trainer.task", words, show)
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 

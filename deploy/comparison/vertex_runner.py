@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from deploy.comparison.sent_job import SentJob
-from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
+from deploy.planning.cost_rule import cost_question
 from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
@@ -95,7 +95,7 @@ class VertexRunner:
         limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
         if self._args.dry_run:
-            yield from dry_run_lines(jobs, self._options.max_cost, each=True)
+            yield from cost_question(jobs, self._options.max_cost, each=True).lines()
 
     def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
         """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
@@ -105,7 +105,8 @@ class VertexRunner:
         with api_errors(self._gcp):
             new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(SentJob.read(job_dir)))
         if new:
-            agree_to_cost([(jobs[name], count) for name, count in new.items()], self._options.max_cost, each=True)
+            priced = [(jobs[name], count) for name, count in new.items()]
+            cost_question(priced, self._options.max_cost, each=True).agree()
         checks = {(job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job in jobs.values()}
         for bucket in {bucket for bucket, *_ in checks}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read

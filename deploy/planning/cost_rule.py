@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import estimated_usd
@@ -15,34 +16,28 @@ from trainer.base.errors import UserError
 PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
 
 
-def agree_to_cost(
+class CostQuestion(NamedTuple):
+    """Holds what jobs may cost, in a sentence, and the refusal if nobody agrees to pay it; "": nobody is asked."""
+
+    text: str
+    refusal: str
+
+    def agree(self) -> None:
+        """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
+        if self.refusal and not agrees_to_pay(self.text):
+            raise UserError(self.refusal)
+        say(f"# {self.text}")
+
+    def lines(self) -> list[str]:
+        """Returns a line for a dry run if somebody would be asked."""
+        return [f"{self.text}: it is asked about, and refused where nobody answers"] if self.refusal else []
+
+
+def cost_question(
     jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float] = sum,
     *, plan: Interval | None = None, each: bool = False,
-) -> None:  # fmt: skip
-    """Prints what jobs may cost, so many of each; asks about much. Raises UserError if nobody agrees.
-
-    See `_question`.
-    """
-    text, refusal = _question(jobs, max_cost, total, plan, each)
-    if refusal and not agrees_to_pay(text):
-        raise UserError(refusal)
-    say(f"# {text}")
-
-
-def dry_run_lines(
-    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float] = sum,
-    *, plan: Interval | None = None, each: bool = False,
-) -> list[str]:  # fmt: skip
-    """Returns a line if `agree_to_cost` would ask about these jobs."""
-    text, refusal = _question(jobs, max_cost, total, plan, each)
-    return [f"{text}: it is asked about, and refused where nobody answers"] if refusal else []
-
-
-def _question(
-    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float],
-    plan: Interval | None, each: bool,
-) -> tuple[str, str]:  # fmt: skip
-    """Returns what jobs may cost, and the refusal if nobody agrees to pay it, empty if nobody is asked.
+) -> CostQuestion:  # fmt: skip
+    """Returns what is to be asked about jobs, so many of each.
 
     max_cost: USD that the user allowed for all, where nothing is asked, or for `each`, where nothing is asked if their
     sum is not much either; total: `max` for jobs of which only one is created; plan: USD, if no kept plan says it.
@@ -68,7 +63,7 @@ def _question(
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if much else advice
         much = much or any(tier.accelerators for tier in unpriced)
-    return text, refusal if much and not jobs[0][0].options.check else ""
+    return CostQuestion(text, refusal if much and not jobs[0][0].options.check else "")
 
 
 def _most_usd(tier: Tier) -> float | None:

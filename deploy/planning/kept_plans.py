@@ -1,7 +1,5 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +11,7 @@ from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import error_of_program, say
+from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -30,21 +28,7 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     if not kept:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
-        command, lines = [sys.executable, "-u", "-m", "trainer.plan", *flags], list[str]()
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as process:
-            assert process.stdout
-            try:
-                for line in process.stdout:
-                    lines.append(line.rstrip("\n"))
-                    if not line.startswith("error: "):
-                        say(lines[-1])
-            except BaseException:
-                process.kill()
-                raise
-        if process.returncode:
-            raise error_of_program(lines, process.returncode, "python -m trainer.plan")
+        run_program("trainer.plan", flags, lambda line: None if line.startswith("error: ") else say(line))
     return kept or read_plan(kept_plan(config))
 
 

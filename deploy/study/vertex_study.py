@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.comparison.sent_job import SentJob
 from deploy.localrun.processes import on_signals
-from deploy.planning.cost_rule import agree_to_cost, dry_run_lines
+from deploy.planning.cost_rule import cost_question
 from deploy.planning.kept_plans import with_limits
 from deploy.study.optuna_study import frozen_trial, load
 from deploy.study.outcome import state_of
@@ -116,7 +116,7 @@ class VertexStudy:
         if job.tier.most_usd is not None:
             yield f"all {count} trials together: {count * job.tier.most_usd:.2f} USD at most{limit}"
         if self._dry_run:
-            yield from dry_run_lines([(job, count)], self._most_usd)
+            yield from cost_question([(job, count)], self._most_usd).lines()
         yield from (f"warning: {line}" for line in job.warnings)
 
     def paste(self) -> str:
@@ -151,7 +151,7 @@ class VertexStudy:
             self._gcp, self._output = GcpConfig(sent.project, sent.region, self._gcp.bucket), sent.output
             return status.name
         gcp = self._gcp
-        agree_to_cost([(self._trial_job, self._plan.most_trials)], self._most_usd)
+        cost_question([(self._trial_job, self._plan.most_trials)], self._most_usd).agree()
         check_resources(self._trial_job)
         upload_packages(self._job.packages, gcp.bucket)
         SentJob(gcp.project, gcp.region, self._submission, self._output).write(self._out)

@@ -4,8 +4,11 @@ Without either nothing is printed and nothing asked, as in a program that import
 """
 
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TextIO
@@ -14,6 +17,7 @@ from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserErro
 
 _PLACE: ContextVar[TextIO | None] = ContextVar("place", default=None)
 _COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread begins with neither
+_KEPT_LINES = 50  # of a program's output, among which its error is
 
 
 def say(*lines: str) -> None:
@@ -58,6 +62,30 @@ def agrees(question: str) -> bool:
 def forget_stdout() -> None:
     """Directs stdout to nowhere, as its reader has ended: else Python flushes into the closed pipe once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def run_program(module: str, arguments: Sequence[str], show: Callable[[str], None]) -> None:
+    """Runs a program of ours in a process of its own, and passes the lines that it prints to `show`.
+
+    Interrupted, it sends the program SIGTERM, by which a training saves its state, and waits for its end. Raises the
+    error that the program printed, if it failed.
+    """
+    command, lines = [sys.executable, "-u", "-m", module, *arguments], deque[str](maxlen=_KEPT_LINES)
+    # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
+    ) as process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip("\n"))
+                show(lines[-1])
+        except BaseException:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+    if process.returncode:
+        raise error_of_program([*lines], process.returncode, f"python -m {module}")
 
 
 def error_of_program(lines: Sequence[str], code: int, program: str) -> UserError | PlatformFault:

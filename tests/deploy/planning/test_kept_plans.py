@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.tiers.output import error_of_program
+from deploy.tiers.output import run_program
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
+from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.resolution import Overrides
 
@@ -119,9 +120,20 @@ def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Captu
     assert "# l4x1: whether it fits the memory is not known: " in capsys.readouterr().out
 
 
-def test_a_program_that_a_signal_ends_is_told_by_it_and_not_by_its_last_line() -> None:
-    error = error_of_program(["step 5/10  1.2 s/step"], -9, "python -m trainer.task")
-    assert (str(error), error.exit_code) == (
-        "python -m trainer.task was killed by signal 9 (is the memory too small?)",
-        1,
-    )
+@pytest.mark.parametrize(
+    ("end", "told", "code"),
+    [
+        pytest.param("os.kill(os.getpid(), 9)", "was killed by signal 9 (is the memory too small?)", 1, id="signal"),
+        pytest.param("sys.exit(3)", "ended with exit code 3: step 5/10", 3, id="exit code"),
+    ],
+)
+def test_a_program_that_ends_without_an_error_line_is_told_by_how_it_ended(
+    end: str, told: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ending.py").write_text(f"import os, sys\nprint('step 5/10', flush=True)\n{end}\n")
+    monkeypatch.chdir(tmp_path)
+    shown: list[str] = []
+    with pytest.raises(PlatformFault) as caught:
+        run_program("ending", [], shown.append)
+    assert (str(caught.value), caught.value.exit_code) == (f"python -m ending {told}", code)
+    assert shown == ["step 5/10"]
