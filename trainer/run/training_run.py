@@ -60,12 +60,20 @@ class TrainingRun:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
-        promised = self.job.config.virtual_replicas and not self.job.result.depends_on_replicas
-        variables = variables_of(self.setup.model) if promised and state != "running" and self.job.is_chief else {}
-        if variables and not (self.setup.replicas.cluster.several and sharded(variables)):
-            digest = digest_of(snapshot(variables))
+        if self.job.is_chief and state != "running" and (digest := self._digest()):
             measured["equal_bits"] = {"virtual_replicas": self.job.config.virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
+
+    def _digest(self) -> str:
+        """Returns the SHA-256 of all variables where --virtual_replicas promises equal bits, "" elsewhere.
+
+        A worker has not all parts of slots that are sharded over several.
+        """
+        if not self.job.config.virtual_replicas or self.job.result.depends_on_replicas:
+            return ""
+        variables = variables_of(self.setup.model)
+        parted = self.setup.replicas.cluster.several and sharded(variables)
+        return "" if parted else digest_of(snapshot(variables))
 
     def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it."""
@@ -177,6 +185,8 @@ class TrainingRun:
                     values = measure()
                 report(progress, values)
                 best.consider(values, progress.step)
+                # On all workers, as the chief alone knows what images are worth.
+                best.improved = bool(self.setup.replicas.sum_over_workers([best.improved])[0])
 
             return act
 
@@ -195,8 +205,8 @@ class TrainingRun:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
 
-        def save_requested() -> bool:  # by any worker: the chief alone knows what images are worth
-            return bool(self.setup.replicas.sum_over_workers([control.save_due or best.improved])[0])
+        def save_requested() -> bool:
+            return control.save_due or best.improved
 
         return [*hooks, Hook(config.checkpoint_every_steps, lambda progress: self.save(), requested=save_requested)]
 
