@@ -30,7 +30,8 @@ Run = Callable[[int], float]  # steps -> seconds
 Work = Mapping[str, Any]  # the work of a step: trainable numbers of the networks, settings of the optimizers
 CONSTANT_RATE = ("--learning_rate_schedule=constant", "--warmup_steps=0")  # Work compares learning rates as numbers
 
-DIGITS = Path(__file__).parents[1] / "trainer" / "data" / "digits.npz"
+ROOT = Path(__file__).parents[1]
+DIGITS = ROOT / "trainer" / "data" / "digits.npz"
 # PyTorch's threads wait asleep: spinning, they were 20 times slower beside other processes on the same cores.
 _ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "OMP_WAIT_POLICY": "PASSIVE"}
 _MIN_SECONDS = 0.3  # a shorter turn does not determine how many steps the next ones take
@@ -65,11 +66,13 @@ class Candidate:
     """Runs one process on all cores or, with `workers`, as many with one core each; a call measures images/s.
 
     `name` is MODULE[:OPTION], `images_per_step` counts over all processes. With `joined`, the processes are the workers
-    of one job; otherwise they are independent. The steps of a turn are a multiple of `multiple`.
+    of one job; otherwise they are independent. The steps of a turn are a multiple of `multiple`. `checkout`: the folder
+    whose code runs.
     """
 
     def __init__(self, name: str, flags: Sequence[str], images_per_step: int, workers: int = 0, *,
-                 joined: bool = False, multiple: int = 1) -> None:  # fmt: skip
+                 joined: bool = False, multiple: int = 1, checkout: Path = ROOT) -> None:  # fmt: skip
+        self._checkout = checkout
         self._images_per_step, self._multiple, self._steps = images_per_step, multiple, multiple
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the processes run
         cores = sorted(os.sched_getaffinity(0))
@@ -88,7 +91,9 @@ class Candidate:
             task = {"type": "worker", "index": index}
             environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         command, pipe = [sys.executable, "-m", "benchmarks.processes", *arguments], subprocess.PIPE
-        process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True)
+        process = subprocess.Popen(
+            command, cwd=self._checkout, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+        )
         os.sched_setaffinity(process.pid, cores)  # threads that the process starts later inherit it
         return process
 
