@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.proofs.equal_answers import started
+from benchmarks.proofs.equal_answers import once_healthy, started
 
 CLIENTS = (1, 8, 64)
 PLAIN = """
@@ -77,7 +77,7 @@ def main() -> None:
     served = started(asked.run, asked.port)
     plain = subprocess.Popen([sys.executable, "-c", PLAIN, asked.run, str(asked.port + 1)])
     try:
-        started_already(asked.port + 1)
+        once_healthy(plain, asked.port + 1)
         print("clients  served/s  median ms  99 % ms   plain/s  median ms  99 % ms  ratio")
         for clients in CLIENTS:
             for port in (asked.port, asked.port + 1):
@@ -89,19 +89,6 @@ def main() -> None:
         for process in (served, plain):
             process.terminate()
             process.wait()
-
-
-def started_already(port: int) -> None:
-    """Waits until a server answers."""
-    for _ in range(300):
-        try:
-            connection = HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise SystemExit("the plain server does not begin")
 
 
 if __name__ == "__main__":

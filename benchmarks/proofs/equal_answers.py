@@ -30,16 +30,21 @@ def ask(port: int, instances: Sequence[Any]) -> Any:
 
 def started(run: str, port: int, *flags: str) -> subprocess.Popen[bytes]:
     """Returns a server's process once it has loaded its model."""
-    server = subprocess.Popen([sys.executable, "-m", "trainer.serve", run, f"--port={port}", *flags])
+    return once_healthy(subprocess.Popen([sys.executable, "-m", "trainer.serve", run, f"--port={port}", *flags]), port)
+
+
+def once_healthy(server: subprocess.Popen[bytes], port: int) -> subprocess.Popen[bytes]:
+    """Returns a server's process once it answers; ends it and exits if it does not within two minutes."""
     for _ in range(600):
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
             return server
         except OSError:
             if server.poll() is not None:
-                raise SystemExit("the server has ended") from None
+                break
             time.sleep(0.2)
-    raise SystemExit("the server does not begin")
+    server.kill()
+    raise SystemExit(f"{server.args!r} does not begin to answer")
 
 
 def splits(rows: Sequence[Any], draw: random.Random) -> list[Sequence[Any]]:

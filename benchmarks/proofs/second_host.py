@@ -10,12 +10,10 @@ import os
 import random
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proofs.equal_answers import ask, evaluation_rows, splits, started
+from benchmarks.proofs.equal_answers import ask, evaluation_rows, once_healthy, splits, started
 from trainer.base.run_files.run_layout import MODEL
 
 try:
@@ -51,17 +49,7 @@ def googles(run: str, port: int) -> subprocess.Popen[bytes]:
         "VERTEX_CPR_WEB_CONCURRENCY": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "google.cloud.aiplatform.prediction.model_server"]
-    server = subprocess.Popen(command, env={**os.environ, **variables})
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-            return server
-        except OSError:
-            if server.poll() is not None:
-                break
-            time.sleep(0.2)
-    server.kill()
-    raise SystemExit("Google's server does not begin")
+    return once_healthy(subprocess.Popen(command, env={**os.environ, **variables}), port)
 
 
 def main() -> None:
