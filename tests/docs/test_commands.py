@@ -81,8 +81,7 @@ def parse_use_of_a_run(command: Command, session: Session) -> None:
 def parse_golden(command: Command, session: Session) -> None:
     """Only parses the flags: a golden run trains for a while."""
     verb, *words = command.arguments
-    options, settings = golden.parser_of(verb).parse_known_args(words)
-    assert options
+    _, settings = golden.parser_of(verb).parse_known_args(words)
     if verb == "record":
         resolve(settings)
     else:
@@ -179,7 +178,6 @@ def gcloud_tree() -> dict[str, Any]:
         pytest.skip("gcloud, or its table of commands, is not installed")
     spec = importlib.util.spec_from_file_location("gcloud_completions", table)
     assert spec
-    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return dict(module.STATIC_COMPLETION_CLI_TREE)

@@ -111,7 +111,6 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
     flags = [*SMALL, "--precision=float64", "--report_every_steps=5", "--jit_compile=false", f"--job_dir={tmp_path}"]
     command = [sys.executable, "-m", "trainer.task", *flags, "--steps=100000"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("step 40/"):
                 process.send_signal(signal.SIGINT)

@@ -282,7 +282,6 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
     given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--restarts=2"]
     lines: list[str] = []
     with subprocess.Popen([*LOCAL, *given], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             worker = next((said for said in lines if said.startswith("[workerpool1-0] starts as process ")), "")
@@ -303,7 +302,6 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     flags += [f"--job_dir={tmp_path / 'job'}"]
     command, pipe = [*LOCAL, "cpu", *flags], subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    assert process.stdout is not None
     for line in process.stdout:
         if "step 10/" in line:
             break

@@ -96,7 +96,6 @@ def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) ->
     frozen: dict[str, int] = {}
     for _ in range(10):
         with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
             next(line for line in process.stdout if line.startswith("trial "))
             time.sleep(chance.uniform(0.0, 2.5))
             process.kill()

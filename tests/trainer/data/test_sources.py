@@ -134,7 +134,6 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
     assert dataset.class_names == ("0", "1", "2", "3", "4")
     for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
         found = arrays(part).labels
-        assert found is not None
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
@@ -183,7 +182,6 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.Captur
     }  # fmt: skip
     assert dataset.class_names == ("blue", "red")
     assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert dataset.evaluation is not None
     assert dataset.evaluation.count == 4
     assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
 
@@ -297,7 +295,6 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     dataset = load(tmp_path)
     assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
     assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
-    assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
 
 

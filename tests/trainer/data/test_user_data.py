@@ -144,7 +144,6 @@ def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
 
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     config = settings("strings", "bag_of_words")
     build_model(config, loaded(config))

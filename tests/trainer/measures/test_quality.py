@@ -57,11 +57,7 @@ def test_the_same_weights_give_the_same_values_on_any_number_of_replicas(count: 
         assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_only_models_with_a_loss_are_evaluated(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
+def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture) -> None:
     config = small("--model=mlp", "--evaluation_fraction=0.1")
     digits = load_dataset(config)
     model = build_model(config, digits)

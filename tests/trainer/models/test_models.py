@@ -65,8 +65,7 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
 
 
 @pytest.mark.slow  # four replicas of two workers: tests/e2e/test_own_numbers.py
-def test_stock_layers_in_a_model_of_the_users_agree(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+def test_stock_layers_in_a_model_of_the_users_agree(caplog: Log) -> None:
     flags = ("--model=tests.models:stock_layers", "--precision=float64", "--learning_rate=1e-3")
     (alone, logs), (together, logs_of_all) = (run_steps(small(*flags, f"--replicas={n}"), 4) for n in (1, 2))
     assert depends_on_replicas(together, 2) == []

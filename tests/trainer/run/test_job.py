@@ -96,10 +96,8 @@ def test_epochs_are_counted_and_timed(small_config: Make) -> None:
     assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
 
 
-def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log, monkeypatch: Patch) -> None:
+def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log) -> None:
     """Covers a GAN in tests/e2e/test_task.py, and below on more replicas."""
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
     flags = (*MLP, "--precision=float64", "--report_every_steps=1")
     config = small_config(*flags, "--steps=5", "--checkpoint_every_steps=2")
     run(config)

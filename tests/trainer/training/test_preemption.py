@@ -141,7 +141,6 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
         watchdog = threading.Timer(60, process.kill)
         watchdog.start()
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "begins\n"
             time.sleep(0.5)  # into the call
             process.send_signal(signal.SIGTERM)
@@ -331,10 +330,8 @@ def test_early_stopping_survives_restarts(
 
 
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
-    small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
     folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)
     run(small_config(*STOPS))

@@ -108,10 +108,7 @@ def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> 
     (["--how=without a kernel"], "XLA has no kernel for UniqueWithCounts"),
     (["--model=tests.own_data:bag_of_words", "--data=tests.own_data:sentences"], "its data hold text, which XLA"),
 ])  # fmt: skip
-def test_what_xla_cannot_or_must_not_compile_runs_plain(
-    flags: list[str], why: str, caplog: Log, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+def test_what_xla_cannot_or_must_not_compile_runs_plain(flags: list[str], why: str, caplog: Log) -> None:
     common = ["--data=digits", "--image_size=16", "--global_batch_size=8", "--jit_compile"]
     setup = setup_of(f"--model={__name__}:mixing", *common, *flags)
     before = weights(setup.model)

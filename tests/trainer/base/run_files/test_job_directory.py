@@ -60,7 +60,6 @@ input()
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         try:
             assert other.stdout.readline() == "open\n"
             with pytest.raises(UserError, match="another run is writing to it: wait, or use another --job_dir"):

@@ -154,13 +154,12 @@ def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, t
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run(config_of(bucket, tmp_path / "one", "--steps=20")) == DONE
     newest = "runs/7/checkpoints/step-00000020/variables.data-00000-of-00001"
     bucket.put(newest, bytes(len(bucket.content(newest))))
     bucket.put("runs/7/checkpoints/step-00000030/variables.index", b"its manifest was never sent")
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     with caplog.at_level("INFO", "trainer"):
         assert run(config_of(bucket, tmp_path / "two", "--steps=25")) == DONE
     assert "step-00000020 is damaged" in caplog.text
@@ -184,7 +183,6 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
 ) -> None:
     assert mirror_module.LEAVING_SECONDS < 15
     monkeypatch.setattr(mirror_module.Mirror.leave, "__defaults__", (0.5,))
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
     assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)
