@@ -19,7 +19,7 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
-from tests.deploy.emulator import METRIC, POSTS, QUOTA, Emulator, Fault, ends
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
@@ -221,13 +221,6 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
     assert "a second job is cancelled as soon as `watch` or `jobs` sees it" in capsys.readouterr().err
 
 
-def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault(POSTS, 429, times=9, message=QUOTA)]
-    with pytest.raises(UserError, match=f"no quota left in us-central1 for {re.escape(METRIC)}"):
-        submit.main(["l4x2", *SDK], session)
-    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
-
-
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     cloud: Emulator, flying: FlyingClock, unknown: Command
 ) -> None:
@@ -296,17 +289,6 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert price.startswith(f"# {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
     assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
-
-
-def test_an_image_that_was_built_here_is_used(cloud: Emulator, session: Session, capsys: Capture) -> None:
-    (package,), cloud.run = packages_with(""), ends("SUCCEEDED")
-    remember(BuiltImage("us-docker.pkg.dev/p/r/x/y:1", "", {package.name: package.digest}, "2026-11-22 18:00"))
-    assert submit.main(["cpu", *SDK], session) == 0
-    said = "# runs in us-docker.pkg.dev/p/r/x/y:1, built in this folder on 2026-11-22 18:00 from these sources\n"
-    assert said in capsys.readouterr().out
-    (job,) = cloud.jobs.values()
-    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    assert task == {"imageUri": "us-docker.pkg.dev/p/r/x/y:1", "args": [*JOB, "--expect_devices=0"]}
 
 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:

@@ -15,7 +15,6 @@ TWO = GOOD.replace("scheduling:", GOOD[GOOD.index("  - machineSpec") : GOOD.inde
 SERVER = "  - machineSpec: {machineType: n1-highcpu-16}\n    containerSpec: {imageUri: gcr.io/x/server}\n"
 _L4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
 _CPU = GOOD.replace(f"{{machineType: {_L4}}}", "{machineType: n1-standard-8}")
-_FLEXIBLE = "strategy: FLEX_START, maxWaitDuration: 600s, "
 _FLEX = GOOD.replace("{timeout: 3600s}", "{timeout: 3600s, strategy: FLEX_START, maxWaitDuration: 600s}")
 _TASK = "pythonPackageSpec: {pythonModule: trainer.task}"
 

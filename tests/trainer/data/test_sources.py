@@ -90,13 +90,6 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     assert dataset.evaluation is not None
 
 
-def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
-    file = tmp_path / "x.npz"
-    np.savez(file, x_train=np.array([object()], dtype=object))
-    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
-        load(file)
-
-
 @pytest.mark.parametrize(("content", "line"), [
     ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
     ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),

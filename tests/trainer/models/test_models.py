@@ -11,14 +11,12 @@ import pytest
 import tensorflow as tf
 from keras.src.applications import efficientnet as efficientnet_of_keras
 
-from tests.drill import read
-from tests.fixtures import Capture, Log, Make, Patch
+from tests.fixtures import Capture, Make, Patch
 from tests.support import (
     fresh_collectives,
     largest_difference,
     permute_rows,
     refused,
-    run_job,
     run_steps,
     small,
     weights,
@@ -62,16 +60,6 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
         assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
         assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
     assert runs[1][1].means().keys() == set(STEP_METRICS.get(name, ("loss", "accuracy")))
-
-
-@pytest.mark.slow  # four replicas of two workers: tests/e2e/test_own_numbers.py
-def test_stock_layers_in_a_model_of_the_users_agree(caplog: Log) -> None:
-    flags = ("--model=tests.models:stock_layers", "--precision=float64", "--learning_rate=1e-3")
-    (alone, logs), (together, logs_of_all) = (run_steps(small(*flags, f"--replicas={n}"), 4) for n in (1, 2))
-    assert depends_on_replicas(together, 2) == []
-    assert largest_difference(weights(alone), weights(together)) < 1e-10
-    assert logs_of_all.means() == pytest.approx(logs.means(), rel=1e-10)
-    assert "depends on the number of replicas" not in caplog.text
 
 
 _ADVERSE = f"{__name__}:adverse"
@@ -320,15 +308,6 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
     with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
         build_model(resolve(flags).config, labelled(2))
-
-
-def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Make) -> None:
-    flags = ["--model=mlp", "--evaluation_fraction=0.2", "--global_batch_size=256", "--early_stopping=val_loss"]
-    flags += ["--patience=2", "--learning_rate=1.0", "--steps=200", "--tuning_metric=val_accuracy"]
-    result = read(run_job(small_config(*flags)) / "result.json")
-    assert result["state"] == "done"
-    assert result["steps"] < 200
-    assert 0 < result["final"]["metrics"]["val_accuracy"] <= 1
 
 
 @pytest.mark.parametrize(("value", "line"), [
