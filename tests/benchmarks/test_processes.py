@@ -34,6 +34,7 @@ def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(prog
         seconds_until("step 1", [sys.executable, "-c", program])
 
 
+@pytest.mark.slow  # a process with TensorFlow
 def test_a_step_is_traced_without_a_job() -> None:
     assert startup.alone() > 0
 

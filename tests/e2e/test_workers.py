@@ -1,7 +1,6 @@
 """Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
 
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -148,6 +147,7 @@ def interrupted(
     return codes, [log.read_text() for log in logs]
 
 
+@pytest.mark.slow  # in threads: tests/trainer/cluster/test_peers.py
 def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path: Path) -> None:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
     assert codes == [INTERRUPTED, -signal.SIGKILL]
@@ -293,12 +293,3 @@ def test_workers_whose_file_draws_at_its_import_read_the_same_data(tmp_path: Pat
     own = [f"--{setting}=tests.drawing:{name}" for setting, name in
            (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))]  # fmt: skip
     trained(tmp_path / "job", 2, [*own, "--steps=2", "--global_batch_size=8"])
-
-
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    host, port = addresses[0].split(":")
-    with socket.create_server((host, int(port))):
-        flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
-        assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
-    assert "another process uses this port" in (tmp_path / "0.log").read_text()

@@ -330,6 +330,7 @@ def deploy(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow  # quick ones: test_script.py compares a script, test_local.py runs the trainer
 def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     """Real runs on 1 and 2 simulated devices: the same losses, and a report."""
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:

@@ -128,6 +128,7 @@ def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -
     assert not sending.is_alive()
 
 
+@pytest.mark.slow  # a run that is ended by SIGTERM: below; one that is killed: e2e/test_storage_drill.py
 def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, tmp_path: Path) -> None:
     often = ["--checkpoint_every_steps=1000", "--report_every_steps=500"]
     flags = [*FLAGS, *often, "--steps=1000000", "--steps_per_loop=500", f"--job_dir={bucket.url('runs/7')}"]
