@@ -73,7 +73,7 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
 
 def test_a_hopeless_trial_is_ended_early_with_its_state_saved(tune: Tune) -> None:
     """Five more trials end as the first; the seventh reports worse than their median and takes long."""
-    arguments = ("--tune=x=0..20", "--pause=1.5")
+    arguments = ("--tune=x=0..20", "--pause=1")
     tune(*arguments, "--trials=1")
     study, space = open_journal(Path("study"), "minimize"), [StudyParameter("x", float, (), 0.0, 20.0)]
     for number in range(2, 8):
