@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from deploy.localrun.processes import LocalJob, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
-from trainer.base.errors import UserError
+from tests.support import refused
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]
@@ -249,7 +248,7 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
     ],
 )  # fmt: skip
 def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
+    with refused(message):
         local.main(arguments)
 
 
