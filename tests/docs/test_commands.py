@@ -257,31 +257,6 @@ def test_a_command_that_no_rule_covers_fails(session: Session) -> None:
             rule_of(Command("README.md", ("python", "-m", *words)))
 
 
-@pytest.mark.parametrize("words", [
-    ("python", "-m", "trainer.task", "--recipe=wgan_gp_digits", "--stepz=1"),
-    ("python", "-m", "deploy", "submit", "l4x3", "--recipe=wgan_gp_digits", "--bucket=gs://bucket"),
-    ("make", "no-such-target"),
-    ("pip", "install", ".[nothing]"),
-])  # fmt: skip
-def test_a_wrong_command_is_noticed(words: tuple[str, ...], session: Session) -> None:
-    command = Command("README.md", words)
-    with pytest.raises(Exception, match=r"stepz|assert|rule to make"):
-        rule_of(command)(command, session)
-
-
-@pytest.mark.parametrize(("flag", "line"), [
-    ("--repeats=0", "argument --repeats: 0 is too small: use 1 or more"),
-    ("--seconds=0", "argument --seconds: 0 is out of range: use a number above 0"),
-    ("--cases=cnn,resnet", "argument --cases: unknown name 'resnet': use some of wgan_gp-32,"),
-    ("--nothing", "unrecognized arguments: --nothing"),
-])  # fmt: skip
-def test_a_wrong_flag_of_a_benchmark_is_noticed(flag: str, line: str, session: Session, capsys: Capture) -> None:
-    command = Command("README.md", ("python", "-m", "benchmarks.models", flag))
-    with pytest.raises(SystemExit):
-        rule_of(command)(command, session)
-    assert line in capsys.readouterr().err
-
-
 def test_make_bench_runs_every_benchmark(session: Session) -> None:
     """benchmarks.data is excepted, because it needs a folder of photos."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
