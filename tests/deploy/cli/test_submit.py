@@ -53,22 +53,15 @@ def unknown(session: Session) -> Command:
     return run
 
 
-@pytest.mark.parametrize(
-    ("backend", "tier", "workers"),
-    [
-        ("sdk", "cpu", {"workerpool0-0"}),
-        pytest.param("gcloud", "cpu-2workers", {"workerpool0-0", "workerpool1-0"},
-                     marks=[needs_gcloud, pytest.mark.slow]),
-    ],
-)  # fmt: skip
+@needs_gcloud
+@pytest.mark.slow  # the trainer in a local job: test_local.py; scripts in a submitted one: test_script.py
 def test_a_submitted_job_trains_and_is_followed_to_its_end(
-    backend: str, tier: str, workers: set[str], cloud: Emulator, session: Session, flying: FlyingClock,
-    tmp_path: Path, capsys: Capture,
-) -> None:  # fmt: skip
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path, capsys: Capture
+) -> None:
     output = tmp_path / "output"
     cloud.run = lambda google, job: train_here(google, job, output, {})
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], session) == 0
+    assert submit.main(["cpu-2workers", *WHERE, *JOB, "--backend=gcloud"], session) == 0
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
@@ -83,11 +76,11 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
     logged = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
     assert lines == logged  # all, in order, none twice
-    assert {worker for worker, _ in lines} == workers
+    assert {worker for worker, _ in lines} == {"workerpool0-0", "workerpool1-0"}
     assert any(line.startswith("done: 4 steps") for _, line in lines)
     assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
     attempt = record()["attempts"][-1]
-    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], tier)
+    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "cpu-2workers")
     assert attempt["spent_usd"] > 0
 
 

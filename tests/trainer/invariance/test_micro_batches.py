@@ -127,11 +127,10 @@ for passes in (1, 4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2"),
-    pytest.param(
-        ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"), marks=pytest.mark.slow
-    ),
+    ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"),
 ], ids=["cnn", "wgan_gp"])  # fmt: skip
 def test_passes_need_less_memory(flags: tuple[str, ...]) -> None:
     environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}

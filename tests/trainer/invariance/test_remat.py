@@ -122,7 +122,7 @@ def states(*flags: str, remat: str) -> list[dict[str, Any]]:
     pytest.param(OWN, BLOCKS, id="blocks"),
     pytest.param((DENSE, "--frozen=3"), BLOCKS, id="frozen"),
     pytest.param((DENSE, "--float32=1", "--precision=mixed_bfloat16"), BLOCKS, id="mixed"),
-    pytest.param((f"--model={__name__}:masked",), BLOCKS, id="masked"),
+    pytest.param((f"--model={__name__}:masked",), BLOCKS, id="masked", marks=SLOW),
     pytest.param(OWN, "--remat=layers:block1,block3", id="layers", marks=SLOW),
     pytest.param((*OWN, "--replicas=2", "--micro_batches=2"), BLOCKS, id="passes", marks=SLOW),
     pytest.param(WGAN_GP, BLOCKS, id="wgan_gp", marks=SLOW),

@@ -17,11 +17,13 @@ from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.callbacks import rises
 
-CASES = [
-    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("summed", "weighted_pair"),
-    ("regression", "tf_batches"), ("segmenter", "masks"),
-    ("multi_label", "several_labels"), ("classifier", "classes"), ("two_outputs", "named_pair"),
-    ("regularized", "weighted_pair"), ("smoothed", "pair"),
+CASES: list[Any] = [
+    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("regression", "tf_batches"),
+    ("two_outputs", "named_pair"), ("smoothed", "pair"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("summed", "weighted_pair"), ("segmenter", "masks"), ("multi_label", "several_labels"),
+        ("classifier", "classes"), ("regularized", "weighted_pair"),
+    ]),
 ]  # fmt: skip
 
 
@@ -125,7 +127,7 @@ def averaging(config: Any, dataset: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_averages_of_weights_are_evaluated_beside_the_weights_and_exported(
     tmp_path: Path, replicas: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -66,7 +66,6 @@ _ADVERSE = f"{__name__}:adverse"
 
 
 @pytest.mark.parametrize(("name", "data"), [
-    ("mlp", "digits"),
     ("tests.models:own_batch_norm", _ADVERSE),
     *(pytest.param(name, _ADVERSE, marks=pytest.mark.slow) for name in ("mlp", "cnn", "dcgan", "wgan_gp")),
 ])  # fmt: skip
@@ -82,13 +81,9 @@ def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monk
     assert largest_difference(alone, together) <= 3 * max(controls)
 
 
-@pytest.mark.parametrize(("name", "precision"), [
-    ("mlp", "mixed_bfloat16"),
-    ("dcgan", "mixed_float16"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("mlp", "mixed_float16"), ("cnn", "mixed_float16"), ("cnn", "mixed_bfloat16"), ("dcgan", "mixed_bfloat16")
-    ]),
-])  # fmt: skip
+@pytest.mark.slow  # of one replica: tests/trainer/invariance/test_replicas.py
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
 def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None:
     _, logs = run_steps(small(*FAMILIES[name], f"--precision={precision}", "--replicas=2"), 5)
     assert np.isfinite(logs.values).all()
@@ -320,9 +315,10 @@ def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, valu
         job.run(config, [], 0.0)
 
 
+@pytest.mark.slow  # in this process: tests/trainer/invariance/test_equal_bits.py
 @pytest.mark.parametrize(("model", "code", "line"), [
     ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-    pytest.param("examples.table:build", 0, "give the same weights and losses", marks=pytest.mark.slow),
+    ("examples.table:build", 0, "give the same weights and losses"),
 ])  # fmt: skip
 def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
     data = "examples.table:data" if model.startswith("examples") else "digits"

@@ -331,7 +331,7 @@ def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
     return folder, trained
 
 
-@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--save_optimizer",)])
 def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path, flags: tuple[str, ...]) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
     command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]

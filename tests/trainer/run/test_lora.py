@@ -45,7 +45,7 @@ def settings(*flags: str) -> TrainConfig:
     return resolve(own).config
 
 
-@pytest.mark.parametrize("flags", [("--replicas=2",), ("--micro_batches=2",)])
+@pytest.mark.parametrize("flags", [("--replicas=2",), pytest.param(("--micro_batches=2",), marks=pytest.mark.slow)])
 def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...]
 ) -> None:

@@ -58,6 +58,7 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
+@pytest.mark.slow
 def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
     flags = [flag for flag in FAMILIES["mlp"] if not flag.startswith("--augment")]
     (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))
