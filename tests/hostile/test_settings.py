@@ -69,7 +69,7 @@ def test_files_that_blow_up_are_refused_in_every_place(text: str, tmp_path: Path
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "word"), enumerate(WORDS), ids=range(len(WORDS)))
+@pytest.mark.parametrize(("number", "word"), [*enumerate(WORDS)], ids=range(len(WORDS)))
 def test_a_word_in_every_place(number: int, word: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each word in a quarter of the settings; in all of them where many inputs are asked for."""
     monkeypatch.chdir(tmp_path)
