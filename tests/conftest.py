@@ -13,6 +13,7 @@ from deploy.tiers import packages
 from tests import fuzz
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
+from trainer.base.log import log, warn_once
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_proof
@@ -64,6 +65,15 @@ def _float32_again() -> Iterator[None]:
     yield
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """Hears what this package logs, whatever a command of an earlier test made of its log; each warning comes anew."""
+    monkeypatch.setattr(log, "propagate", True)
+    caplog.set_level("INFO", log.name)
+    warn_once.cache_clear()
+    return caplog
 
 
 @pytest.fixture(scope="session")

@@ -94,11 +94,6 @@ def in_callback() -> list[keras.callbacks.Callback]:
     return [_Callback()]
 
 
-class Unsaved(models.Subclassed):
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-
-
 class Misread(models.Subclassed):
     def get_config(self) -> dict[str, Any]:
         return {"width": self.width}  # in_get_config
@@ -108,10 +103,6 @@ def _built(model: keras.Model, dataset: Dataset) -> keras.Model:
     model(tf.zeros((1, *dataset.image_shape)))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
-
-
-def without_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _built(Unsaved(lambda: None), dataset)
 
 
 def in_get_config(config: TrainConfig, dataset: Dataset) -> keras.Model:

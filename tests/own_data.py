@@ -190,10 +190,6 @@ def text_targets(config: TrainConfig) -> Any:
     return np.zeros(50), np.array(["a", "b"] * 25)
 
 
-def numbers_in_text(config: TrainConfig) -> Any:
-    return np.zeros(50), np.array(["0.5", "1"] * 25)
-
-
 def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
     """Returns text and a number of its own for each, as examples and for evaluation."""
     x = np.array(palette.split() * 16)
@@ -227,10 +223,6 @@ def moody_rows(config: TrainConfig) -> Any:
 
 def unseeded(config: TrainConfig) -> Any:
     return tf.data.Dataset.from_tensor_slices(_table()).shuffle(50)
-
-
-def endless_without_steps(config: TrainConfig) -> Any:
-    return tf_endless(config)
 
 
 def other_batches(config: TrainConfig) -> Any:

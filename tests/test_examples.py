@@ -22,6 +22,7 @@ SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
+SLOW = {"text", "segmentation", "multi_label", "pytorch_style"}  # such models: tests/trainer/data/test_user_data.py
 
 
 def settings(name: str, *more: str) -> TrainConfig:
@@ -43,7 +44,9 @@ def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
     assert f"--job_dir=runs/{name}" in arguments
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - {LARGE}))
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(EXAMPLES.keys() - {LARGE})
+])  # fmt: skip
 def test_an_example_runs_by_its_own_command_with_the_same_numbers_on_two_replicas(name: str, tmp_path: Path) -> None:
     config = settings(name, f"--job_dir={tmp_path}", "--precision=float64", "--replicas=2", f"--steps={STEPS}")
     job_dir = run_job(config)

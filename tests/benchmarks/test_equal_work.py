@@ -100,6 +100,7 @@ def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -
             np.testing.assert_allclose(mine, theirs, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_fit_makes_as_many_updates_of_a_gan(build: Any) -> None:
     setup = build("wgan_gp")
     fitted = model_for(setup, 2, jit_compile=False)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from benchmarks.gan_quality import CASES, PARSER, done, flags_of, main, measure, result_file, table
+from benchmarks.gan_quality import CASES, PARSER, done, flags_of, main, measure, result_file
 from trainer.base.settings.resolution import resolve
 
 SHORT = ["--minutes=0.01", "--points=2", "--samples=64", "--fashion=data/clothes", "--photos=data/photos"]
@@ -41,11 +41,6 @@ def test_a_run_is_measured_and_known_again(tmp_path: Path) -> None:
     assert result_file(case, 1, options).with_suffix(".png").stat().st_size > 1000
     assert done(case, 2, options) == {}
     assert done(case, 1, Namespace(**{**vars(options), "minutes": 1.0})) == {}
-
-
-def test_the_table_has_medians_and_their_spread() -> None:
-    curves = {"a": [[{"seconds": 60.0, "steps": 5 * seed, "fid": float(seed)}] for seed in (1, 9, 2)]}
-    assert table(curves, "fid")[-1] == "| a | 2 (1 - 9) | 10 |"
 
 
 def test_every_case_has_settings_that_the_trainer_takes() -> None:

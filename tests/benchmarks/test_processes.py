@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import input_pipeline, runner, startup
 from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
-from benchmarks.runner import program, quartiles, save, table
+from benchmarks.runner import program, save
 from trainer.base.errors import UserError
 
 
@@ -34,6 +34,7 @@ def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(prog
         seconds_until("step 1", [sys.executable, "-c", program])
 
 
+@pytest.mark.slow  # a process with TensorFlow
 def test_a_step_is_traced_without_a_job() -> None:
     assert startup.alone() > 0
 
@@ -48,12 +49,6 @@ def test_an_error_that_the_user_can_fix_is_printed_on_one_line(capsys: pytest.Ca
     assert (caught.value.code, capsys.readouterr().err) == (2, "error: not like this\n")
 
 
-def test_the_table_has_ratios_to_its_first_row() -> None:
-    lines = table({"plain": [2.0, 2.0, 4.0], "saved": [4.0, 1.0, 16.0]}, "seconds")
-    assert lines[0] == "| | seconds (median) | lowest to highest | plain is |"
-    assert lines[2:] == ["| plain | 2 | 2 - 4 |  |", "| saved | 4 | 1 - 16 | 0.50 x |"]
-
-
 def test_the_stored_command_names_no_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photos").mkdir()
     monkeypatch.setattr(runner, "RESULTS", tmp_path)
@@ -62,24 +57,6 @@ def test_the_stored_command_names_no_folders_of_this_machine(tmp_path: Path, mon
     save("data", seconds={})
     command = json.loads((tmp_path / "data.json").read_text())["command"]
     assert command == "python -m benchmarks.data photos --mnist=photos --cases=fashion/dcgan,photos/dcgan"
-
-
-def test_quartiles_need_one_value_only() -> None:
-    assert quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (2.0, 3.0, 4.0)
-    assert quartiles([7.0]) == (7.0, 7.0, 7.0)
-
-
-def test_the_table_marks_an_input_pipeline_below_the_goal() -> None:
-    found = {
-        input_pipeline.MODEL: [1000.0, 2000.0],
-        "in memory": [10_000.0, 20_000.0],
-        "row by row": [9_000.0, 18_800.0],
-    }
-    assert input_pipeline.table(found, goal=10)[2:] == [
-        "| the model | 1,500 |  |  |",
-        "| in memory | 15,000 | 10.0 x | 10.0 to 10.0 |",
-        "| row by row | 13,900 | 9.2 x, below 10 | 9.1 to 9.3 |",
-    ]
 
 
 @pytest.mark.parametrize("model", ["mlp", "wgan_gp"])

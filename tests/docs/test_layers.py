@@ -107,6 +107,7 @@ def test_each_room_says_what_it_is_for(package: str) -> None:
     assert Path(ROOT / package / "__init__.py").is_file()
 
 
+@pytest.mark.slow  # it traces three whole commands
 def test_the_page_holds_the_walks_as_they_are() -> None:
     command = [sys.executable, "-m", "docs.walks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

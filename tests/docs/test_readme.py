@@ -61,7 +61,6 @@ def row(tiers: list[Tier]) -> str:
 
 
 def price(tier: Tier) -> str:
-    assert tier.price_per_hour
     return f"{tier.price_per_hour:.2f}" + ("" if tier.strategy == "STANDARD" else "*")
 
 

@@ -35,14 +35,6 @@ def test_no_file_and_no_function_is_too_long() -> None:
     assert len(FILES) > 150
 
 
-def test_what_is_too_long_is_found() -> None:
-    body = "    pass\n" * MOST_FUNCTION_LINES
-    assert too_long(f"def short() -> None:\n{body[:-9]}") == []
-    assert too_long(f"def long() -> None:\n{body}") == ["long"]
-    assert too_long(f"def long() -> None:\n{body}\nclass One:\n    def long(self) -> None: ...") == ["long"]
-    assert too_long("pass\n" * (MOST_LINES + 1)) == ["file"]
-
-
 def public(source: str) -> Iterator[tuple[str, bool]]:
     """Yields public functions, classes and methods (`.name`), and whether each has a docstring."""
     for node in ast.parse(source).body:
@@ -65,12 +57,6 @@ def undocumented(sources: Mapping[str, str]) -> dict[str, list[str]]:
 def test_what_is_public_is_documented() -> None:
     paths = [path for path in FILES if path.relative_to(ROOT).parts[0] in FOLDERS[:4]]
     assert undocumented({str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}) == {}
-
-
-def test_what_is_not_documented_is_found() -> None:
-    documented = "def run():\n    'Runs.'\nclass A:\n    'One.'\n    def stop(self):\n        'Stops.'\n"
-    bare = "def run(): ...\ndef stop(): ...\nclass B:\n    def stop(self): ...\n    def run(self): ...\n"
-    assert undocumented({"a": documented, "b": bare}) == {"b": ["run", "stop", "B", ".run"]}
 
 
 # Nouns and pronouns that look like verbs in the third person.
@@ -101,16 +87,6 @@ def test_every_docstring_begins_with_a_verb() -> None:
         for line, word in without_verb(path.read_text(encoding="utf-8"))
     ]
     assert found == []
-
-
-def test_a_docstring_without_a_verb_is_found() -> None:
-    good = "'Reads.'\nclass A:\n    'Holds rows.'\n    async def run(self):\n        'Runs.'\n"
-    assert without_verb(good.replace("'Reads.'", "'python -m a --b=c\\n\\nReads.'")) == []
-    assert without_verb(good.replace("'Reads.'", "'python -m a --b=c\\n\\nRead.'")) == [(1, "Read.")]
-    assert without_verb(good) == []
-    for word in ("What", "read", "Rows", "This", "Read", "`Runs`", "Runs_"):
-        assert without_verb(good.replace("Runs", word + " it")) == [(5, word)]
-    assert without_verb("'Whether.'\n" + good.partition("\n")[2]) == [(1, "Whether.")]
 
 
 def test_pre_commit_runs_what_make_lint_runs() -> None:

@@ -1,7 +1,6 @@
 """Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
 
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,15 +116,6 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
 
 
-@pytest.mark.slow
-def test_in_float32_workers_differ_by_rounding_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, several = (trained(tmp_path / f"{count}", count, [*COMMON, *MODELS["mlp"]]) for count in (1, 2))
-    difference = largest_difference(last_state(one), last_state(several))
-    with capsys.disabled():
-        print(f"\nfloat32, 2 workers: the weights of mlp differ from one worker's by {difference:.1e}")
-    assert difference < 1e-3
-
-
 LONG = ["--steps=100000", "--model=mlp", "--width=8", "--global_batch_size=16", "--image_size=16"]
 LONG = [*LONG, "--steps_per_loop=5", "--report_every_steps=5", "--checkpoint_every_steps=20"]
 
@@ -157,6 +147,7 @@ def interrupted(
     return codes, [log.read_text() for log in logs]
 
 
+@pytest.mark.slow  # in threads: tests/trainer/cluster/test_peers.py
 def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path: Path) -> None:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
     assert codes == [INTERRUPTED, -signal.SIGKILL]
@@ -302,12 +293,3 @@ def test_workers_whose_file_draws_at_its_import_read_the_same_data(tmp_path: Pat
     own = [f"--{setting}=tests.drawing:{name}" for setting, name in
            (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))]  # fmt: skip
     trained(tmp_path / "job", 2, [*own, "--steps=2", "--global_batch_size=8"])
-
-
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    host, port = addresses[0].split(":")
-    with socket.create_server((host, int(port))):
-        flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
-        assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [USER_MUST_CHANGE]
-    assert "another process uses this port" in (tmp_path / "0.log").read_text()

@@ -19,7 +19,7 @@ from deploy.tiers.output import printed_on
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
-from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
+from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import planted_plan
 from vertex_trainer import Comparison, PlatformFault, UserError, attach, compare, jobs, plan, submit, train
 
@@ -211,14 +211,6 @@ def test_a_job_that_does_not_end_is_not_called_cancelled(cloud: Emulator, sessio
     with pytest.raises(PlatformFault, match="still PENDING: `python -m deploy watch` shows its end") as caught:
         job.cancel()
     assert caught.value.exit_code == STATE_UNKNOWN
-
-
-def test_a_lost_answer_makes_one_job_and_cancel_ends_it(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault(POSTS, 503, after=True)]
-    job = submit("cpu", settings=TINY, session=session, **WHERE)
-    assert attach(session=session, backend="sdk").name == job.name
-    assert attach(job.name, session=session, backend="sdk").cancel().state == "CANCELLED"
-    assert len(cloud.jobs) == 1
 
 
 def test_the_body_is_that_of_the_verb(cloud: Emulator, session: Session) -> None:

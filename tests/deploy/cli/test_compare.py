@@ -11,22 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.report.run_reader import RunRecord
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.machine_table import Price
-from deploy.tiers.tier import JOB_CONFIGS, Tier, TierFacts
+from deploy.tiers.tier import Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
 from tests.deploy.planted import edit, noisy, plant
 from trainer.base.errors import UserError
@@ -333,6 +330,7 @@ def deploy(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow  # quick ones: test_script.py compares a script, test_local.py runs the trainer
 def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     """Real runs on 1 and 2 simulated devices: the same losses, and a report."""
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
@@ -343,85 +341,7 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     one, two = summarize(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
     assert one.final_loss == pytest.approx(two.final_loss, rel=1e-3)
-    assert one.step_seconds is not None
     assert one.step_seconds.count == 3
     page = (tmp_path / "out" / "report.html").read_text()
     assert f"<summary>l4x1, l4x2</summary><pre>python -m deploy compare l4x1 l4x2 {FLAGS[0]}" in page
     assert "trainer.task" not in page
-
-
-@contextmanager
-def on_cores(count: int) -> Iterator[None]:
-    """What is started within the block runs on so many of this machine's cores."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(before)[:count])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-@pytest.mark.slow
-def test_end_to_end_on_workers_and_devices(tmp_path: Path) -> None:
-    """One worker on one core and on two, two workers on one each, and one with two devices: the same training."""
-    flags = ["--recipe=wgan_gp_digits", "--width=4", "--latent_dim=8", "--critic_steps=1", "--global_batch_size=8"]
-    flags += ["--steps=30", "--report_every_steps=5"]
-    one_core = tmp_path / "cpu-1core.yaml"
-    one_core.write_text((JOB_CONFIGS / "cpu.yaml").read_text())
-    for cores, tiers in {1: [str(one_core)], 2: ["cpu", "cpu-2workers", "l4x2"]}.items():
-        with on_cores(cores), deploy("compare", *tiers, *flags, f"--out={tmp_path / f'out{cores}'}") as process:
-            out, error = process.communicate(timeout=600)
-        assert (process.returncode, error) == (0, ""), out
-    alone, one, workers, devices = summarize(collect([str(tmp_path / "out1"), str(tmp_path / "out2")]))
-    assert [(row.devices, row.workers) for row in (alone, one, workers, devices)] == [(1, 1), (1, 1), (2, 2), (2, 1)]
-    assert (alone.simulated, one.simulated, workers.simulated) == ("", "", "all workers on one machine")
-    assert devices.simulated == "NVIDIA_L4 simulated on a CPU"
-    losses = [row.final_loss for row in (alone, workers, devices)]
-    assert losses == pytest.approx([one.final_loss] * 3, rel=0.02, abs=0.02)
-    assert "Different final losses" not in out
-    page = (tmp_path / "out2" / "report.html").read_text()
-    assert page.count('alt="samples of') == 3
-
-
-@pytest.mark.slow
-def test_the_same_command_goes_on_once_the_data_are_mended(tmp_path: Path) -> None:
-    """What came to nothing is no restart of the run, and no hopeless one."""
-    (tmp_path / "photos").mkdir()
-    others = [flag for flag in FLAGS if not flag.startswith("--data=")]
-    flags = ["l4x1", *others, f"--data={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
-    with deploy("compare", *flags) as process:
-        _, error = process.communicate(timeout=120)
-    assert (process.returncode, error.count("\n")) == (2, 1)
-    assert error.startswith(f"error: data={tmp_path}/photos: no image files found")
-    assert not (tmp_path / "out" / "report.html").exists()
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir()
-        for shade in range(8):
-            Image.new("L", (16, 16), 16 * shade).save(tmp_path / "photos" / name / f"{shade}.png")
-    with deploy("compare", *flags) as process:
-        assert process.wait(timeout=300) == 0
-    run = RunRecord(tmp_path / "out" / "l4x1" / "repeat-1")
-    assert (run.state, run.restarts) == ("done", 0)
-
-
-@pytest.mark.slow
-def test_a_terminated_comparison_saves_its_run_and_goes_on(tmp_path: Path) -> None:
-    steps = 2000  # in short calls, so that the signal comes before the last one
-    flags = ["l4x1", *FLAGS[:-3], f"--steps={steps}", "--report_every_steps=5", "--steps_per_loop=5"]
-    flags += ["--jit_compile=false", f"--out={tmp_path / 'out'}"]
-    job = tmp_path / "out" / "l4x1" / "repeat-1"
-    with deploy("compare", *flags) as process:
-        for _ in range(600):
-            if len(RunRecord(job).reports) > 2:
-                break
-            time.sleep(0.1)
-        process.terminate()
-        _, error = process.communicate(timeout=120)
-    assert (process.returncode, error) == (75, "stopped: run the same command again to go on\n")
-    saved = RunRecord(job)
-    assert saved.state == "interrupted"
-    with deploy("compare", *flags) as process:
-        assert process.wait(timeout=300) == 0
-    run = RunRecord(job)
-    assert (run.state, run.steps, run.restarts) == ("done", steps, 1)
-    assert f"resumes at step {saved.steps:,}" in Path(f"{job}.log").read_text()

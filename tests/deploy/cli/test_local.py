@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from deploy.localrun.processes import LocalJob, readable
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
-from trainer.base.errors import UserError
+from tests.support import refused
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]
@@ -243,13 +242,11 @@ def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
         (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
         (["cpu", "--recipe=wgan_gp_digits", "--kill=worker1@step5"],
          "kill was removed: end a worker yourself by its process id"),
-        (["cpu-2workers", "--recipe=wgan_gp_digits", "--global_batch_size=63"], "does not divide over 2 replicas"),
-        (["cpu", "--recipe=wgan_gp_digitz"], "did you mean 'wgan_gp_digits'"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
     ],
 )  # fmt: skip
 def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
+    with refused(message):
         local.main(arguments)
 
 
@@ -282,7 +279,6 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
     given = ["l4x1-2workers", *flags, f"--job_dir={tmp_path / 'job'}", "--restarts=2"]
     lines: list[str] = []
     with subprocess.Popen([*LOCAL, *given], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             lines.append(line)
             worker = next((said for said in lines if said.startswith("[workerpool1-0] starts as process ")), "")
@@ -303,7 +299,6 @@ def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     flags += [f"--job_dir={tmp_path / 'job'}"]
     command, pipe = [*LOCAL, "cpu", *flags], subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    assert process.stdout is not None
     for line in process.stdout:
         if "step 10/" in line:
             break

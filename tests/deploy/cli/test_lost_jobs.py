@@ -17,6 +17,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.vertex.test_backends import SPEC
+from tests.support import refused
 from trainer.base.errors import UserError
 
 IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
@@ -201,7 +202,7 @@ def test_the_record_survives_a_lost_response_and_is_no_obstacle(
 
 def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
     cloud.objects[RECORD] = b"[]"
-    with pytest.raises(UserError, match=re.escape(f"gs://{RECORD} is damaged: remove it")):
+    with refused(f"gs://{RECORD} is damaged: remove it"):
         submit.main(["cpu", *SDK, "--name=dup", "--detach"], session)
     assert cloud.jobs == {}
 

@@ -203,16 +203,11 @@ def test_two_tiers_are_compared_as_those_of_a_recipe(capsys: Capture) -> None:
         lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
         times = [line["seconds"] for line in lines]
         steps = [(after - before) / 10 for before, after in itertools.pairwise(times)]
-        assert row.step_seconds
-        assert row.images_per_second
         assert row.step_seconds.median == pytest.approx(statistics.median(steps), rel=1e-3)
         assert row.images_per_second.median == pytest.approx(statistics.median(64 / each for each in steps), rel=1e-3)
         assert row.startup_seconds == result(str(folder))["startup_seconds"]
         assert row.total_seconds == result(str(folder))["wall_seconds"]
         assert (row.steps, row.final_loss, row.final_accuracy) == (80, 1 / 8, 1.0)
-    assert cpu.images_per_second
-    assert simulated.images_per_second
-    assert cpu.total_seconds
     ratio = simulated.images_per_second.median / cpu.images_per_second.median
     assert simulated.speed_up == pytest.approx(ratio)
     assert cpu.cost == pytest.approx(cpu.total_seconds * 3.6 / 3600)
@@ -327,7 +322,5 @@ def test_jobs_of_a_script_are_compared(
     assert compare.main(command, session) == 0
     cpu, two = summarize(collect([str(tmp_path / "out")]))
     assert (cpu.state, two.state, two.devices, two.simulated, cpu.final_loss) == ("done", "done", 2, "", 1 / 8)
-    assert two.price_per_hour
-    assert two.paid_seconds
     assert two.cost == pytest.approx(two.price_per_hour * two.paid_seconds / 3600)
     assert "Fastest: " in capsys.readouterr().out

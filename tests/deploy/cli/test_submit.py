@@ -19,7 +19,7 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
-from tests.deploy.emulator import METRIC, POSTS, QUOTA, Emulator, Fault, ends
+from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
@@ -53,22 +53,15 @@ def unknown(session: Session) -> Command:
     return run
 
 
-@pytest.mark.parametrize(
-    ("backend", "tier", "workers"),
-    [
-        ("sdk", "cpu", {"workerpool0-0"}),
-        pytest.param("gcloud", "cpu-2workers", {"workerpool0-0", "workerpool1-0"},
-                     marks=[needs_gcloud, pytest.mark.slow]),
-    ],
-)  # fmt: skip
+@needs_gcloud
+@pytest.mark.slow  # the trainer in a local job: test_local.py; scripts in a submitted one: test_script.py
 def test_a_submitted_job_trains_and_is_followed_to_its_end(
-    backend: str, tier: str, workers: set[str], cloud: Emulator, session: Session, flying: FlyingClock,
-    tmp_path: Path, capsys: Capture,
-) -> None:  # fmt: skip
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path, capsys: Capture
+) -> None:
     output = tmp_path / "output"
     cloud.run = lambda google, job: train_here(google, job, output, {})
     flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main([tier, *WHERE, *JOB, f"--backend={backend}"], session) == 0
+    assert submit.main(["cpu-2workers", *WHERE, *JOB, "--backend=gcloud"], session) == 0
     shown = capsys.readouterr().out
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
@@ -83,11 +76,11 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     lines = re.findall(r"(workerpool\d-\d)  (.*)", shown)
     logged = [(entry["resource"]["labels"]["task_name"], entry["jsonPayload"]["message"]) for entry in cloud.logs]
     assert lines == logged  # all, in order, none twice
-    assert {worker for worker, _ in lines} == workers
+    assert {worker for worker, _ in lines} == {"workerpool0-0", "workerpool1-0"}
     assert any(line.startswith("done: 4 steps") for _, line in lines)
     assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
     attempt = record()["attempts"][-1]
-    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], tier)
+    assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "cpu-2workers")
     assert attempt["spent_usd"] > 0
 
 
@@ -221,13 +214,6 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
     assert "a second job is cancelled as soon as `watch` or `jobs` sees it" in capsys.readouterr().err
 
 
-def test_without_quota_the_metric_is_named(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault(POSTS, 429, times=9, message=QUOTA)]
-    with pytest.raises(UserError, match=f"no quota left in us-central1 for {re.escape(METRIC)}"):
-        submit.main(["l4x2", *SDK], session)
-    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
-
-
 def test_a_service_that_is_away_for_long_is_not_the_users_fault(
     cloud: Emulator, flying: FlyingClock, unknown: Command
 ) -> None:
@@ -291,23 +277,11 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     task, expected = pool["containerSpec"], f"--expect_devices={whole.accelerators}"
     assert (start(task)["module"], task["args"]) == ("trainer.check", [*recipe, expected, "--on_gpus"])
     assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
-    assert whole.price_per_hour
     usd = whole.price_per_hour / whole.workers
     (price,) = [line for line in shown.splitlines() if " USD an hour" in line]
     assert price.startswith(f"# {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
     assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
-
-
-def test_an_image_that_was_built_here_is_used(cloud: Emulator, session: Session, capsys: Capture) -> None:
-    (package,), cloud.run = packages_with(""), ends("SUCCEEDED")
-    remember(BuiltImage("us-docker.pkg.dev/p/r/x/y:1", "", {package.name: package.digest}, "2026-11-22 18:00"))
-    assert submit.main(["cpu", *SDK], session) == 0
-    said = "# runs in us-docker.pkg.dev/p/r/x/y:1, built in this folder on 2026-11-22 18:00 from these sources\n"
-    assert said in capsys.readouterr().out
-    (job,) = cloud.jobs.values()
-    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    assert task == {"imageUri": "us-docker.pkg.dev/p/r/x/y:1", "args": [*JOB, "--expect_devices=0"]}
 
 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deploy.__main__ import main
 from deploy.tiers.tier import JOB_CONFIGS
-from tests.deploy.conftest import ROOT
+from tests.deploy.conftest import ROOT, Capture
 
 OWN = "tests.deploy.study.quadratic"
 STUDY = [f"--model={OWN}:build", f"--data={OWN}:data", "--metric=loss", "--steps=3", "--out=study"]
@@ -31,15 +32,16 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def tune(_own_folder: None, monkeypatch: pytest.MonkeyPatch) -> Tune:
-    """Returns a function that runs `tune` in a process of its own, whose jobs are those of quadratic.py."""
+def tune(_own_folder: None, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Tune:
+    """Returns a function that runs `tune`, whose jobs are processes of quadratic.py."""
     tier(Path(), OWN)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(command(*arguments), capture_output=True, text=True, timeout=280)
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in done.stderr
-        return done
+        words = command(*arguments)
+        ended, shown = main(words[3:]), capsys.readouterr()
+        assert ended == code, (ended, shown.out, shown.err)
+        assert "Traceback" not in shown.err
+        return subprocess.CompletedProcess(words, ended, shown.out, shown.err)
 
     return run

@@ -73,7 +73,7 @@ def test_pruned_failed_and_killed_trials_are_told_apart(tune: Tune) -> None:
 
 def test_a_hopeless_trial_is_ended_early_with_its_state_saved(tune: Tune) -> None:
     """Five more trials end as the first; the seventh reports worse than their median and takes long."""
-    arguments = ("--tune=x=0..20", "--pause=1.5")
+    arguments = ("--tune=x=0..20", "--pause=1")
     tune(*arguments, "--trials=1")
     study, space = open_journal(Path("study"), "minimize"), [StudyParameter("x", float, (), 0.0, 20.0)]
     for number in range(2, 8):
@@ -96,7 +96,6 @@ def test_a_killed_study_goes_on_and_repeats_no_trial_that_is_done(tune: Tune) ->
     frozen: dict[str, int] = {}
     for _ in range(10):
         with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout
             next(line for line in process.stdout if line.startswith("trial "))
             time.sleep(chance.uniform(0.0, 2.5))
             process.kill()

@@ -81,7 +81,6 @@ def write(path: Path, content: str | bytes) -> Path:
 @pytest.mark.parametrize("name", CREDENTIALS)
 def test_a_credential_is_found_by_its_content(name: str, tmp_path: Path) -> None:
     finding = find_credential(write(tmp_path / name, f"\n\n{CREDENTIALS[name]}"))
-    assert finding is not None
     assert finding.certain
     assert int(finding.where.removeprefix("line ")) >= 3
 
@@ -123,7 +122,6 @@ def inside(kind: str) -> bytes:
 def test_it_is_found_wherever_it_hides(content: bytes, where: str, tmp_path: Path) -> None:
     """Behind the first megabytes, across two pieces, in UTF-16, in an archive; whatever the name's ending."""
     finding = find_credential(write(tmp_path / "photo.jpg", content))
-    assert finding
     assert (finding.where, finding.certain) == (where, True)
 
 
@@ -152,7 +150,6 @@ def test_a_scanners_kinds_are_refused_beside_ours_and_nothing_is_sent(tmp_path: 
     path = write(tmp_path / "mine" / "mail.py", f"\nkey = '{HEX * 2}-us12'\n")
     assert find_credential(path) is None
     finding = scan_text(path)
-    assert finding
     assert (finding.kind, finding.where) == ("a credential (Mailchimp Access Key)", "line 2")
     with pytest.raises(UserError, match=r"package: mine/mail.py, line 2 looks like a credential \(Mailchimp"):
         user_sources(path.parent)

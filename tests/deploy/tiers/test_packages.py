@@ -129,13 +129,6 @@ def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: P
             user_package(str(file))
 
 
-def test_what_is_imported_keeps_the_name_of_its_folder_and_pip_has_another(tmp_path: Path, dist: Path) -> None:
-    wheel = user_package(str(mine(tmp_path, name="my__models"))).build()
-    assert wheel.name == "my_models-0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel) as archive:
-        assert "my__models/gan.py" in archive.namelist()
-
-
 @pytest.mark.parametrize(
     ("name", "line"),
     [

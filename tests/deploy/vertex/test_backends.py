@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex import buckets, creation
+from deploy.vertex import buckets
 from deploy.vertex.api import ApiError, CustomJob
-from deploy.vertex.creation import Creation
 from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
@@ -132,39 +131,6 @@ def test_whether_an_object_exists(cloud: Emulator) -> None:
     assert not buckets.exists("gs://my-bucket")
     cloud.faults = [Fault("GET /storage/v1/b/my-bucket", 403, times=9)]
     assert buckets.exists("gs://my-bucket/photos")  # the job's account must read it, not this one
-
-
-LOST_RESPONSES = [(kind, after) for kind in (500, 503, "cut") for after in (False, True)]
-OF_GCLOUD = [
-    pytest.param("gcloud", (500, True), marks=needs_gcloud),
-    pytest.param("gcloud", ("cut", False), marks=SLOW),
-]
-
-
-@pytest.mark.parametrize(
-    ("backend", "fault"), [*OF_GCLOUD, *(("sdk", case) for case in LOST_RESPONSES)], indirect=["backend"]
-)
-def test_a_lost_response_never_creates_a_second_job(
-    backend: Backend, cloud: Emulator, session: Session, fault: tuple[int | str, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request lost before the job was created is repeated; a job that was created is found by its label.
-
-    tests/deploy/cli/test_lost_jobs.py has searches of full length.
-    """
-    monkeypatch.setattr(creation, "LISTINGS", 2)
-    kind, after = fault
-    cloud.faults = [Fault(POSTS, kind, after=after)]
-    name = Creation(backend, REQUEST, session.clock).run()
-    assert [job["name"] for job in cloud.jobs.values()] == [name]
-    assert cloud.requests.count(POSTS) == (1 if after else 2)
-
-
-@pytest.mark.parametrize("backend", ["sdk"], indirect=True)
-def test_the_second_of_two_created_jobs_is_cancelled(backend: Backend, cloud: Emulator, session: Session) -> None:
-    first = cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-    cloud.faults = [Fault(POSTS, 500, after=True)]
-    assert Creation(backend, REQUEST, session.clock).run() == first["name"]
-    assert [job["state"] for job in cloud.jobs.values()] == ["JOB_STATE_PENDING", "JOB_STATE_CANCELLED"]
 
 
 def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) -> None:

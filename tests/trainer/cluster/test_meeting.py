@@ -13,6 +13,7 @@ import pytest
 
 from deploy.localrun.workers import free_addresses
 from tests.fixtures import Log
+from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
 from trainer.cluster import meeting
 from trainer.cluster import peers as peers_module
@@ -130,6 +131,13 @@ def test_all_workers_are_told_at_once_that_one_runs_something_else() -> None:
     line = f"worker 2 ({addresses[2]}) and the chief do not run the same job"
     alike = "start every worker by the same command, with the same files and versions"
     assert errors == {f"{line} (seed: False on the chief, True on the worker): {alike}"}
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    addresses = free_addresses(2)
+    host, port = addresses[0].split(":")
+    with socket.create_server((host, int(port))), refused("another process uses this port"):
+        meet(Cluster(tuple(addresses)), {}, 1.0)
 
 
 def test_other_addresses_are_named() -> None:

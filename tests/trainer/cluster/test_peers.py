@@ -131,6 +131,14 @@ def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], lin
     assert LOST[0][0].partition(" was lost: ")[2].startswith("its process has ended")
 
 
+def test_the_chief_knows_for_how_long_each_workers_gpus_were_idle_and_stops_all(met: tuple[Peers, Peers]) -> None:
+    chief, worker = met
+    worker.share_idle(7.0)
+    _until(lambda: chief.share_idle(1.0) == [1.0, 7.0])
+    chief.stop("all GPUs are idle")
+    _until(lambda: worker.stop_reason == "all GPUs are idle")
+
+
 def test_text_of_another_worker_is_printed_safe(met: tuple[Peers, Peers]) -> None:
     _, worker = met
     link = worker._peers[0].connection

@@ -1,12 +1,12 @@
 """Tests that the order of the data is a function of (seed, step), whichever replica reads the rows."""
 
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
@@ -114,7 +114,7 @@ def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
     (np.zeros((5, 8, 8, 1)), np.zeros(4), "one integer per image"),
 ])  # fmt: skip
 def test_arrays_that_do_not_fit_are_refused(images: Any, labels: Any, line: str) -> None:
-    with pytest.raises(UserError, match=re.escape(line)):
+    with refused(line):
         Arrays(images, labels)
 
 
@@ -144,7 +144,7 @@ def not_a_dataset(config: TrainConfig) -> int:
     ("mine.py:load", "a module has no .py: use --data=mine:load"),
 ])  # fmt: skip
 def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: str) -> None:
-    with pytest.raises(UserError, match=re.escape(line)):
+    with refused(line):
         load_dataset(TrainConfig(data=function if ":" in function else f"{__name__}:{function}"))
 
 

@@ -158,7 +158,6 @@ def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, 
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "shards", data_memory_mib=memory))
     for found in (source, prepared):
-        assert found.evaluation is not None
         assert (found.train.labelled, found.evaluation.labelled) == (True, False)
         assert levels_of(found.evaluation) == [7]
     assert prepared.train.gather(np.array([49], np.int32))[1].numpy().tolist() == [1]
@@ -226,10 +225,8 @@ Damage = Callable[[Path], object]
 def test_damaged_shards_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
     prepare(config(photos), tmp_path / "shards", 64, quiet)
     damage(tmp_path / "shards")
-    with pytest.raises(UserError) as caught:
+    with refused(line):
         load_dataset(config(Path(f"shards:{tmp_path}/shards")))
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def flip(path: Path) -> None:

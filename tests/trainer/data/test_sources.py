@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from tests.support import real_data
+from tests.support import real_data, refused
 from trainer.base.errors import UserError
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
@@ -90,13 +89,6 @@ def test_npz_with_keras_names_and_column_labels(tmp_path: Path) -> None:
     assert dataset.evaluation is not None
 
 
-def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
-    file = tmp_path / "x.npz"
-    np.savez(file, x_train=np.array([object()], dtype=object))
-    with pytest.raises(UserError, match=r"cannot be read as \.npz"):
-        load(file)
-
-
 @pytest.mark.parametrize(("content", "line"), [
     ({"other": np.zeros(3)}, "it contains other: x_train or images is required"),
     ({"images": np.zeros((3, 8, 8))}, "images are float64: must be uint8"),
@@ -108,7 +100,7 @@ def test_npz_with_a_pickle_is_refused_unread(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, Any], line: str) -> None:
     np.savez(tmp_path / "x.npz", **content)
-    with pytest.raises(UserError, match=re.escape(line)):
+    with refused(line):
         load(tmp_path / "x.npz")
 
 
@@ -134,7 +126,6 @@ def test_labels_of_a_function_of_ones_own_become_class_numbers(monkeypatch: pyte
     assert dataset.class_names == ("0", "1", "2", "3", "4")
     for part, labels in ((dataset.train, [0, 3]), (dataset.evaluation, [4, 1])):
         found = arrays(part).labels
-        assert found is not None
         assert (found.tolist(), found.dtype) == (labels, np.int32)
 
 
@@ -148,7 +139,7 @@ def test_labels_that_are_no_class_numbers_are_refused(
     labels: Any, names: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
-        with pytest.raises(UserError, match=re.escape(line)):
+        with refused(line):
             load(own(monkeypatch, names=names, **given))
 
 
@@ -183,7 +174,6 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.Captur
     }  # fmt: skip
     assert dataset.class_names == ("blue", "red")
     assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
-    assert dataset.evaluation is not None
     assert dataset.evaluation.count == 4
     assert arrays(dataset.train).images[3:, 4, 4].tolist() == [[250, 0, 0]] * 3
 
@@ -297,7 +287,6 @@ def test_tfrecords(tmp_path: Path, image: str, label: str) -> None:
     dataset = load(tmp_path)
     assert arrays(dataset.train).images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 9]
     assert arrays(dataset.train).labels.tolist() == [0, 1, 0, 1, 1]
-    assert dataset.evaluation is not None
     assert dataset.evaluation.count == 1
 
 
@@ -325,7 +314,7 @@ def test_damaged_tfrecords_are_named(tmp_path: Path) -> None:
     (__file__, "folder:PATH, or --data=package.module:function, a function of yours that reads it"),
 ])  # fmt: skip
 def test_what_is_no_source_is_one_line(data: str, line: str) -> None:
-    with pytest.raises(UserError, match=re.escape(line)):
+    with refused(line):
         load(data)
 
 

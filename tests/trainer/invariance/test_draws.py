@@ -11,9 +11,8 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from tests.fixtures import Log, Patch
+from tests.fixtures import Log
 from tests.support import refused
-from trainer.base.log import warn_once
 from trainer.invariance.compat import layers_by_path, reset_layer_names, seed_initializers
 from trainer.invariance.draws import draw_by_row_everywhere
 from trainer.invariance.layer_inputs import draw_by_row
@@ -102,8 +101,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog: Log) -> None:
     make, inputs = LAYERS[name]
     layer = independent(make, inputs)
     whole = on_replica(trained(layer), inputs)
@@ -202,11 +200,7 @@ def test_without_a_layer_keras_random_draws_by_row_too() -> None:
 
 @pytest.mark.parametrize("of_a_layer", [True, False])
 @pytest.mark.parametrize("kept", [0.0, 100.0])
-def test_rows_that_only_the_running_step_counts_are_drawn_by_row(
-    kept: float, of_a_layer: bool, monkeypatch: Patch, caplog: Log
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
+def test_rows_that_only_the_running_step_counts_are_drawn_by_row(kept: float, of_a_layer: bool, caplog: Log) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())  # makes the generator of Keras
 
@@ -236,28 +230,21 @@ def looped(values: Any, layer: Any) -> Any:
     (lambda x, _: keras.random.categorical(x[:, 0], 1), "keras.random draws by keras.random.categorical"),
 ])  # fmt: skip
 @pytest.mark.parametrize("rows", [4, ROWS])
-def test_what_cannot_be_drawn_by_row_is_named(
-    function: Callable[..., Any], line: str, rows: int, monkeypatch: Patch, caplog: Log
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
+def test_what_cannot_be_drawn_by_row_is_named(function: Callable[..., Any], line: str, rows: int, caplog: Log) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
     keras.random.normal(())
     on_replica(lambda values: function(values, layer), WORDS, rows)
     assert (f"the result depends on the number of replicas: {line}" in caplog.text) is (rows < ROWS)
 
 
-def test_a_layer_that_does_not_draw_is_not_named(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
+def test_a_layer_that_does_not_draw_is_not_named(caplog: Log) -> None:
     dropout, lstm = independent(lambda: layers.Dropout(0.5), WORDS), independent(lambda: layers.LSTM(2), WORDS)
     on_replica(lambda x: dropout(tf.transpose(x, [1, 0, 2]), training=False), WORDS, 4)
     on_replica(trained(lstm), WORDS, 4)
     assert "depends on the number" not in caplog.text
 
 
-def test_a_branch_of_a_condition_is_no_loop(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+def test_a_branch_of_a_condition_is_no_loop(caplog: Log) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
 
     def either(values: Any) -> Any:

@@ -147,6 +147,7 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture, separate_s
     assert "mlp: equal bits: 5 steps on 1 and on 4 replicas" in output
 
 
+@pytest.mark.slow
 def test_a_run_compares_bits_before_it_trains(separate_steps: None) -> None:
     verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
     assert verdict == ReplicaVerdict(True, equal_bits=True)

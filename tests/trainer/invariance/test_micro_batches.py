@@ -1,8 +1,5 @@
 """Tests that updates in several passes, of micro-batches, have the numbers of updates in one, and need less memory."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
@@ -10,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Patch
+from tests.step_memory import peak
 from tests.support import largest_difference, refused, run_job, run_steps, small, weights
 from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.train_config import TrainConfig
@@ -110,32 +108,11 @@ def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
     assert about["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
 
 
-# The peak of TensorFlow's own allocator, as on a GPU, above what lies there between steps.
-_PEAKS = """
-import sys
-import tensorflow as tf
-from tests.support import build_setup, make_replicas, small
-for passes in (1, 4):
-    config = small(*sys.argv[1:], f"--micro_batches={passes}")
-    setup = build_setup(config, make_replicas(config))
-    runner, rows = setup.step_runner(), setup.rows_from(0)
-    runner(rows, 0, 1)
-    memory = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    runner(rows, 0, 1)
-    print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"] - memory)
-"""
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     ("--model=cnn", "--width=16", "--image_size=64", "--global_batch_size=64", "--dropout=0.2"),
-    pytest.param(
-        ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"), marks=pytest.mark.slow
-    ),
+    ("--model=wgan_gp", "--global_batch_size=256", "--width=16", "--critic_steps=1"),
 ], ids=["cnn", "wgan_gp"])  # fmt: skip
 def test_passes_need_less_memory(flags: tuple[str, ...]) -> None:
-    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _PEAKS, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
-    one, four = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
-    assert four < 0.6 * one, done.stderr
+    one, four = (peak(*flags, f"--micro_batches={passes}") for passes in (1, 4))
+    assert four < 0.6 * one

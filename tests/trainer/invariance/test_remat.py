@@ -1,8 +1,5 @@
 """Tests that steps that recompute activations give the same numbers, and hold less."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.step_memory import peak
 from tests.support import refused, run_job, run_steps, small
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -122,7 +120,7 @@ def states(*flags: str, remat: str) -> list[dict[str, Any]]:
     pytest.param(OWN, BLOCKS, id="blocks"),
     pytest.param((DENSE, "--frozen=3"), BLOCKS, id="frozen"),
     pytest.param((DENSE, "--float32=1", "--precision=mixed_bfloat16"), BLOCKS, id="mixed"),
-    pytest.param((f"--model={__name__}:masked",), BLOCKS, id="masked"),
+    pytest.param((f"--model={__name__}:masked",), BLOCKS, id="masked", marks=SLOW),
     pytest.param(OWN, "--remat=layers:block1,block3", id="layers", marks=SLOW),
     pytest.param((*OWN, "--replicas=2", "--micro_batches=2"), BLOCKS, id="passes", marks=SLOW),
     pytest.param(WGAN_GP, BLOCKS, id="wgan_gp", marks=SLOW),
@@ -157,27 +155,8 @@ def test_what_cannot_be_recomputed_is_refused(flags: tuple[str, ...], line: str)
         run_steps(small(*flags, "--jit_compile=false"), 1)
 
 
-# The peak of TensorFlow's own allocator, as on a GPU, above what lies there between steps.
-_PEAKS = """
-import tensorflow as tf
-from tests.support import build_setup, make_replicas, small
-for remat in ("", "blocks"):
-    flags = ["--model=tests.trainer.invariance.test_remat:deep", "--image_size=32", "--global_batch_size=64"]
-    config = small(*flags, f"--remat={remat}")
-    setup = build_setup(config, make_replicas(config))
-    runner, rows = setup.step_runner(), setup.rows_from(0)
-    runner(rows, 0, 1)
-    memory = tf.config.experimental.get_memory_info("CPU:0")["current"]
-    tf.config.experimental.reset_memory_stats("CPU:0")
-    runner(rows, 0, 1)
-    print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"] - memory)
-"""
-
-
 @pytest.mark.slow
 def test_a_deep_network_holds_half() -> None:
-    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _PEAKS]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    plain, recomputed = (int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("PEAK"))
-    assert recomputed < 0.6 * plain, done.stderr
+    flags = (f"--model={__name__}:deep", "--image_size=32", "--global_batch_size=64")
+    plain, recomputed = (peak(*flags, f"--remat={remat}") for remat in ("", "blocks"))
+    assert recomputed < 0.6 * plain

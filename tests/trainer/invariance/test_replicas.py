@@ -56,11 +56,9 @@ def test_in_float32_replicas_differ_by_rounding_alone(monkeypatch: Patch, capsys
     assert loss_difference(alone_logs, found_logs) <= 3 * max(loss_difference(alone_logs, logs) for _, logs in controls)
 
 
+@pytest.mark.slow  # loss scaling: test_gradients.py and test_micro_batches.py
 @pytest.mark.parametrize(("precision", "tolerance", "replicas"), [
-    ("mixed_float16", 0.002, 1),
-    pytest.param("mixed_float16", 0.002, 2, marks=pytest.mark.slow),
-    pytest.param("mixed_bfloat16", 0.02, 1, marks=pytest.mark.slow),
-    pytest.param("mixed_bfloat16", 0.02, 2, marks=pytest.mark.slow),
+    ("mixed_float16", 0.002, 1), ("mixed_float16", 0.002, 2), ("mixed_bfloat16", 0.02, 1), ("mixed_bfloat16", 0.02, 2),
 ])  # fmt: skip
 def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, replicas: int) -> None:
     """Checks that the losses of fifty steps are within `tolerance` of float32's, relative to the largest loss."""
@@ -69,11 +67,8 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
 
 
-@pytest.mark.parametrize(("replicas", "precision"), [
-    (1, "float32"),
-    pytest.param(1, "mixed_bfloat16", marks=pytest.mark.slow),
-    pytest.param(2, "float32", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.slow  # whole steps in float64: tests/trainer/training/test_xla_choice.py
+@pytest.mark.parametrize(("replicas", "precision"), [(1, "mixed_bfloat16"), (2, "float32")])
 def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str) -> None:
     """The whole step on one device; on two, which XLA cannot sum over, the gradients of the critic."""
     (_, plain), (_, compiled) = trained(1), trained(replicas, "--jit_compile", f"--precision={precision}")
@@ -88,9 +83,3 @@ def test_jit_compile_compiles() -> None:
     plain, _ = run_steps(small(), 0)
     with pytest.raises(ValueError, match="jit_compile"):
         plain._traced_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
-
-
-def test_without_synchronised_batch_norm_replicas_differ() -> None:
-    """Shows why batch norm is synchronised: otherwise each replica normalises its own rows."""
-    (alone, _), (apart, _) = trained(1), trained(2, "--sync_batch_norm=false")
-    assert largest_difference(alone, apart) > 1e-3

@@ -17,11 +17,13 @@ from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.callbacks import rises
 
-CASES = [
-    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("summed", "weighted_pair"),
-    ("regression", "tf_batches"), ("segmenter", "masks"),
-    ("multi_label", "several_labels"), ("classifier", "classes"), ("two_outputs", "named_pair"),
-    ("regularized", "weighted_pair"), ("smoothed", "pair"),
+CASES: list[Any] = [
+    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("regression", "tf_batches"),
+    ("two_outputs", "named_pair"), ("smoothed", "pair"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("summed", "weighted_pair"), ("segmenter", "masks"), ("multi_label", "several_labels"),
+        ("classifier", "classes"), ("regularized", "weighted_pair"),
+    ]),
 ]  # fmt: skip
 
 
@@ -71,11 +73,7 @@ def test_a_test_step_of_the_models_own_gives_means_over_rows() -> None:
         assert evaluate() == pytest.approx(expected, rel=1e-10)
 
 
-def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
+def test_a_metric_that_does_not_add_up_is_computed_on_one_replica(caplog: pytest.LogCaptureFixture) -> None:
     values = []
     for replicas in (1, 2):
         _, evaluate = setup_of("largest_error", "pair", f"--replicas={replicas}")
@@ -129,12 +127,10 @@ def averaging(config: Any, dataset: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_averages_of_weights_are_evaluated_beside_the_weights_and_exported(
-    tmp_path: Path, replicas: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, replicas: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
     own = f"--model={__name__}:averaging"
     config = settings("pair", "regression", own, f"--replicas={replicas}", f"--job_dir={tmp_path / 'run'}")
     setup = build_setup(config, make_replicas(config))

@@ -127,7 +127,6 @@ PRODUCTS = ("--layers=products", "--columns=512", "--global_batch_size=1024")
 def test_steps_of_tiny_operations_and_of_large_products_are_told_apart(
     tmp_path: Path, caplog: Log, flags: tuple[str, ...], main: str, advised: str
 ) -> None:
-    caplog.set_level("INFO", "trainer")
     for attempt in ATTEMPTS:
         caplog.clear()
         folder = trained(tmp_path / attempt, "--steps=20", "--profile_steps=11..15", *flags)
@@ -152,7 +151,6 @@ def test_the_share_that_is_lost_for_input_is_within_five_points_of_the_truth(tmp
 
     On a busy machine less, so that the truth is when each batch was made, and when the step before had ended.
     """
-    caplog.set_level("INFO", "trainer")
     flags = ("--layers=sleep", "--batch_seconds=0.2", "--steps=20", "--profile_steps=13..20", "--report_every_steps=12")
     for attempt in ATTEMPTS:
         folder = trained(tmp_path / attempt, *flags)

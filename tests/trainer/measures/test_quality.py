@@ -35,11 +35,10 @@ def on(replicas: int, batch: int = 16) -> Replicas:
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
 
 
-@pytest.mark.parametrize("count", [1, 17, 100])
-def test_the_same_weights_give_the_same_values_on_any_number_of_replicas(count: int) -> None:
+def test_the_same_weights_give_the_same_values_on_any_number_of_replicas() -> None:
     config = small("--model=mlp")
     digits = load_dataset(config)
-    images, labels = (part.numpy() for part in digits.train.gather(np.arange(count)))
+    images, labels = (part.numpy() for part in digits.train.gather(np.arange(17)))
     examples = Arrays(images, labels)
     keras.utils.set_random_seed(5)
     weights = build_model(config, digits).get_weights()
@@ -57,11 +56,7 @@ def test_the_same_weights_give_the_same_values_on_any_number_of_replicas(count: 
         assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_only_models_with_a_loss_are_evaluated(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
+def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture) -> None:
     config = small("--model=mlp", "--evaluation_fraction=0.1")
     digits = load_dataset(config)
     model = build_model(config, digits)
@@ -93,39 +88,9 @@ def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> n
     return mean + deviation * drawn  # mean and covariance exactly as asked for
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "expected"), [((0, 1), (0, 1), 0.0), ((0, 1), (2, 1), 12.0), ((0, 1), (0, 3), 12.0)]
-)
-def test_fid_of_gaussians_is_known(one: tuple[float, float], other: tuple[float, float], expected: float) -> None:
-    """Uses isotropic ones in 3 dimensions: 3 (m1 - m2)^2 + 3 (s1 - s2)^2."""
-    assert frechet_distance(gaussian(*one, seed=1), gaussian(*other, seed=2)) == pytest.approx(expected, abs=1e-8)
-
-
-def test_fid_with_correlated_features() -> None:
-    """Uses commuting covariances: FID is the sum of (sqrt a_i - sqrt b_i)^2 over shared eigenvectors."""
-    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))[0]
-    one, other = (
-        gaussian(0, 1, seed) @ np.diag(np.sqrt(spread)) @ turn for seed, spread in ((1, [1, 4, 9]), (2, [4, 4, 1]))
-    )
-    assert frechet_distance(one, other) == pytest.approx((1 - 2) ** 2 + 0 + (3 - 1) ** 2, abs=1e-8)
-
-
 def test_fid_with_fewer_images_than_features_is_finite() -> None:
     one, other = (gaussian(mean, 1, seed=mean + 1, count=50).repeat(40, axis=1) for mean in (0, 1))
     assert frechet_distance(one, other) == pytest.approx(120.0, rel=1e-6)
-
-
-def test_kid_is_the_unbiased_sum_written_out() -> None:
-    draw = np.random.default_rng(3)
-    one, other = draw.standard_normal((7, 4)), draw.standard_normal((5, 4)) + 1
-
-    def k(x: np.ndarray, y: np.ndarray) -> float:
-        return float((x @ y / 4 + 1) ** 3)
-
-    within_one = sum(k(x, y) for i, x in enumerate(one) for j, y in enumerate(one) if i != j) / (7 * 6)
-    within_other = sum(k(x, y) for i, x in enumerate(other) for j, y in enumerate(other) if i != j) / (5 * 4)
-    across = sum(k(x, y) for x in one for y in other) / 35
-    assert kernel_distance(one, other) == pytest.approx(within_one + within_other - 2 * across, rel=1e-12)
 
 
 def test_kid_of_many_images_needs_little_memory() -> None:
@@ -137,12 +102,6 @@ def test_kid_of_many_images_needs_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 4000 * 4000 * 8 / 2  # the kernel's matrix is twice as large
     finally:
         tracemalloc.stop()
-
-
-def test_kid_of_equal_distributions_is_zero_on_average() -> None:
-    draw = np.random.default_rng(4)
-    found = [kernel_distance(draw.standard_normal((40, 3)), draw.standard_normal((40, 3))) for _ in range(400)]
-    assert abs(np.mean(found)) < 4 * np.std(found) / 20
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.fixtures import Capture, Patch
-from tests.support import Signals, largest_difference, refused, run_job, run_steps, small, weights
+from tests.fixtures import Capture
+from tests.support import largest_difference, refused, run_job, run_steps, small, weights
 from trainer import generate
-from trainer.base.errors import INTERRUPTED
 from trainer.base.run_files.records import read_result
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -23,7 +22,7 @@ from trainer.data.images import noise, noise_and_labels
 from trainer.measures import fid
 from trainer.models.conditional import classes_of, labelled, with_class
 from trainer.models.gan import OfGAN, build_generator
-from trainer.run import job, served_model
+from trainer.run import served_model
 
 CLASSES = 10
 SMALL = ("--image_size=16", "--width=2", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2")
@@ -116,24 +115,6 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
 
 
-def test_a_run_that_is_ended_by_a_signal_resumes_with_the_same_numbers(
-    trained: Path, features: Path, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    config, signals = whole_run(features, tmp_path / "job"), Signals(monkeypatch)
-    sample_fid, left = fid.Fid.__call__, [signals.come]
-    monkeypatch.setattr(fid.Fid, "__call__", lambda self: (left.pop()() if left else None, sample_fid(self))[1])
-    assert job.run(config, [], 0.0) == INTERRUPTED
-    run_job(config)
-    one, other = (read_result(folder)[0]["final"] for folder in (trained, tmp_path / "job"))
-    assert one["losses"] == pytest.approx(other["losses"], rel=1e-4)
-    assert one["quality"] == other["quality"]
-    networks = [keras.models.load_model(folder / "model" / "model.keras") for folder in (trained, tmp_path / "job")]
-    for found, wanted in zip(*(network.get_weights() for network in networks), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
-    with refused("conditional"):
-        job.run(resolve([*SMALL, "--steps=6", f"--job_dir={config.job_dir}"]).config, [], 0.0)
-
-
 READER = """
 import sys
 import keras, numpy as np, tensorflow as tf
@@ -153,6 +134,7 @@ assert "trainer" not in sys.modules
 """
 
 
+@pytest.mark.slow  # without labels: tests/trainer/run/test_export.py
 def test_a_process_without_this_package_loads_the_templates(trained: Path) -> None:
     folder = trained / "model"
     drawn, labels = noise_and_labels(3, 2, (0, 7), 8)

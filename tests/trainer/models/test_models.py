@@ -11,14 +11,12 @@ import pytest
 import tensorflow as tf
 from keras.src.applications import efficientnet as efficientnet_of_keras
 
-from tests.drill import read
-from tests.fixtures import Capture, Log, Make, Patch
+from tests.fixtures import Capture, Make, Patch
 from tests.support import (
     fresh_collectives,
     largest_difference,
     permute_rows,
     refused,
-    run_job,
     run_steps,
     small,
     weights,
@@ -64,22 +62,10 @@ def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
     assert runs[1][1].means().keys() == set(STEP_METRICS.get(name, ("loss", "accuracy")))
 
 
-@pytest.mark.slow  # four replicas of two workers: tests/e2e/test_own_numbers.py
-def test_stock_layers_in_a_model_of_the_users_agree(monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    flags = ("--model=tests.models:stock_layers", "--precision=float64", "--learning_rate=1e-3")
-    (alone, logs), (together, logs_of_all) = (run_steps(small(*flags, f"--replicas={n}"), 4) for n in (1, 2))
-    assert depends_on_replicas(together, 2) == []
-    assert largest_difference(weights(alone), weights(together)) < 1e-10
-    assert logs_of_all.means() == pytest.approx(logs.means(), rel=1e-10)
-    assert "depends on the number of replicas" not in caplog.text
-
-
 _ADVERSE = f"{__name__}:adverse"
 
 
 @pytest.mark.parametrize(("name", "data"), [
-    ("mlp", "digits"),
     ("tests.models:own_batch_norm", _ADVERSE),
     *(pytest.param(name, _ADVERSE, marks=pytest.mark.slow) for name in ("mlp", "cnn", "dcgan", "wgan_gp")),
 ])  # fmt: skip
@@ -95,13 +81,9 @@ def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monk
     assert largest_difference(alone, together) <= 3 * max(controls)
 
 
-@pytest.mark.parametrize(("name", "precision"), [
-    ("mlp", "mixed_bfloat16"),
-    ("dcgan", "mixed_float16"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("mlp", "mixed_float16"), ("cnn", "mixed_float16"), ("cnn", "mixed_bfloat16"), ("dcgan", "mixed_bfloat16")
-    ]),
-])  # fmt: skip
+@pytest.mark.slow  # of one replica: tests/trainer/invariance/test_replicas.py
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
 def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None:
     _, logs = run_steps(small(*FAMILIES[name], f"--precision={precision}", "--replicas=2"), 5)
     assert np.isfinite(logs.values).all()
@@ -323,15 +305,6 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
         build_model(resolve(flags).config, labelled(2))
 
 
-def test_early_stopping_ends_a_run_that_gets_no_better(small_config: Make) -> None:
-    flags = ["--model=mlp", "--evaluation_fraction=0.2", "--global_batch_size=256", "--early_stopping=val_loss"]
-    flags += ["--patience=2", "--learning_rate=1.0", "--steps=200", "--tuning_metric=val_accuracy"]
-    result = read(run_job(small_config(*flags)) / "result.json")
-    assert result["state"] == "done"
-    assert result["steps"] < 200
-    assert 0 < result["final"]["metrics"]["val_accuracy"] <= 1
-
-
 @pytest.mark.parametrize(("value", "line"), [
     ("val_los", "early_stopping=val_los: nothing is evaluated"),
     ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* or --evaluation_fraction=0.1"),
@@ -342,9 +315,10 @@ def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, valu
         job.run(config, [], 0.0)
 
 
+@pytest.mark.slow  # in this process: tests/trainer/invariance/test_equal_bits.py
 @pytest.mark.parametrize(("model", "code", "line"), [
     ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-    pytest.param("examples.table:build", 0, "give the same weights and losses", marks=pytest.mark.slow),
+    ("examples.table:build", 0, "give the same weights and losses"),
 ])  # fmt: skip
 def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
     data = "examples.table:data" if model.startswith("examples") else "digits"

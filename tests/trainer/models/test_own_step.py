@@ -150,9 +150,7 @@ def settings(name: str, replicas: int) -> TrainConfig:
     return resolve([*own, f"--replicas={replicas}", "--precision=float64"]).config
 
 
-@pytest.mark.parametrize(("name", "means"), [
-    ("for_fit", True), ("calls_super", True), ("with_step", False), ("stock", False)
-])  # fmt: skip
+@pytest.mark.parametrize(("name", "means"), [("for_fit", True), ("calls_super", True), ("with_step", False)])
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))
     assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2

@@ -46,15 +46,6 @@ def test_where_the_gradient_is_zero_the_norms_gradient_is_zero(policy: str) -> N
     assert np.array_equal(tape.gradient(penalty, kernel), np.zeros((16, 1)))
 
 
-def test_the_penaltys_gradient_equals_the_derivation_by_hand() -> None:
-    """Checks d/dw (|w| - 1)^2 = 2 (|w| - 1) w / |w|."""
-    critic = linear_critic(OF_NORM_5)
-    with tf.GradientTape() as tape:
-        penalty = tf.reduce_mean(tf.square(gradient_norms(critic, tf.ones((6, 4, 4, 1))) - 1.0))
-    by_hand = 2 * (5 - 1) * OF_NORM_5.reshape(-1, 1) / 5
-    np.testing.assert_allclose(tape.gradient(penalty, critic.layers[-1].kernel.value), by_hand, rtol=1e-5)
-
-
 @pytest.mark.parametrize("size", [16, 24, 40, 64, 256])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_networks_fit_every_size(size: int, channels: int) -> None:

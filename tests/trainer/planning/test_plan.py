@@ -60,6 +60,7 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
 
 
+@pytest.mark.slow  # a process with TensorFlow
 def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     (tmp_path / "broken_to_plan.py").write_text("def build(config, dataset):\n    return dataset.no_such_part\n")
     command = [sys.executable, "-m", "trainer.plan", "--model=broken_to_plan:build", "--data=digits",

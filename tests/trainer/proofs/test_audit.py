@@ -116,7 +116,9 @@ def test_rows_in_another_order_change_no_more_than_rounding() -> None:
 KEPT = ["--tensorboard=false", "--checkpoint_every_steps=2", "--keep_checkpoints=all", "--steps_per_loop=2"]
 
 
-@pytest.mark.parametrize(("flags", "kind"), [([], "rounding"), (["--virtual_replicas=2"], "equal bits")])
+@pytest.mark.parametrize(("flags", "kind"), [
+    pytest.param([], "rounding", marks=pytest.mark.slow), (["--virtual_replicas=2"], "equal bits"),
+])  # fmt: skip
 def test_a_run_on_two_replicas_is_audited_on_one(
     flags: list[str], kind: str, tmp_path: Path, capsys: Capture
 ) -> None:  # fmt: skip

@@ -4,6 +4,7 @@ import io
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.support import run_job, small
@@ -59,6 +60,7 @@ def test_damaged_and_other_pictures_are_left_out_and_large_ones_reduced(tmp_path
     assert animated([]) == b""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_it(tmp_path: Path) -> None:
     flags = (
         "--width=2", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1", "--jit_compile=false",

@@ -17,7 +17,6 @@ from tests.fixtures import Capture, Log, Make, Patch
 from tests.support import fresh_collectives, refused, run_job, run_steps
 from trainer import evaluate, generate, predict
 from trainer.base.errors import UserError
-from trainer.base.log import warn_once
 from trainer.base.run_files.initial import fetch_model
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -142,9 +141,7 @@ VOCABULARIES: dict[str, Callable[[], keras.layers.Layer]] = {
 
 
 @pytest.mark.parametrize("kind", VOCABULARIES)
-def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
+def test_a_vocabulary_is_saved_with_the_model(kind: str, tmp_path: Path, caplog: Log) -> None:
     if kind == "tf_idf" and keras.__version__.startswith("3.12."):
         pytest.skip("Keras 3.12 cannot load a TextVectorization with tf_idf that it saved")
     layer, x = VOCABULARIES[kind](), tf.constant([3, 4] if kind == "numbers" else TEXTS)
@@ -174,14 +171,12 @@ def unregistered(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 @pytest.mark.parametrize("lost", ["vocabulary", "class"])
 def test_an_export_that_cannot_be_loaded_is_told_before_training(lost: str, monkeypatch: Patch, caplog: Log) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     model, data = {
         "vocabulary": ("tests.own_data:bag_of_words", "sentences"),
         "class": ("tests.trainer.run.test_export:unregistered", "arrays"),
     }[lost]
     config = resolve([f"--model={model}", f"--data=tests.own_data:{data}", "--global_batch_size=8"]).config
     setup = build_setup(config, make_replicas(config))
-    warn_once.cache_clear()
     rehearse(setup, None)
     assert ("model.keras: cannot be loaded as a model.keras: " in caplog.text) is (lost == "class")
     if lost == "vocabulary":
@@ -279,10 +274,8 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 @pytest.mark.parametrize(("model", "file"), [("autoencoder", "model.keras"), ("unsaved", "model.weights.h5")])
 def test_models_that_fit_trains_are_exported_and_used(
-    model: str, file: str, tmp_path: Path, capsys: Capture, monkeypatch: Patch, caplog: Log
+    model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
     run = run_job(resolve([
         f"--model={__name__}:{model}", "--data=tests.own_data:pair", "--steps=3", "--global_batch_size=16",
         "--replicas=2", f"--job_dir={tmp_path / 'run'}",
@@ -338,7 +331,7 @@ def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
     return folder, trained
 
 
-@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
+@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--save_optimizer",)])
 def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path, flags: tuple[str, ...]) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
     command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]
@@ -352,10 +345,8 @@ def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path,
 
 
 def test_a_model_that_needs_the_users_code_to_be_compiled_is_not_and_a_line_says_why(
-    tmp_path: Path, caplog: Log, monkeypatch: Patch
+    tmp_path: Path, caplog: Log
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
     folder, _ = exported("of_user", tmp_path / "model")
     assert not keras.models.load_model(folder / "model.keras").compiled
     assert "model.keras is not compiled, as its __lambda__ is code of yours" in caplog.text

@@ -29,7 +29,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.reporter import Reporter
 from trainer.run import job
-from trainer.training.checkpoint import checkpoint_folders
 from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
 
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
@@ -96,10 +95,8 @@ def test_epochs_are_counted_and_timed(small_config: Make) -> None:
     assert read(folder / "result.json")["epoch_seconds"] == []  # the first epoch held the tracing of the graph
 
 
-def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log, monkeypatch: Patch) -> None:
+def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, caplog: Log) -> None:
     """Covers a GAN in tests/e2e/test_task.py, and below on more replicas."""
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    caplog.set_level("INFO", "trainer")
     flags = (*MLP, "--precision=float64", "--report_every_steps=1")
     config = small_config(*flags, "--steps=5", "--checkpoint_every_steps=2")
     run(config)
@@ -131,26 +128,6 @@ def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], smal
     folder = run(small_config("--steps=9", "--precision=float64", "--replicas=2", *flags))
     _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
     assert lines(folder, "report")[-1]["losses"]["critic_loss"] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
-
-
-@pytest.mark.slow  # training/test_checkpoint.py, and base/storage/test_job_dir.py in a bucket
-def test_a_damaged_checkpoint_is_skipped(small_config: Make) -> None:
-    flags = ("--precision=float64", "--report_every_steps=1", "--checkpoint_every_steps=2")
-    folder = run(small_config(*flags, "--steps=6"))
-    data = folder / "checkpoints" / "step-00000006" / "variables.data-00000-of-00001"
-    data.write_bytes(data.read_bytes()[:100])
-    config = small_config(*flags, "--steps=8")
-    resumed = prepared(config)
-    assert resumed.state.progress.step == 4
-    undisturbed, _ = run_steps(config, 4)
-    assert largest_difference(weights(undisturbed), weights(resumed.setup.model)) < 1e-12
-    run(config)  # skips the damaged one and writes it again
-    kept = checkpoint_folders(folder / "checkpoints")
-    assert [path.name for path in kept] == ["step-00000004", "step-00000006", "step-00000008"]
-    for path in kept:
-        (path / "variables.index").write_bytes(b"")
-    with pytest.raises(UserError, match="none of its checkpoints can be read"):
-        run(small_config(*flags, "--steps=9"))
 
 
 def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:

@@ -7,9 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.fixtures import Log, Patch
+from tests.fixtures import Log
 from tests.support import run_steps
-from trainer.base.log import warn_once
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
@@ -46,12 +45,10 @@ def settings(*flags: str) -> TrainConfig:
     return resolve(own).config
 
 
-@pytest.mark.parametrize("flags", [("--replicas=2",), ("--micro_batches=2",)])
+@pytest.mark.parametrize("flags", [("--replicas=2",), pytest.param(("--micro_batches=2",), marks=pytest.mark.slow)])
 def test_what_replicas_train_is_saved_merged_and_can_be_tuned_again(
-    tmp_path: Path, caplog: Log, monkeypatch: Patch, flags: tuple[str, ...]
+    tmp_path: Path, caplog: Log, flags: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
-    warn_once.cache_clear()
     alone, _ = run_steps(settings("--precision=float64"), 5)
     model, _ = run_steps(settings("--precision=float64", *flags), 5)
     export(model, tmp_path / "model", None, save_optimizer=True)

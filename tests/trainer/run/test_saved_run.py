@@ -23,8 +23,9 @@ from trainer.run.served_model import ServedModel
 from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
-CASES = [
-    ("regression", "weighted_pair", (1, 2)), ("two_outputs", "named_pair", (2,)), ("segmenter", "masks", (2,)),
+CASES: list[Any] = [
+    ("regression", "weighted_pair", (1, 2)), ("two_outputs", "named_pair", (2,)),
+    pytest.param("segmenter", "masks", (2,), marks=pytest.mark.slow),
 ]  # fmt: skip
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
 MORE = "--data=tests.own_data:more"
@@ -127,7 +128,9 @@ def test_both_are_kerass_own_with_a_remainder_on_one_and_on_more_replicas(
             np.testing.assert_allclose(found[name], array, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("wanted", "name", "replicas"), [("4", "step-00000004", 1), ("newest", "step-00000008", 2)])
+@pytest.mark.parametrize(("wanted", "name", "replicas"), [
+    ("4", "step-00000004", 2), pytest.param("newest", "step-00000008", 1, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_checkpoint_is_taken_on_request(wanted: str, name: str, replicas: int, runs: Runs, tmp_path: Path) -> None:
     run = runs("two_outputs", "named_pair")
     values, outputs = by_keras(run, checkpoint=name)
@@ -147,7 +150,7 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
 
 
-@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
+@pytest.mark.parametrize("replicas", [pytest.param("--replicas=1", marks=pytest.mark.slow), "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may be added."""
     run = runs("regression", "pair")

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conftest import SMALL
-from tests.support import fresh_collectives, largest_difference, of_model, prepared, weights
+from tests.support import fresh_collectives, largest_difference, of_model, prepared, refused, weights
 from tests.support import run_job as run
 from trainer.base.errors import NotFinite, UserError
 from trainer.base.log import log
@@ -302,10 +302,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["", "checkpoints", "checkpoints/step-00000004"])
+@pytest.mark.parametrize(("kind", "where"), [
+    ("GAN", ""), ("classifier", "checkpoints"), ("classifier", "checkpoints/step-00000004"),
+])  # fmt: skip
 def test_initial_checkpoint_sets_the_weights(
-    small_config: Make, trained: dict[str, Path], kind: str, where: str
+    kind: str, where: str, small_config: Make, trained: dict[str, Path]
 ) -> None:
     begun = prepared(small_config(*KINDS[kind], f"--initial_checkpoint={trained[kind] / where}", "--learning_rate=0.5"))
     assert begun.state.progress.step == 0
@@ -345,10 +346,8 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
     small_config: Make, trained: dict[str, Path], flags: list[str], line: str
 ) -> None:
     places = {kind: str(folder) for kind, folder in trained.items()}
-    with pytest.raises(UserError) as caught:
+    with refused(line):
         prepared(small_config(*(flag.format(**places) for flag in flags)))
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_initial_checkpoint_is_refused(small_config: Make, trained: dict[str, Path], tmp_path: Path) -> None:

@@ -69,7 +69,8 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
 @pytest.mark.parametrize("flags", [
     pytest.param((f"--model={__name__}:resnet50", f"--data={__name__}:photos", "--image_size=224"),
                  marks=pytest.mark.slow, id="resnet50"),
-    pytest.param((f"--model={__name__}:unet", f"--data={__name__}:masked_photos", "--image_size=64"), id="unet"),
+    pytest.param((f"--model={__name__}:unet", f"--data={__name__}:masked_photos", "--image_size=64"),
+                 marks=pytest.mark.slow, id="unet"),
     pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
     pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp", marks=pytest.mark.slow),
 ])  # fmt: skip

@@ -58,6 +58,7 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
+@pytest.mark.slow
 def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
     flags = [flag for flag in FAMILIES["mlp"] if not flag.startswith("--augment")]
     (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))
@@ -108,10 +109,7 @@ def mixing(config: TrainConfig, dataset: Dataset, *, how: str = "in a loop") -> 
     (["--how=without a kernel"], "XLA has no kernel for UniqueWithCounts"),
     (["--model=tests.own_data:bag_of_words", "--data=tests.own_data:sentences"], "its data hold text, which XLA"),
 ])  # fmt: skip
-def test_what_xla_cannot_or_must_not_compile_runs_plain(
-    flags: list[str], why: str, caplog: Log, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
+def test_what_xla_cannot_or_must_not_compile_runs_plain(flags: list[str], why: str, caplog: Log) -> None:
     common = ["--data=digits", "--image_size=16", "--global_batch_size=8", "--jit_compile"]
     setup = setup_of(f"--model={__name__}:mixing", *common, *flags)
     before = weights(setup.model)

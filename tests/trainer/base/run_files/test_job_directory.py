@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.records import write_json
@@ -42,9 +43,8 @@ def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> Non
     (TrainConfig(job_dir=__file__), {}, "cannot write there (not a folder)"),
 ])  # fmt: skip
 def test_unwritable_folders_are_refused(config: TrainConfig, environment: dict[str, str], line: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(line):
         open_job_dir(config, environment)
-    assert line in str(caught.value)
 
 
 OPENED = """
@@ -60,7 +60,6 @@ input()
 def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPENED, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         try:
             assert other.stdout.readline() == "open\n"
             with pytest.raises(UserError, match="another run is writing to it: wait, or use another --job_dir"):

@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import importlib
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -213,27 +212,6 @@ def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, mode
     with refused(line):
         refuse_missing_modules(TrainConfig(model=model))
     refuse_missing_modules(TrainConfig(model="mine.nest:build", data="mine.data:load", callbacks="mine.nets:make"))
-
-
-def test_no_import_of_the_package_or_of_tensorflow(mine: Path, tmp_path: Path) -> None:
-    program = (
-        "import sys\n"
-        "from deploy.__main__ import main\n"
-        "from trainer.task import main as task\n"
-        "own = sys.argv[1:]\n"
-        "assert task([*own, '--print_config']) == 0\n"
-        "assert task([*own, '--model=mime.nets:build']) == 2\n"
-        "assert main(['submit', 'l4x1', *own, '--dry_run', '--region=us-central1', '--bucket=gs://b-1', "
-        "'--project=p-12345', '--package=mine', '--data=mine.data:load']) == 0\n"
-        "assert not {'tensorflow', 'keras', 'mine'} & sys.modules.keys()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *OWN, "--rows=9", "--my_lambda=0.7"], capture_output=True, text=True
-    )
-    line = "cannot import mime.nets (No module named 'mime'); did you mean 'mine'?"
-    assert (done.returncode, done.stderr) == (0, f"error: model=mime.nets:build: {line}\n")
-    assert "my_lambda: 0.7" in done.stdout
-    assert "--my_lambda=0.7" in done.stdout.partition("l4x1")[2]
 
 
 @pytest.mark.usefixtures("dist")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.base.errors import UserError
+from tests.support import refused
 from trainer.base.settings import metric_names as measures
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.resolution import recipe_names, resolve, to_yaml
@@ -110,10 +110,8 @@ def test_a_switch_with_a_third_value_may_stand_alone(flags: list[str], value: st
     (["--strategy=one_device", "--replicas=2"], "strategy=one_device and replicas=2 contradict each other"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str) -> None:
-    with pytest.raises(UserError) as caught:
+    with refused(line):
         resolve(flags)
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "line"), [
@@ -132,10 +130,8 @@ def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str)
 def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(text)
-    with pytest.raises(UserError) as caught:
+    with refused(line):
         resolve([f"--recipe={recipe}"])
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:

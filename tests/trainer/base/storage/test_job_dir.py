@@ -128,6 +128,7 @@ def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -
     assert not sending.is_alive()
 
 
+@pytest.mark.slow  # a run that is ended by SIGTERM: below; one that is killed: e2e/test_storage_drill.py
 def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, tmp_path: Path) -> None:
     often = ["--checkpoint_every_steps=1000", "--report_every_steps=500"]
     flags = [*FLAGS, *often, "--steps=1000000", "--steps_per_loop=500", f"--job_dir={bucket.url('runs/7')}"]
@@ -154,13 +155,12 @@ def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, t
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert run(config_of(bucket, tmp_path / "one", "--steps=20")) == DONE
     newest = "runs/7/checkpoints/step-00000020/variables.data-00000-of-00001"
     bucket.put(newest, bytes(len(bucket.content(newest))))
     bucket.put("runs/7/checkpoints/step-00000030/variables.index", b"its manifest was never sent")
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     with caplog.at_level("INFO", "trainer"):
         assert run(config_of(bucket, tmp_path / "two", "--steps=25")) == DONE
     assert "step-00000020 is damaged" in caplog.text
@@ -184,7 +184,6 @@ def test_sigterm_while_the_service_is_silent_leaves_in_time_and_names_what_was_n
 ) -> None:
     assert mirror_module.LEAVING_SECONDS < 15
     monkeypatch.setattr(mirror_module.Mirror.leave, "__defaults__", (0.5,))
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     proxy.faults.append(Fault("stall", "POST", "/checkpoints/step-", times=FOREVER, after=3))
     assert run(config_of(bucket, tmp_path, *KILLED)) == INTERRUPTED
     assert re.search(r"not uploaded within 0\.5 seconds: gs://\S+/runs/7/checkpoints/step-000000\d\d", caplog.text)

@@ -157,9 +157,8 @@ def test_of_two_runs_in_one_folder_the_first_ends(
 
 
 def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
-    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Patch
+    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer.base.log.log.propagate", True)
     proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
     with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
         mirror.put(write_one(root, "result.json"))

@@ -1,0 +1,35 @@
+"""Prints how many bytes a step holds at most, above what lies there between steps: `python -m tests.step_memory FLAGS`.
+
+They are those of TensorFlow's own allocator, as on a GPU.
+"""
+
+import os
+import subprocess
+import sys
+
+import tensorflow as tf
+
+from tests.docs.sources import ROOT
+from tests.support import small
+from trainer.cluster.strategy import make_replicas
+from trainer.run.training_setup import build_setup
+
+
+def peak(*flags: str) -> int:
+    """Returns the number, of a process of its own."""
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", __name__, *flags]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    config = small(*sys.argv[1:])
+    setup = build_setup(config, make_replicas(config))
+    runner, rows = setup.step_runner(), setup.rows_from(0)
+    runner(rows, 0, 1)
+    between = tf.config.experimental.get_memory_info("CPU:0")["current"]
+    tf.config.experimental.reset_memory_stats("CPU:0")
+    runner(rows, 0, 1)
+    print(tf.config.experimental.get_memory_info("CPU:0")["peak"] - between)
