@@ -11,9 +11,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 IMAGE = Path(__file__).parent / "images" / "rooms.png"
-# Modules that users type are one room, `entry`; aliases lead users' files of version 0.1 to where things are now.
+# Modules that users type are one room, `entry`.
 ENTRY = {"task", "check", "evaluate", "predict", "generate", "plan", "golden", "audit", "serve"}
-ALIASES = {"errors", "interface", "config", "distribution"}
 # Rooms from the top: a module imports its own room and those of lower lines, never its neighbours of the same line.
 CHAINS = {
     "trainer": """
@@ -78,9 +77,8 @@ def room_of(module: str) -> str:
 
 
 def sources(package: str) -> dict[str, str]:
-    """Returns the source of each module but the package's own and the aliases, which no module may import."""
-    aliases = tuple(f"trainer.{alias}" for alias in ALIASES)
-    return {name: source for name, source in modules(package) if name != package and not name.startswith(aliases)}
+    """Returns the source of each module but the package's own."""
+    return {name: source for name, source in modules(package) if name != package}
 
 
 def arrows(package: str) -> set[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """Tests the layout that CONTRIBUTING promises: imports run downwards only, and no two modules share a name."""
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import VERBS
-from docs.rooms import ALIASES, ENTRY, arrows, imports, levels, modules, room_of, sources
+from docs.rooms import ENTRY, arrows, imports, levels, modules, room_of, sources
 from tests.docs.sources import ROOT
 
 
@@ -54,7 +53,7 @@ def test_trainer_has_few_rooms_and_arrows() -> None:
 
 def test_the_top_of_trainer_holds_what_users_type() -> None:
     names = {path.stem for path in (ROOT / "trainer").glob("*.py")}
-    assert names - ALIASES == {"__init__", *ENTRY}
+    assert names == {"__init__", *ENTRY}
 
 
 @pytest.mark.parametrize("package", ["trainer", "deploy"])
@@ -71,10 +70,7 @@ def test_no_module_imports_itself_through_others(package: str) -> None:
 @pytest.mark.parametrize("package", ["trainer", "deploy"])
 def test_no_two_modules_of_a_package_share_a_name(package: str) -> None:
     paths = [path.relative_to(ROOT / package) for path in (ROOT / package).rglob("*.py")]
-    aliases = ALIASES if package == "trainer" else set()
-    names = [
-        path.stem for path in paths if path.parts[0].removesuffix(".py") not in aliases and path.stem != "__init__"
-    ]
+    names = [path.stem for path in paths if path.stem != "__init__"]
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
@@ -114,20 +110,3 @@ def test_the_page_holds_the_walks_as_they_are() -> None:
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
     assert done.stdout in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("old", "new", "name"), [
-    ("errors", "base.errors", "UserError"), ("interface", "user_code.interface", "ModelInterface"),
-    ("config", "base.settings.train_config", "TrainConfig"),
-    ("config.train_config", "base.settings.train_config", "TrainConfig"),
-    ("distribution.step", "invariance.step", "current_step"),
-    ("distribution.gradients", "invariance.gradients", "sum_and_build"),
-])  # fmt: skip
-def test_a_users_file_of_version_0_1_finds_what_it_imports(old: str, new: str, name: str) -> None:
-    alias, module = (importlib.import_module(f"trainer.{path}") for path in (old, new))
-    assert getattr(alias, name) is getattr(module, name)
-    with pytest.raises(AttributeError, match="missing"):
-        _ = alias.missing
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert f"`trainer.{old}`" in page
-    assert f"`trainer.{new}`" in page

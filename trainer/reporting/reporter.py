@@ -83,8 +83,8 @@ class Reporter:
         self._epoch_seconds = [float(seconds) for seconds in state["epoch_seconds"]]
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
-        self._quality, self._classes = state.get("quality"), dict(state.get("classes", {}))
-        self._profile = dict(state.get("profile", {}))
+        self._quality, self._classes = state["quality"], dict(state["classes"])
+        self._profile = dict(state["profile"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
         """Counts the newest call to the device; returns the means of the epoch so far.

@@ -15,7 +15,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, numbers
 from trainer.reporting.reporter import Reporter
 from trainer.training.callbacks import restore_callbacks, rises, state_of_callbacks
-from trainer.training.checkpoint import has_pending_hooks
 from trainer.training.state import LearningRates
 
 
@@ -39,8 +38,8 @@ class Best:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restores what `state()` returned."""
         if state and state["value"] is not None:
-            metric, features = str(state["metric"]), state.get("features", self._features)
-            features = str(features) if metric in OF_IMAGES else None
+            metric = str(state["metric"])
+            features = str(state["features"]) if metric in OF_IMAGES else None
             value, step = float(state["value"]), int(state["step"])
             self._state = {"metric": metric, "features": features, "value": value, "step": step}
 
@@ -73,7 +72,7 @@ class RunState:
     @property
     def pending(self) -> bool:
         """Returns whether the hooks of the restored step must still run, because a signal came first."""
-        return has_pending_hooks(self.restored)
+        return bool(self.restored.get("pending"))
 
     def values_of_epochs(self) -> dict[str, list[float]]:
         """Returns what `fit` returns as History.history: by name, the value of each epoch so far."""
@@ -107,9 +106,9 @@ class RunState:
         if self.restored:
             with self._readable():
                 restore_callbacks(self.callbacks, self.restored["callbacks"])
-                history = self.restored.get("history", {}).items()
+                history = self.restored["history"].items()
                 self.history.history = {name: [*numbers(dict(enumerate(values))).values()] for name, values in history}
-                self.rates.resume(self.restored.get("learning_rates") or self.rates.state())
+                self.rates.resume(self.restored["learning_rates"])
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

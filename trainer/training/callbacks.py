@@ -86,7 +86,7 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
-_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")  # older checkpoints have no `monitor`
+_STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")
 
 
 def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def state_of_callbacks(callbacks: list[keras.callbacks.Callback]) -> dict[str, A
 def restore_callbacks(callbacks: list[keras.callbacks.Callback], state: Mapping[str, Any]) -> None:
     """Restores early stopping, unless it now monitors another value. on_train_begin, which resets it, comes before."""
     for callback in callbacks:
-        if isinstance(callback, EarlyStopping) and state.get("monitor", callback.monitor) == callback.monitor:
+        if isinstance(callback, EarlyStopping) and state.get("monitor") == callback.monitor:
             for name, value in state.items():
                 setattr(callback, name, value)
 

@@ -63,7 +63,7 @@ class Checkpoints:
         if (manifest := self._replicas.from_chief(manifest)) is None:
             return {}
         put_back(self._variables, values, self._replicas)
-        self._saved = (manifest["step"], has_pending_hooks(manifest["state"]))
+        self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
         return {**manifest["state"], "step": manifest["step"]}
 
     def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
@@ -94,7 +94,7 @@ class Checkpoints:
         A step is written only once, or again when its pending hooks have run. `state` is stored beside the variables;
         the checkpoint of its ["best"]["step"] is kept as well.
         """
-        saved = (step, has_pending_hooks(state))
+        saved = (step, bool(state.get("pending")))
         if saved == self._saved:
             return
         self.wait()
@@ -159,11 +159,6 @@ class Checkpoints:
         """Returns the address of the newest checkpoint."""
         kept = checkpoint_folders(self._folder)
         return self._mirror.where(kept[-1]) if kept else None
-
-
-def has_pending_hooks(state: Mapping[str, Any]) -> bool:
-    """Returns whether a signal came before the hooks of the saved step ran; older checkpoints call this "owed"."""
-    return bool(state.get("pending", state.get("owed")))
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:

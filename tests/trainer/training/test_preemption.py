@@ -29,7 +29,7 @@ from trainer.measures.evaluation import Evaluation
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
 from trainer.training import preemption
-from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, write_checkpoint
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 from trainer.training.preemption import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
 from trainer.training.steps import StepRunner
 
@@ -257,14 +257,6 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
 
 
-def write_as_older_versions(folder: Path) -> None:
-    """Replaces a checkpoint by one in which pending hooks are "owed"."""
-    manifest, values = read_checkpoint(folder)
-    assert manifest["state"].pop("pending") is True
-    manifest["state"]["owed"] = True
-    write_checkpoint(folder, values, {"step": manifest["step"], "state": manifest["state"]})
-
-
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,8 +285,6 @@ def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_
     folder = Path(config.job_dir)
     for step in (3, 4, 8, stopped_at):
         assert job.run(config, ["test"], time.monotonic()) == INTERRUPTED
-        if step in (4, 8):
-            write_as_older_versions(checkpoint_folders(folder / "checkpoints")[-1])
         assert (result_of(folder)["state"], result_of(folder)["steps"]) == ("interrupted", step)
         assert step not in [number[1] for number in numbers(folder)]
     check_same(run(config), undisturbed)
