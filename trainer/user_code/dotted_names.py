@@ -5,11 +5,13 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.settings.signatures import REQUIRED, Unreadable, read_signature, refuse_missing_module
+from trainer.base.settings.own_settings import taken_by
+from trainer.base.settings.signatures import refuse_missing_module
 from trainer.base.settings.train_config import TrainConfig
 from trainer.user_code.mistakes import register_user_module, where_raised
 
@@ -20,8 +22,8 @@ def load_function(
     """Returns the function of `package.module:function`.
 
     `takes`: the names of the positional arguments with which it will be called; None if that need not be checked.
-    `config`: gives the values of its own settings, its keyword-only parameters. Raises UserError, naming the setting,
-    if there is no such function, or it cannot be called so.
+    `config`: gives the values of its own settings; one that no command line or recipe made has none, and the function's
+    defaults hold. Raises UserError, naming the setting, if there is no such function, or it cannot be called so.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
@@ -39,13 +41,8 @@ def load_function(
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")
-    try:
-        parameters = read_signature(path, f"{setting}={path}").parameters if config else ()
-    except Unreadable:  # then it has no settings: its parameters keep their defaults
-        parameters = ()
-    # A config that was not made of a command line has none of these settings.
-    values = {parameter.name: getattr(config, parameter.name, parameter.default) for parameter in parameters}
-    keywords = {name: value for name, value in values.items() if value is not REQUIRED}
+    names = [field.name for field in fields(config) if setting in taken_by(field)] if config else []
+    keywords = {name: getattr(config, name) for name in names}
     return partial(_checked(function, takes, keywords, f"{setting}={path}"), **keywords)
 
 

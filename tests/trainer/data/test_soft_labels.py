@@ -103,7 +103,9 @@ def test_evaluation_is_that_of_hard_labels() -> None:
     (["--model=wgan_gp", "--mixup=0.2"], "mixup=0.2: only mlp, cnn, efficientnet have soft labels: drop it"),
     (["--model=tests.models:classifier", "--label_smoothing=0.1"], "label_smoothing=0.1: only mlp, cnn"),
     (["--model=mlp", "--mixup=0.2", "--global_batch_size=12", "--replicas=4"],
-     "mixup=0.2 mixes rows in pairs, and each replica has 3 of global_batch_size=12, an odd number: take 8 or 16"),
+     "global_batch_size=12 does not divide over 4 replicas x 2 rows (mixup=0.2 mixes pairs): take 8 or 16"),
+    (["--model=mlp", "--mixup=0.2", "--global_batch_size=21", "--micro_batches=3"],
+     "=21 does not divide over micro_batches=3 x 2 rows (mixup=0.2 mixes pairs): take 18 or 24"),
     (["--model=mlp", "--mixup=1", "--global_batch_size=1"], "take 2"),
     (["--model=mlp", "--label_smoothing=1"], "label_smoothing=1"),
 ])  # fmt: skip

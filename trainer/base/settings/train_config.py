@@ -3,8 +3,8 @@
 Imports no TensorFlow.
 """
 
-import bisect
 import dataclasses
+import math
 import re
 from functools import partial
 
@@ -224,39 +224,29 @@ class TrainConfig:
 
         Each of `micro_batches` must get as many rows too, and with mixup a replica an even number.
         """
-        if self.virtual_replicas:
+        count, batch = self.virtual_replicas, self.global_batch_size
+        if count:
             self._check_virtual(replicas)
-        rows, left_over = divmod(self.global_batch_size, replicas)
-        if left_over:
-            lower = self.global_batch_size - left_over
-            near = f"{lower} or {lower + replicas}" if lower else f"{replicas}"
-            raise UserError(
-                f"global_batch_size={self.global_batch_size} does not divide over {replicas} replicas: take {near}"
-            )
-        if self.mixup and rows % 2:
-            pair = 2 * replicas
-            lower = self.global_batch_size // pair * pair
-            near = f"{lower} or {lower + pair}" if lower else f"{pair}"
-            raise UserError(
-                f"mixup={self.mixup} mixes rows in pairs, and each replica has {rows} of global_batch_size="
-                f"{self.global_batch_size}, an odd number: take {near}"
-            )
-        if rows % self.micro_batches:
-            divisors = [number for number in range(1, rows + 1) if rows % number == 0]
-            at = bisect.bisect(divisors, self.micro_batches)
-            raise UserError(
-                f"micro_batches={self.micro_batches} does not divide the {rows} rows of a replica: take "
-                f"{' or '.join(map(str, divisors[at - 1 : at + 1]))}"
-            )
-        return rows
+            factors = {f"virtual_replicas={count}": count}
+        else:
+            factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}
+        if self.mixup and self.micro_batches % 2:
+            factors[f"2 rows (mixup={self.mixup} mixes pairs)"] = 2
+        unit = math.prod(factors.values())
+        if left_over := batch % unit:
+            over = " x ".join(words for words, factor in factors.items() if factor > 1)
+            lower = batch - left_over
+            near = f"{lower} or {lower + unit}" if lower else f"{unit}"
+            raise UserError(f"global_batch_size={batch} does not divide over {over}: take {near}")
+        return batch // replicas
 
     def passes(self, replicas: int) -> int:
         """Returns in how many passes each of `replicas` takes its rows."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
     def _check_virtual(self, replicas: int) -> None:
-        """Raises UserError if the batch, or `replicas`, do not divide as --virtual_replicas needs it."""
-        count, batch = self.virtual_replicas, self.global_batch_size
+        """Raises UserError if `virtual_replicas` cannot be distributed over `replicas`."""
+        count = self.virtual_replicas
         if count < 2 or count & (count - 1):
             lower = 1 << max(count.bit_length() - 1, 1)
             raise UserError(
@@ -270,14 +260,6 @@ class TrainConfig:
             raise UserError(
                 f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each virtual "
                 f"replica is a pass already: drop --micro_batches, or use --virtual_replicas={2 * count}"
-            )
-        unit = 2 * count if self.mixup else count
-        if batch % unit:
-            pairs = ", each with pairs of rows for mixup" if self.mixup else ""
-            lower = batch // unit * unit
-            near = f"{lower} or {lower + unit}" if lower else f"{unit}"
-            raise UserError(
-                f"global_batch_size={batch} does not divide over virtual_replicas={count}{pairs}: take {near}"
             )
 
 

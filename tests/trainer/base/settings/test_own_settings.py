@@ -317,7 +317,7 @@ def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
     write(mine.parent, __init__="")
     config = TrainConfig(model="mine.nets:build", data="mine.data:load")
     assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
-    with refused("data=mine.data:load: it is called with (config, my_lambda=), but takes"):
+    with refused("data=mine.data:load: it is called with (config), but takes"):
         load_function(config.data, "data", ("config",), config)
 
 
