@@ -18,6 +18,7 @@ from trainer.data.in_sequence import InSequence
 from trainer.data.order import RowNumbers
 
 _BLOCK_ROWS = 8192  # whose row numbers are computed at once: they fit into a core's cache
+_STEPS_AHEAD = 2  # of which a device holds the rows
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,22 @@ def batches(examples: AnyExamples, schedule: Schedule, replicas: Replicas, first
         return read(first_step, tf.int64.max).prefetch(4)
     epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
     return epochs.flat_map(read_epoch).prefetch(4)
+
+
+def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
+    """Returns an iterator over what `batches` returns, of which the next steps' rows are on their devices already.
+
+    On several replicas a step gets a value of each part for each replica: (1, batches_per_step, rows, *example). Text,
+    which only the host can hold, stays there.
+    """
+    if any(part.dtype == tf.string for part in tf.nest.flatten(steps.element_spec)):
+        return iter(steps)
+    if replicas.count == 1:
+        return iter(steps.apply(tf.data.experimental.prefetch_to_device(replicas.devices[0], _STEPS_AHEAD)))
+    rows = steps.unbatch().map(lambda *parts: tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
+    endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))  # else workers ask
+    ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=_STEPS_AHEAD)
+    return iter(replicas.strategy.distribute_datasets_from_function(lambda _: endless, ahead))
 
 
 def _in_sequence(examples: InSequence, schedule: Schedule, first_step: int) -> tf.data.Dataset:

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
 FIRST_ROWS = 8  # of a fingerprint
 SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
+_BOUNDARY = 64  # of TensorFlow's tensors, in bytes
 
 
 class AnyExamples(ABC):
@@ -181,6 +182,20 @@ class Subset(Examples):
         with on_host():
             located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
             return self._examples.gather(tf.ensure_shape(located, rows.shape))
+
+
+def unfilled(shape: Sequence[int], dtype: Any) -> Array:
+    """Returns an array for `read_by`, whose content is yet to be written.
+
+    TensorFlow takes over an array that begins at a boundary of 64 bytes; any other it copies under Python's lock.
+    """
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        return np.empty(shape, kind)
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + _BOUNDARY, np.uint8)
+    start = -memory.ctypes.data % _BOUNDARY
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
-from trainer.data.examples import Array, Examples
+from trainer.data.examples import Array, Examples, unfilled
 from trainer.data.nests import Nest, described, parts_of, rows_in, specs_of
 from trainer.data.order import RowNumbers, shuffled
 from trainer.user_code.mistakes import message_of, where_raised
@@ -27,7 +27,7 @@ class _Items(Examples):
 
     def _read(self, rows: RowNumbers) -> Nest:
         specs = tf.nest.flatten(self.spec)
-        leaves = [np.empty((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
+        leaves = [unfilled((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         self._fill(leaves, rows.ravel())
         shaped = [leaf.reshape(*rows.shape, *spec.shape) for leaf, spec in zip(leaves, specs, strict=True)]
         return tf.nest.pack_sequence_as(self.spec, shaped)

@@ -24,7 +24,7 @@ from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Array, Examples
+from trainer.data.examples import Array, Examples, unfilled
 from trainer.data.in_memory import Arrays
 
 INDEX = "index.json"
@@ -78,7 +78,7 @@ class ShardRows(Examples):
         Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.
         """
         flat = rows.ravel()
-        images = np.empty((flat.size, math.prod(self.image_shape)), np.uint8)
+        images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
         for shard, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):

@@ -12,7 +12,7 @@ from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.augment import augmentation
-from trainer.data.batches import Schedule, batches
+from trainer.data.batches import Schedule, batches, copied_ahead
 from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
@@ -39,8 +39,12 @@ class TrainingSetup:
     content: dict[str, Any]  # counts, classes and digests of the data
 
     def rows_from(self, first_step: int) -> Any:
-        """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on."""
-        return iter(self.batches_from(first_step))
+        """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
+
+        On GPUs they are copied there while earlier steps run: a copy within a step waits for all that it started.
+        """
+        steps = self.batches_from(first_step)
+        return copied_ahead(steps, self.replicas) if self.replicas.devices[0].startswith("GPU") else iter(steps)
 
     def batches_from(self, first_step: int) -> Any:
         """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""

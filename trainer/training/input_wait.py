@@ -11,8 +11,8 @@ Times = npt.NDArray[np.float64]
 
 
 def timestamp(after: Any) -> Any:
-    """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there. They lie on the host."""
-    with tf.control_dependencies(tf.nest.flatten(after)), tf.device("CPU:0"):
+    """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there."""
+    with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
         return (
             tf.timestamp() if _allows_timestamps() else tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
         )

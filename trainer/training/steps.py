@@ -187,7 +187,11 @@ class StepRunner:
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
         """Returns the `data` of trainer.user_code.interface.Trainable."""
-        stacked, local = self._interface.stacked, replica - self.replicas.first
+        stacked = self._interface.stacked
+        if all(part.shape[0] == 1 for part in tf.nest.flatten(batch)):  # its own rows, which may be on its device
+            parts = tf.nest.map_structure(lambda part: part[0] if stacked else part[0, 0], batch)
+            return self.as_fit(parts)
+        local = replica - self.replicas.first
         with tf.device("CPU:0"):  # slice on the host: only this replica's rows, uint8 for images, go to its device
             parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
         return self.as_fit(parts)

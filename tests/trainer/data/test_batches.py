@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.trainer_loop import fresh_collectives
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.strategy import Replicas
-from trainer.data.batches import Schedule, batches, row_order
+from trainer.cluster.strategy import Replicas, make_replicas
+from trainer.data.batches import Schedule, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.digits import load
-from trainer.data.examples import Examples, Subset
+from trainer.data.examples import Examples, Subset, unfilled
 from trainer.data.sources import load_dataset
+from trainer.run.training_setup import build_setup
+from trainer.training.state import put_back, snapshot, variables_of
 
 
 def numbered(examples: int) -> Arrays:
@@ -87,6 +91,61 @@ def test_a_worker_begins_at_its_first_row() -> None:
     second_of_two = Cluster(("a:1", "b:1"), index=1)
     (images, _), *_ = batches(numbered(40), schedule, part_of(second_of_two, replicas=2, rows=2)).take(1)
     assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
+
+
+def text_of(image: Any, label: Any) -> Any:
+    return image, tf.strings.as_string(label)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_rows_copied_ahead_are_those_of_the_host_on_each_device(replicas: int) -> None:
+    """Logical CPU devices stand for GPUs, the second one also for the only one of a run."""
+    devices = ("CPU:0", "CPU:1") if replicas == 2 else ("CPU:1",)
+    strategy = tf.distribute.MirroredStrategy(list(devices)) if replicas == 2 else tf.distribute.get_strategy()
+    part = Replicas(strategy, devices, 8 // replicas, 8)
+    steps = batches(numbered(40), Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part, 3)
+    ahead = copied_ahead(steps, part)
+    for expected in steps.take(7):
+        values = zip(*map(strategy.experimental_local_results, next(ahead)), strict=True)
+        for number, (device, (images, labels)) in enumerate(zip(devices, values, strict=True)):
+            assert images.device[-5:] == labels.device[-5:] == device
+            assert np.array_equal(images, expected[0][number : number + 1])
+            assert np.array_equal(labels, expected[1][number : number + 1])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_step_of_rows_copied_ahead_has_the_same_bits(replicas: int) -> None:
+    """Two iterators one after the other, as a trial of XLA and a run have them, need one trace."""
+    flags = ("--recipe=mlp_mnist", "--data=digits", "--image_size=8", "--global_batch_size=32")
+    config = resolve([*flags, "--steps=9", f"--replicas={replicas}", "--precision=float64"]).config
+    fresh_collectives()
+    setup = build_setup(config, make_replicas(config))
+    start, losses = snapshot(variables_of(setup.model)), []
+    for rows in (setup.rows_from, lambda step: copied_ahead(setup.batches_from(step), setup.replicas)):
+        runner = setup.step_runner()
+        for _ in range(2):
+            put_back(variables_of(setup.model), start, setup.replicas)
+            losses.append(runner(rows(2), 2, 3).means())
+        assert runner._run.experimental_get_tracing_count() == 1
+    assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+def test_text_stays_on_the_host() -> None:
+    part = Replicas(tf.distribute.get_strategy(), ("CPU:1",), 8, 8)
+    steps = batches(numbered(40), Schedule(40, 8, 1, 5), part).map(text_of)
+    images, texts = next(copied_ahead(steps, part))
+    assert images.device[-5:] == texts.device[-5:] == "CPU:0"
+
+
+def test_tensorflow_takes_over_what_reading_fills() -> None:
+    """It copies an array at another address, while it holds Python's lock."""
+    arrays = [unfilled((3, 5, 7), kind) for kind in ("uint8", "float64", "bool")]
+    assert [array.ctypes.data % 64 for array in arrays] == [0, 0, 0]
+    assert [(array.dtype.name, array.shape) for array in arrays] == [
+        (kind, (3, 5, 7)) for kind in ("uint8", "float64", "bool")
+    ]
+    assert unfilled((2, 0), np.int32).shape == (2, 0)
+    assert unfilled((2,), object).dtype == object
 
 
 def test_digits_are_the_known_ones() -> None:

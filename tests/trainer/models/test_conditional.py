@@ -115,8 +115,6 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
 
 
-
-
 READER = """
 import sys
 import keras, numpy as np, tensorflow as tf
