@@ -141,9 +141,8 @@ class Reporter:
         file = self._job_dir.root / CLASSES
         self._classes = {"step": progress.step, **write_classes(file, classes)}
         self._job_dir.mirror.put(file)
-        values = {f"val_{name}": value for name, value in classes.scalars().items()}
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
-        self._measure("classes", progress, values, f"least accurate: {least}; see {CLASSES}")
+        log.info(f"step {progress.step:,}  least accurate: {least}; see {CLASSES}")
 
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:

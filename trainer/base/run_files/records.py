@@ -57,7 +57,7 @@ class QualityOf(TypedDict, total=False):
 
 
 class StatsEntry(TypedDict, total=False):
-    """Describes one line of stats.jsonl: a report, epoch, evaluation, or measure of images or of classes."""
+    """Describes one line of stats.jsonl: a report, epoch, evaluation, or measure of images."""
 
     kind: str
     time: float  # when it was reported, in seconds since 1970
@@ -109,7 +109,7 @@ class Result(TypedDict, total=False):
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]
     history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
-    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file
+    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, formulas, and the file
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 
 
