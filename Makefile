@@ -40,7 +40,6 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
-	$(RUN) -m benchmarks.breakdown
 	$(RUN) -m benchmarks.scaling
 	$(RUN) -m benchmarks.scale
 	$(RUN) -m benchmarks.checkpoint

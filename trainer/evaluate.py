@@ -35,7 +35,6 @@ def _evaluate(arguments: Sequence[str] | None) -> int:
         from trainer.run import saved_run  # imports TensorFlow
     with run.naming():
         values, count, classes = saved_run.evaluate(run)
-    values |= classes.scalars() if classes else {}
     shown = "  ".join(f"{name} {value:.6g}" for name, value in values.items())
     log.info(f"{run.name} on {count:,} examples of {data}: {shown}")
     if out:

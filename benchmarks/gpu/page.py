@@ -48,7 +48,7 @@ def _versions(about: Mapping[str, Any]) -> str:
 
 
 def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yields the table of networks by way, with the ratio of our better way to `fit`'s, and what explains it."""
+    """Yields the table of networks by way, with the ratio of our better way to `fit`'s."""
     yield f"| network | {' | '.join(_WAYS)} | PyTorch | our better way to fit's | --jit_compile=auto |"
     yield "|---|" + (len(_WAYS) + 2) * "--:|" + "---|"
     for case, result in speeds.items():
@@ -59,11 +59,6 @@ def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         ratio = f"{best[0] / best[1]:.2f}" if all(best) else ""
         cells += [_number(max(torch)) if torch else "", ratio, result.get("auto", "")]
         yield f"| {case} | {' | '.join(cell.replace('|', '/') for cell in cells)} |"
-    yield ""
-    for case, result in speeds.items():
-        for way, shares in result.get("shares", {}).items():
-            parts = [f"{kind} {100 * share:.0f} %" for kind, share in shares.items() if isinstance(share, float)]
-            yield f"- {case}, {way}: {', '.join(parts) or shares.get('problem', '')}"
 
 
 def _part(name: str, result: Mapping[str, Any]) -> Iterator[str]:

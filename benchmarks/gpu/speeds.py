@@ -12,7 +12,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from benchmarks.breakdown import profiled
 from benchmarks.gpu.execution import Results, rehearsing
 from benchmarks.gpu.parts import CASES
 from benchmarks.keras_fit import Clock, batches_for, model_for
@@ -46,7 +45,7 @@ def _constant(case: str) -> Sequence[str]:
 
 
 def main() -> None:
-    """Keeps the median steps a second of each way, and what a step's time goes to."""
+    """Keeps the median steps a second of each way."""
     options, results = PARSER.parse_args(), Results()
     seconds, repeats = (0.05, 2) if rehearsing() else (options.seconds, options.repeats)
     with settings_of(options.case) as (config, flags):
@@ -63,7 +62,6 @@ def main() -> None:
             for name, run in ways.items():
                 speeds[name].append(counts[name] / run(counts[name]))
             results.keep(steps_per_second={name: statistics.median(values) for name, values in speeds.items()})
-        _explain(results, ways, counts)
         with tempfile.TemporaryDirectory() as cache:
             config_of_auto = dataclasses.replace(config, jit_compile="auto", cache_dir=cache)
             results.keep(auto=choose(config_of_auto, trial, STEPS_OF_A_RUN).sentence())
@@ -109,19 +107,6 @@ def _built(results: Results, makers: Mapping[str, Callable[[], Run]]) -> dict[st
 def _steps_in(run: Run, seconds: float) -> int:
     """Returns how many steps, a multiple of ten, take about `seconds`."""
     return 10 * max(1, round(seconds / max(run(10), 1e-6)))
-
-
-def _explain(results: Results, ways: Mapping[str, Run], counts: Mapping[str, int]) -> None:
-    """Keeps the shares of a step's time, dispatch and waits for input among them, by TensorFlow's profiler."""
-    shares = dict[str, Any]()
-    for name in ("ours, plain", "ours, XLA"):
-        run = ways.get(name)
-        if isinstance(run, TrainingLoop):
-            try:
-                shares[name] = profiled(run, counts[name])[0]
-            except Exception as error:  # the profiler of this machine may be locked
-                shares[name] = {"problem": str(error)[:200]}
-    results.keep(shares=shares)
 
 
 def _measure_torch(results: Results, config: TrainConfig, flags: list[str], seconds: float, repeats: int) -> None:

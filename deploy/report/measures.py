@@ -14,7 +14,6 @@ from deploy.report.text_tables import figures, milliseconds, money, percent, wit
 from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
-from trainer.base.run_files.breakdown import WORDS
 from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.records import items, mapping, number, positive, whole
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
@@ -28,7 +27,6 @@ _NO_MACHINE = "the job directory does not state the machine"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
 _NO_STEPS = "the repeats differ, or do not state it"
 _NO_EPOCH = "no full epoch after the first, which is warm-up"
-_NO_PROFILE = "the run was not profiled: use --profile_steps=100..110"
 _NO_ACCURACY = "the model reports no accuracy"
 _NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
 NO_BILL = "no job of Vertex AI is recorded"
@@ -61,17 +59,6 @@ def _gpu_memory(run: RunRecord) -> list[float | None]:
     """Returns the memory of each GPU in each report and epoch."""
     gpus = [gpu for line in (*run.reports, *run.epochs) for gpu in items(line.entry, "gpus")]
     return [number(gpu.get("memory_gib")) for gpu in gpus if isinstance(gpu, dict)]
-
-
-def _of_profile(kind: str) -> Measure:
-    """Returns the measure of a kind's share of the profiled steps; None if any of the shares is damaged."""
-
-    def read(run: RunRecord) -> float | None:
-        profile = mapping(mapping(run.result, "profile"), "shares")
-        shares = {name: share for name in WORDS if (share := number(profile.get(name))) is not None and 0 <= share <= 1}
-        return shares[kind] if len(shares) == len(WORDS) else None
-
-    return Measure(f"profile_{kind}", f"profile: {WORDS[kind]}", read, median, percent, _NO_PROFILE)
 
 
 def _name(names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> Callable[[TierSummary], str | None]:
@@ -236,7 +223,6 @@ MEASURES = (
     Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
     Measure("input_wait", "waits for input", _input_wait, median, percent,
             lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
-    *map(_of_profile, WORDS),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,

@@ -116,7 +116,7 @@ def _reasons(rows: Sequence[TierSummary]) -> Iterator[str]:
                 tiers.setdefault((in_units(measure.title, rows), row.missing[measure.key]), []).append(row.tier)
     together: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
     for (title, reason), names in tiers.items():
-        together.setdefault((reason, tuple(names)), {})[title.partition(":")[0]] = None  # one word for all of a profile
+        together.setdefault((reason, tuple(names)), {})[title] = None
     for (reason, of), titles in together.items():
         what = ", ".join(titles) if len(titles) <= _MANY else "measurements"
         yield f"No {what} for {'any tier' if len(of) == len(rows) else ', '.join(of)}: {reason}."

@@ -9,9 +9,7 @@ from deploy.report.collection import Collection
 from deploy.report.measures import best
 from deploy.report.text_tables import counted_devices, figures, money, percent
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
-from trainer.base.run_files.breakdown import INPUT, MUCH, WORDS, advice, tried_by
-from trainer.base.run_files.goodput import CLASSES, COMPILATION, REPEATED, RESTART, SAVE, shares_in_words
-from trainer.base.run_files.goodput import INPUT as INPUT_WAIT
+from trainer.base.run_files.goodput import CLASSES, COMPILATION, INPUT, MUCH, REPEATED, RESTART, SAVE, shares_in_words
 from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
@@ -19,7 +17,7 @@ _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known
 _LOSS_TOLERANCE = 0.05  # of the larger loss
 _MUCH_STARTUP = 0.2  # of the total time
 _MORE_WORK = "use a larger batch per replica or a larger model."
-_LOSSES = (INPUT_WAIT, SAVE, REPEATED, RESTART, COMPILATION)  # of time; the start has a sentence of its own
+_LOSSES = (INPUT, SAVE, REPEATED, RESTART, COMPILATION)  # of time; the start has a sentence of its own
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
@@ -33,7 +31,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_simulated(collection, rows),
         *(_ranking(real, baseline or rows[0].tier) if real or not timed else ()),
         *_scaling(real),
-        *_causes(real),
+        *_waiting(real),
         *_goodput(rows),
         *_different_work(collection, rows),
         *(() if collection.scaling == "weak" else _final_losses(timed)),  # another global batch has other losses
@@ -125,14 +123,12 @@ def _no_gain(row: TierSummary, other: TierSummary) -> str:
     return f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}" if ratio < 1 else ""
 
 
-def _causes(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Says what the time of a step goes to, by its profile or its waiting for input, and what to do about it."""
+def _waiting(rows: Sequence[TierSummary]) -> Iterator[str]:
+    """Says which tiers wait for input, and what to do about it."""
     for row in rows:
-        tried = [remedy for run in row.group.runs for remedy in tried_by(run.config, mapping(run.info, "compilation"))]
-        shares = {kind: row.values[f"profile_{kind}"] for kind in WORDS}
-        if row.profile_matrix is None:
-            shares = {INPUT: row.input_wait} if (row.input_wait or 0.0) >= MUCH else {}
-        yield from (f"{row.tier}: {line}." for line in advice(shares, tried))
+        if (row.input_wait or 0.0) >= MUCH:
+            remedies = "prepare the data (python -m trainer.data.prepare), or make your own data function faster"
+            yield f"{row.tier}: waiting for input {percent(row.input_wait)}: {remedies}."
 
 
 def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_p
 
 def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> None:
     rates = {"ours, plain": 50.0, "ours, XLA": 80.0, "Keras fit": 60.0, "Keras fit, XLA": 64.0}
-    speeds = {"steps_per_second": rates, "auto": "XLA compiles the steps", "shares": {"ours, plain": {"dispatch": 0.4}}}
+    speeds = {"steps_per_second": rates, "auto": "XLA compiles the steps"}
     outcomes = {
         "speeds_cnn": Outcome("", DONE, 60.0, result=speeds),
         "memory": Outcome(
@@ -64,7 +64,6 @@ def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> Non
     }
     text = page(outcomes, ABOUT)
     assert "| cnn | 50 | 80 | 60 | 64 |  | 1.25 | XLA compiles the steps |" in text
-    assert "- cnn, ours, plain: dispatch 40 %" in text
     assert "| memory | out of time | 240 | ended after its limit of 240 s |" in text
     assert REHEARSED not in text
     assert REHEARSED in page(outcomes, {**ABOUT, "rehearsed": True})

@@ -7,7 +7,6 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.base.run_files.breakdown import TIME_SHARES
 from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, write_plan
 
 EXAMPLES = 6_000
@@ -47,15 +46,13 @@ def plant(
     steps_per_report: int = 10,
     epochs: bool = False,
     waited: float = 0.0,
-    profile: Sequence[float] = (),
     quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
-    for input. `profile`: the shares of breakdown.TIME_SHARES. `final`: more final metrics, as fid=12.
-    `quality`: what these were computed with.
+    for input. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -85,8 +82,6 @@ def plant(
         "final": {"losses": {"loss": losses[-1]}, "metrics": {"accuracy": 0.9, **final},
                   **({"quality": dict(quality)} if quality else {})},
     }  # fmt: skip
-    if profile:
-        result["profile"] = {"first_step": 2, "last_step": 4, "shares": dict(zip(TIME_SHARES, profile, strict=True))}
     folder.mkdir(parents=True)
     _write(folder, lines, run, result)
     return folder

@@ -55,7 +55,6 @@ RESULT: dict[str, Any] = {
     "training_seconds": 4.0, "peak_memory_gib": 1.5, "restarts": 1, "rollbacks": 0, "saving_seconds": 0.1,
     "steps_repeated": 2, "exit_code": 2, "vertex_job": "1", "settings": "x",
     "final": {"losses": {"loss": 0.5}, "metrics": {"accuracy": 0.9, "fid": 12.0}},
-    "profile": {"shares": dict.fromkeys(("matrix", "memory", "all_reduce", "input", "dispatch"), 0.2)},
 }  # fmt: skip
 LINE: dict[str, Any] = {
     "kind": "report", "step": 10, "epoch": 0.5, "seconds": 3.0, "images_per_second": 90.0, "step_seconds": 0.1,

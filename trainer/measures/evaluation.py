@@ -16,7 +16,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.invariance.averaging import keeps_averages, use_averages
-from trainer.measures.class_counts import class_counts, outputs_kept
+from trainer.measures.class_counts import confusion, counted_classes, outputs_kept
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
 from trainer.user_code.interface import ModelInterface, results_of, scalars_of
@@ -30,7 +30,7 @@ class Totals(NamedTuple):
     metrics: list[Any]  # the variables of all metrics of the model
     others: Any  # (names,) float64: the values of test_step that are no metrics, summed over rows
     rows: Any  # float64
-    classes: dict[str, Any]  # what `ClassCounts` counts; {} without it
+    confusion: Any  # of classes, (0, 0) where they are not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
         """Returns the totals with `function` applied to each part, and to that of `others`."""
@@ -43,7 +43,7 @@ class _Tested(NamedTuple):
     metrics: list[Any]  # the variables of all metrics after it
     values: Mapping[str, Any]  # what it returns
     rows: Any
-    classes: dict[str, Any]
+    confusion: Any
 
 
 class Evaluation:
@@ -72,7 +72,8 @@ class Evaluation:
         self._optimizer = optimizer
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
-        self._counts = class_counts(model, class_names)
+        self._classes = counted_classes(model)
+        self._class_names = class_names
         self.classes: Classification | None = None
         self._batches = math.ceil(examples.count / batch_size)
         self._call_size = CallSize(most_steps=0)
@@ -97,14 +98,15 @@ class Evaluation:
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             done += count
         whole = self._summed(totals)
-        if self._counts:
-            self.classes = Classification(self._counts.names, **whole.classes)
+        if count := self._classes:
+            numbers = map(str, range(len(self._class_names), count))  # of classes without a name
+            self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
         return {**self._results(whole), **(self.averaged() if self.averaged else {})}
 
     @property
     def counts_classes(self) -> bool:
         """Returns whether a call sets `classes`."""
-        return self._counts is not None
+        return self._classes > 0
 
     def try_one_batch(self) -> None:
         """Evaluates one batch on this worker alone."""
@@ -143,9 +145,8 @@ class Evaluation:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
             metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
-        others, rows = (tf.zeros(shape, tf.float64) for shape in ((len(self._others),), ()))
-        shapes = self._counts.shapes if self._counts else {}
-        return Totals(metrics, others, rows, {name: tf.zeros(shape, tf.float64) for name, shape in shapes.items()})
+        shapes: list[tuple[int, ...]] = [(len(self._others),), (), (self._classes, self._classes)]
+        return Totals(metrics, *(tf.zeros(shape, tf.float64) for shape in shapes))
 
     @cached_property
     def _others(self) -> list[str]:
@@ -190,7 +191,7 @@ class Evaluation:
             batch.metrics,
             totals.others + (tf.stack(others) if others else 0.0),
             totals.rows + batch.rows,
-            {name: count + batch.classes[name] for name, count in totals.classes.items()},
+            totals.confusion + batch.confusion,
         )
 
     def _tested(self, metrics: list[Any], parts: Any) -> _Tested:
@@ -200,7 +201,7 @@ class Evaluation:
         # In this scope Keras only regularizes weights whose values are given.
         weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
-        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._counts else nullcontext([])
+        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._classes else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
             if self._optimizer:
                 use_averages(self._optimizer)  # in this scope alone
@@ -209,8 +210,10 @@ class Evaluation:
         after = [scope.get_current_value(variable) for variable in variables]
         self._returned = tuple(values)
         self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
-        classes = self._counts.of_batch(tf.nest.flatten(data[1])[0], outputs[-1]) if self._counts else {}
-        return _Tested(after, values, rows, classes)
+        counts = tf.zeros((0, 0), tf.float64)
+        if self._classes:
+            counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
+        return _Tested(after, values, rows, counts)
 
     def _summed(self, devices: list[Totals]) -> Totals:
         """Returns the totals over all devices of all workers, in float64."""

@@ -1,15 +1,12 @@
-"""Profiles a range of steps: TensorBoard's profile in its folder of logs, and what the time of these steps goes to."""
+"""Profiles a range of steps: TensorBoard's profile in its folder of logs."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import tensorflow as tf
 
 from trainer.base.log import log
-from trainer.invariance.compat import Missing
 from trainer.reporting.progress import Progress
-from trainer.reporting.trace import PROFILES, shares_of
 from trainer.training.loop import Hook
 
 # Records operations and kernels, without Python's own calls: those of the loop are few.
@@ -33,18 +30,15 @@ class Cuts(Hook):
 
 @dataclass
 class StepProfile:
-    """Records `steps` (from 1) on the worker that has a folder of `logs`; `report` gets the first one and the shares.
+    """Records `steps` (from 1) on the worker that has a folder of `logs`.
 
-    Every worker must use its `cuts`, so that all of them have the same calls. compiled: as of `shares_of`.
+    Every worker must use its `cuts`, so that all of them have the same calls.
     """
 
     steps: range
     logs: Path | None
     progress: Progress
-    report: Callable[[Progress, int, Mapping[str, float]], None]
-    compiled: bool = False
-    _first: int = 0  # the first step of the profile that runs; 0: none does
-    _before: set[Path] = field(default_factory=set)  # earlier profiles
+    _runs: bool = False
 
     @property
     def cuts(self) -> Hook:
@@ -55,7 +49,7 @@ class StepProfile:
     def before_call(self) -> None:
         """Starts the profile if the next call begins with its first step."""
         step, traced = self.progress.step, self.progress.first_call_ended is not None
-        if not self.logs or not self.steps or self._first:
+        if not self.logs or not self.steps or self._runs:
             return
         if not traced and self.steps.start - 1 <= step < self.steps.stop - 1:
             log.warning(
@@ -63,10 +57,9 @@ class StepProfile:
             )
         if not traced or step != self.steps.start - 1:
             return
-        self._before = self._profiles()
         try:
             tf.profiler.experimental.start(str(self.logs), options=OPTIONS)
-            self._first = step + 1
+            self._runs = True
         except tf.errors.OpError as error:
             log.warning(f"profile_steps: TensorFlow's profiler cannot start: {error.message}")
 
@@ -76,17 +69,11 @@ class StepProfile:
             self.close()
 
     def close(self) -> None:
-        """Ends the profile, if it runs, and reports it; a run that is stopped within its steps has fewer of them."""
-        if not self._first:
+        """Ends the profile, if it runs; a run that is stopped within its steps has fewer of them."""
+        if not self._runs:
             return
-        first, self._first = self._first, 0
+        self._runs = False
         try:
             tf.profiler.experimental.stop()
-            (file,) = self._profiles() - self._before
-            if self.progress.step >= first:
-                self.report(self.progress, first, shares_of(file, compiled=self.compiled))
-        except (tf.errors.OpError, Missing, OSError, ValueError) as error:
-            log.warning(f"profile_steps: the profile cannot be read: {error}")
-
-    def _profiles(self) -> set[Path]:
-        return set(self.logs.glob(PROFILES)) if self.logs else set()
+        except tf.errors.OpError as error:
+            log.warning(f"profile_steps: TensorFlow's profiler cannot write its file: {error.message}")

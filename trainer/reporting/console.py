@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trainer.base.run_files.breakdown import MUCH
+from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.records import StatsEntry
 from trainer.base.terminal import ProgressBar, duration
 from trainer.reporting.progress import Progress

@@ -1,14 +1,13 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
 import keras
 
 from trainer.base.log import log
-from trainer.base.run_files.breakdown import advice, in_words
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
 from trainer.base.run_files.run_layout import CLASSES, PROGRESS, step_name, step_of
@@ -24,7 +23,7 @@ from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 
-_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes", "profile")  # of a checkpoint
+_STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # of a checkpoint
 
 
 class Reporter:
@@ -49,7 +48,6 @@ class Reporter:
         self._final: dict[str, Scalars] = {}
         self._measured: Scalars = {}  # newest values of evaluation and of images
         self._evaluated: Scalars = {}
-        self._profile: dict[str, Any] = {}
         self._quality: QualityOf | None = None  # of the newest measures of images
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.rollbacks = 0  # of the run, before what is reported
@@ -84,7 +82,6 @@ class Reporter:
         self._final = {kind: numbers(values) for kind, values in state["final"].items()}
         self._measured, self._evaluated = numbers(state["measured"]), numbers(state["evaluated"])
         self._quality, self._classes = state["quality"], dict(state["classes"])
-        self._profile = dict(state["profile"])
 
     def on_call(self, progress: Progress, logs: StepLogs) -> Scalars:
         """Counts the newest call to the device; returns the means of the epoch so far.
@@ -144,20 +141,8 @@ class Reporter:
         file = self._job_dir.root / CLASSES
         self._classes = {"step": progress.step, **write_classes(file, classes)}
         self._job_dir.mirror.put(file)
-        values = {f"val_{name}": value for name, value in classes.scalars().items()}
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
-        self._measure("classes", progress, values, f"least accurate: {least}; see {CLASSES}")
-
-    def profiled(
-        self, progress: Progress, first_step: int, shares: Mapping[str, float], tried: Collection[str]
-    ) -> None:
-        """Reports what the time of the steps from `first_step` on went to, and remedies but for those `tried`."""
-        shares = {kind: round(share, 4) for kind, share in shares.items()}
-        self._profile = {"first_step": first_step, "last_step": progress.step, "shares": shares}
-        self._append({**_at("profile", progress), "first_step": first_step, "shares": shares})
-        log.info(f"steps {first_step:,} to {progress.step:,}: {in_words(shares)}")
-        for line in advice(shares, tried):
-            log.info(line)
+        log.info(f"step {progress.step:,}  least accurate: {least}; see {CLASSES}")
 
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
@@ -207,8 +192,6 @@ class Reporter:
             "epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds],
             "final": {**final, **({"quality": self._quality} if self._quality else {})},
         }
-        if self._profile:
-            result["profile"] = self._profile
         if self._classes:
             result["classes"] = dict(self._classes)
         return result

@@ -11,7 +11,6 @@ from typing import Any
 import keras
 
 from trainer.base.log import log
-from trainer.base.run_files.breakdown import tried_by
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.records import Result, mapping
 from trainer.base.settings.metric_names import check_known
@@ -97,7 +96,8 @@ class TrainingRun:
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
                 steps = self._chosen_steps(stop, control)
-        rows, profile, waits = self.setup.rows_from(progress.step), self._profile(), WorkerWaits()
+        rows, waits = self.setup.rows_from(progress.step), WorkerWaits()
+        profile = StepProfile(config.profiled, self.job.job_dir.logs if self.job.is_chief else None, progress)
 
         def begin() -> None:
             if peers:
@@ -142,14 +142,6 @@ class TrainingRun:
         if self.job.is_chief:
             self.job.job_dir.add_to_run_info(compilation=asdict(self.choice))
         return trial.runner(self.choice.compiled)
-
-    def _profile(self) -> StepProfile:
-        """Returns the profile of the chosen steps; only the chief writes one."""
-        config, choice = self.job.config, asdict(self.choice) if self.choice else {}
-        report = partial(self.state.reporter.profiled, tried=tried_by(asdict(config), choice))
-        compiled = choice.get("compiled") or ModelInterface.of(self.setup.model).compiles_gradients
-        logs = self.job.job_dir.logs if self.job.is_chief else None
-        return StepProfile(config.profiled, logs, self.state.progress, report, bool(compiled))
 
     def _hooks(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

@@ -16,7 +16,6 @@ from trainer.invariance.losses import parts_of_batch, reduce_over_replicas, redu
 from trainer.invariance.micro_batches import train_step
 from trainer.invariance.step import NotCompilable, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
-from trainer.reporting.trace import EVENT_OF_A_CALL
 from trainer.training.input_wait import input_wait, timestamp
 from trainer.user_code.interface import ModelInterface, results_of, scalars_of
 
@@ -57,7 +56,7 @@ class StepRunner:
         self.model.reset_metrics()
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
-        with tf.profiler.experimental.Trace(EVENT_OF_A_CALL, step_num=first_step, _r=1):
+        with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # what TensorBoard takes for a step
             steps = self._run(iterator, begin, tf.constant(count)).numpy()
         values, waited = self._over_workers(steps, time.time())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())

@@ -30,6 +30,7 @@ CLASSES = {
     RESTART: "restarts",  # of one job, whose machines are paid for meanwhile
     OTHER: "other",
 }
+MUCH = 0.2  # of the time: so large a share of a class that is no step calls for advice
 _JOB = "CLOUD_ML_JOB_ID"  # Vertex AI sets it
 _ALIVE, _ALIVE_SECONDS = ".alive", 1.0  # a file whose time says when a killed process was last there
 

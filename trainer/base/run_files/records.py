@@ -57,7 +57,7 @@ class QualityOf(TypedDict, total=False):
 
 
 class StatsEntry(TypedDict, total=False):
-    """Describes one line of stats.jsonl: a report, epoch, evaluation, measure of images or of classes, or profile."""
+    """Describes one line of stats.jsonl: a report, epoch, evaluation, or measure of images."""
 
     kind: str
     time: float  # when it was reported, in seconds since 1970
@@ -75,8 +75,6 @@ class StatsEntry(TypedDict, total=False):
     gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
     peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
     quality: QualityOf  # of a measurement of images
-    first_step: int  # of a profile, as `shares`
-    shares: dict[str, float]  # of the profiled steps' time, by kind: `trainer.base.run_files.breakdown`
 
 
 class Result(TypedDict, total=False):
@@ -97,7 +95,6 @@ class Result(TypedDict, total=False):
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # as in stats.jsonl
-    profile: dict[str, Any]  # first_step, last_step, shares, as in stats.jsonl
     wall_seconds: float
     goodput: dict[str, float]  # the seconds of each class of trainer.base.run_files.goodput, together wall_seconds
     between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for
@@ -112,7 +109,7 @@ class Result(TypedDict, total=False):
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]
     history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
-    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, bins, formulas, and the file
+    classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, formulas, and the file
     final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
 
 

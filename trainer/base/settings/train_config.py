@@ -138,9 +138,7 @@ class TrainConfig:
     best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     tensorboard: bool = _output(True, "write TensorBoard event files")
-    profile_steps: str = _output(
-        "", "steps to profile, as 100..110, at most 100: for TensorBoard, and where their time goes, in words"
-    )
+    profile_steps: str = _output("", "steps to profile for TensorBoard, as 100..110, at most 100")
     track: str = _output(
         "",
         "trackers that show the run, with commas: mlflow:http://HOST:PORT#EXPERIMENT, wandb:PROJECT, vertex:EXPERIMENT",
