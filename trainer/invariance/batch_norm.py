@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.batch_norm_arithmetic import Formula, Kernel, fits_kernel
+from trainer.invariance.compat import compiled_by_xla
 from trainer.invariance.gradients import all_reduce_sum
 from trainer.invariance.step import running_step
 
@@ -84,8 +85,11 @@ def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
 
 
 def _way(layer: Any, values: Any, mask: Any, groups: int) -> Kernel | Formula:
-    """Returns the way to normalise these values. mask: which positions count, in their shape without channels."""
-    if mask is None and fits_kernel(layer, values, groups):
+    """Returns the way to normalise these values. mask: which positions count, in their shape without channels.
+
+    XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares.
+    """
+    if mask is None and not compiled_by_xla() and fits_kernel(layer, values, groups):
         return Kernel(layer.epsilon)
     mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
     dtype = keras.backend.result_type(values.dtype, "float32")

@@ -13,9 +13,11 @@ import tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
+from trainer.invariance.compat import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.conditional import twice
 from trainer.models.gan import GAN, OfGAN, images_of
+from trainer.models.image_layers import prefers_many_rows
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -54,15 +56,20 @@ class DCGAN(GAN):
         reals, fakes: (rows, height, width, channels) in [-1, 1]. Batch norm treats them separately. labels: (rows,) of
         both, if the GAN is conditional.
         """
-        rows = reals.shape[0]
-        with tf.GradientTape(watch_accessed_variables=False) as tape, separate_groups(2):
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            scores = self.scores(tf.concat([reals, fakes], axis=0), twice(labels))
-            loss = (
-                _cross_entropy(scores[:rows], real=True) + _cross_entropy(scores[rows:], real=False)
-            ) / global_batch_size
+            of_reals, of_fakes = self._separate_scores(reals, fakes, labels)
+            loss = (_cross_entropy(of_reals, real=True) + _cross_entropy(of_fakes, real=False)) / global_batch_size
             scaled = self.critic_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.critic_variables)
+
+    def _separate_scores(self, reals: Any, fakes: Any, labels: Any) -> Any:
+        """Returns the scores of both, of one pass: XLA on a CPU copies what batch norm cuts, and gets two passes."""
+        if compiled_by_xla() and not prefers_many_rows():
+            return self.scores(reals, labels), self.scores(fakes, labels)
+        with separate_groups(2):
+            scores = self.scores(tf.concat([reals, fakes], axis=0), twice(labels))
+        return scores[: reals.shape[0]], scores[reals.shape[0] :]
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the cross-entropy of the scores with "real"."""

@@ -2,7 +2,7 @@
 
 On a CPU, oneDNN computes the gradient for such an image as if it had 16 channels. Over blocks of 2x2 pixels the same
 sum is a 2x2 kernel of stride 1 with four times the channels, which takes a third of the time. A transposed convolution
-to an image computes the same. On a GPU both layers use Keras's own operations.
+to an image computes the same. On a GPU, and where XLA compiles, both layers use Keras's own operations.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras import layers
+
+from trainer.invariance.compat import compiled_by_xla
 
 # A multiple of the stride, against checkerboards: Odena et al. 2016, https://distill.pub/2016/deconv-checkerboard
 KERNEL, STRIDE = 4, 2
@@ -62,7 +64,7 @@ class ImageConv2D(layers.Conv2D):
 
     def convolution_op(self, inputs: Any, kernel: Any) -> Any:
         """Returns the convolution without bias and activation; Keras's `call` adds them."""
-        return super().convolution_op(inputs, kernel) if _has_gpu() else convolve(inputs, tf.convert_to_tensor(kernel))
+        return super().convolution_op(inputs, kernel) if _as_keras() else convolve(inputs, tf.convert_to_tensor(kernel))
 
     def plain(self) -> keras.layers.Layer:
         """Returns the layer that a template has instead."""
@@ -77,7 +79,7 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
 
     def call(self, inputs: Any) -> Any:
         """Maps (rows, height, width, channels) to (rows, 2 height, 2 width, filters)."""
-        if _has_gpu():
+        if _as_keras():
             return super().call(inputs)
         images = spread(inputs, tf.convert_to_tensor(self.kernel))
         return self.activation(images + self.bias if self.use_bias else images)
@@ -106,6 +108,10 @@ def prefers_many_rows() -> bool:
     On a CPU, the features of few rows stay in its caches.
     """
     return _has_gpu()
+
+
+def _as_keras() -> bool:
+    return _has_gpu() or compiled_by_xla()
 
 
 def _has_gpu() -> bool:

@@ -229,3 +229,18 @@ def test_a_gradients_gradient_over_replicas_is_that_of_one() -> None:
 
     one, two = second(1), second(2)
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-3 * np.abs(one).max())
+
+
+def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:
+    layer, _ = pair((ROWS, 6, 6, 5))
+    inputs = tf.constant(RANDOM.normal(1000.0, 1.0, (ROWS, 6, 6, 5)), tf.float32)
+    plain = layer(inputs, training=True)
+    compiled = tf.function(lambda values: layer(values, training=True), jit_compile=True)(inputs)
+    np.testing.assert_allclose(compiled, plain, atol=0.01)
+
+
+def test_xla_gets_no_fused_kernel() -> None:
+    layer, _ = pair((ROWS, 6, 6, 5))
+    traced = tf.function(lambda values: layer(values, training=True), jit_compile=True)
+    graph = traced.get_concrete_function(tf.TensorSpec((ROWS, 6, 6, 5))).graph
+    assert not [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]

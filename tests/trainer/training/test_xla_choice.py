@@ -36,13 +36,16 @@ GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=1
 FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", *GANS[:2], "--global_batch_size=16"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--global_batch_size=8"),
+    "dcgan": ("--model=dcgan", *GANS),
     "wgan_gp": ("--model=wgan_gp", *GANS, "--critic_steps=2"),
     "r3gan": ("--model=r3gan", *GANS, "--diff_augment=color,translation,cutout"),
     "conditional": ("--model=wgan_gp", "--conditional", *GANS, "--critic_steps=2"),
     "embedding": (f"--model={__name__}:embedded", *GANS[:1], "--global_batch_size=8"),
     "stock": ("--model=tests.models:stock_layers", *GANS[:1], "--global_batch_size=8"),
 }  # fmt: skip
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "wgan_gp", "r3gan", "conditional", "stock")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("cnn", "dcgan", "wgan_gp", "r3gan", "conditional", "stock")
+]
 
 
 def trained(compiled: bool, *flags: str, steps: int = STEPS) -> tuple[dict[str, Any], StepLogs]:
