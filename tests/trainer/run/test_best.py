@@ -53,13 +53,6 @@ def test_the_best_is_found_over_restarts_and_is_never_nan(name: str, values: lis
     assert undisturbed.state()["step"] == state["step"] == step
 
 
-def test_the_best_of_a_checkpoint_that_does_not_name_the_features_is_compared() -> None:
-    best = Best(small(), keras.Model())
-    best.resume({"metric": "fid", "value": 10.0, "step": 5})
-    best.consider({"fid": 11.0}, 6)
-    assert best.state()["step"] == 5
-
-
 def classifier() -> keras.Model:
     """Returns a compiled model, called once so that its metrics exist."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, activation="sigmoid")])
@@ -115,12 +108,6 @@ def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, con
     restore_callbacks([after], state)
     assert (after.wait, after.best) == ((1, 1.0) if continues else (0, None))
     assert after.monitor == monitor
-
-
-def test_the_state_of_a_checkpoint_that_does_not_name_the_value_is_taken() -> None:
-    after = began("loss", keras.Model())
-    restore_callbacks([after], {"wait": 1, "best": 1.0, "best_epoch": 2, "stopped_epoch": 0})
-    assert (after.wait, after.best, after.best_epoch) == (1, 1.0, 2)
 
 
 def test_early_stopping_does_not_claim_what_another_callback_stopped(caplog: pytest.LogCaptureFixture) -> None:
