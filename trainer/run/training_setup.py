@@ -89,8 +89,9 @@ def set_precision_and_seed(config: TrainConfig) -> None:
     keras.config.set_dtype_policy(config.precision)
     keras.utils.set_random_seed(config.seed)
     seed_initializers(config.seed)
-    # Grappler would add gradients of several passes in an order of its own.
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": not config.virtual_replicas})
+    # Grappler would add gradients of several passes in an order of its own, and fuse swish in some graphs alone.
+    rewrites = not config.virtual_replicas
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": rewrites, "remapping": rewrites})
     tf.config.experimental.enable_tensor_float_32_execution(config.tf32)
     if config.deterministic:
         tf.config.experimental.enable_op_determinism()

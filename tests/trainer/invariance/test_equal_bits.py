@@ -80,6 +80,15 @@ def correlated(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def swished(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Returns convolutions with swish, which TensorFlow's graph optimizer would fuse in some graphs."""
+    convolutions = [keras.layers.Conv2D(8, 3, activation="swish"), keras.layers.DepthwiseConv2D(3, activation="swish")]
+    last = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(10)]
+    model = keras.Sequential([keras.Input(dataset.image_shape), *convolutions, *last])
+    model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def digest(replicas: int, *flags: str) -> str:
     model, _ = run_steps(small(*flags, f"--replicas={replicas}"), 3)
     return digest_of(snapshot(variables_of(model)))
@@ -88,6 +97,7 @@ def digest(replicas: int, *flags: str) -> str:
 @pytest.mark.parametrize("flags", [
     pytest.param(MLP, id="mlp", marks=SLOW),
     pytest.param(NORMAL, id="batch norm"),
+    pytest.param((f"--model={__name__}:swished",), id="swish"),
     pytest.param(TEXT, id="masks", marks=SLOW),
     pytest.param((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16", marks=SLOW),
     pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
