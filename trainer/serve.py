@@ -46,6 +46,9 @@ def _serve(arguments: Sequence[str] | None) -> int:
     def load() -> ServedModel:
         model = ServedModel(model_folder(asked.run), asked.run, asked.fixed_batch)
         log.info(f"{asked.run} is served at http://{asked.host}:{asked.port}, {model.fixed_batch} rows a call")
+        if model.cost_of_one > 1.1:
+            ratio = f"a row alone takes {model.cost_of_one:.1f} times as long as without the rows that fill its batch"
+            log.info(f"{ratio}: --fixed_batch=1 serves one by one, with its own bytes")
         return model
 
     serve(load, asked.host, asked.port)

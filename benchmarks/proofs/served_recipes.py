@@ -77,7 +77,7 @@ def served(flags: list[str], folder: Path) -> str:
             answers = model.answers([rows[index] for index in taken])
             assert [json.dumps(answer) for answer in answers] == [alone[index] for index in taken], "another batch"
             at += len(taken)
-    how = f"{model.fixed_batch} rows a call"
+    how = f"{model.fixed_batch} rows a call, a row alone costs {model.cost_of_one:.1f}"
     if ModelInterface.of(built).sampler:
         return f"{how}: a generator"
     network = ModelInterface.of(built).templates()["model"]
