@@ -3,7 +3,9 @@
 It runs a few steps on one and on two replicas of this machine's CPU, in float64, and compares weights and losses. With
 `--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
 `--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
-and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result.
+and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result. With
+`--xla` it runs one step that XLA compiles, on the devices of the run, and says why if that fails. This has no time
+limit: a sum over several GPUs may hang.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from trainer.base.storage.staging import cache_home
 from trainer.cluster.gpu_environment import set_gpu_environment
 from trainer.user_code.command import quiet_start, run_command
 
-_USAGE = "%(prog)s --recipe=NAME [--bits] [--on_gpus] [--setting=value …]"
+_USAGE = "%(prog)s --recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]"
 _EPILOG = """\
 All settings but the first group are those of python -m trainer.task.
 
@@ -45,6 +47,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
     flags = parser.add_argument_group("check")
     parser.add_boolean("on_gpus", "check and measure all GPUs of this machine (default: false)", group=flags)
     parser.add_boolean("bits", "compare all bits, with --virtual_replicas (default: false)", group=flags)
+    parser.add_boolean("xla", "run one step that XLA compiles, on all devices (default: false)", group=flags)
     flags.add_argument(
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
@@ -60,8 +63,11 @@ def _check(arguments: Sequence[str] | None) -> int:
     set_verbose(request.verbose)
     config = request.config
     refuse_missing_modules(config)
-    if options.on_gpus and options.bits:
-        raise UserError("--bits and --on_gpus contradict each other: drop one")
+    modes = [f"--{name}" for name in ("bits", "xla", "on_gpus") if getattr(options, name)]
+    if len(modes) > 1:
+        raise UserError(f"{' and '.join(modes)} contradict each other: keep one")
+    if options.xla:
+        return _check_xla(config)
     if options.on_gpus:
         return _check_gpus(config, options.seconds)
     if options.bits and not config.virtual_replicas:
@@ -91,6 +97,18 @@ def _check(arguments: Sequence[str] | None) -> int:
     for problem in problems:
         log.error("%s", problem)
     return USER_MUST_CHANGE
+
+
+def _check_xla(config: TrainConfig) -> int:
+    """Runs a compiled step on the devices of the settings."""
+    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    with quiet_start():
+        from trainer.run.xla_trial import failure_of_compiled_step
+    if failure := failure_of_compiled_step(config):
+        log.error("%s", failure)
+        return USER_MUST_CHANGE
+    log.info(f"{config.model}: XLA compiles its step")
+    return DONE
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:

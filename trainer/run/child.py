@@ -1,4 +1,4 @@
-"""Starts one of this package's commands as a child process on the CPU. Imports no TensorFlow."""
+"""Starts one of this package's commands as a child process. Imports no TensorFlow."""
 
 import os
 import subprocess
@@ -11,11 +11,14 @@ _OF_THE_JOB = ("TF_CONFIG", "CLUSTER_SPEC", "AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR
 
 
 def start(
-    words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({})
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Starts `python -m WORDS` without the cluster, the GPUs and the folders of this job; more: of its environment."""
+    words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({}), *, on_gpus: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts `python -m WORDS` without the cluster and the folders of this job, and unless `on_gpus` without GPUs.
+
+    more: what its environment has besides.
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_JOB}
-    environment = {**inherited, "CUDA_VISIBLE_DEVICES": "-1", **more}
+    environment = {**inherited, **({} if on_gpus else {"CUDA_VISIBLE_DEVICES": "-1"}), **more}
     with log_file.open("wb") as output:
         return subprocess.Popen([sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=output,
                                 stderr=subprocess.STDOUT, env=environment)  # fmt: skip

@@ -32,6 +32,7 @@ from trainer.run.run_state import Best, RunState
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
+from trainer.run.xla_trial import why_plain
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
@@ -57,6 +58,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
             job.refuse_changed_data("files", job.files)
+        job.xla_failure = why_plain(config, command[3:], job.cluster)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
         proved = "replica_check" in read_run_info(job.job_dir.root)[0]

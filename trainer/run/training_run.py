@@ -134,7 +134,8 @@ class TrainingRun:
         self.before_hooks = copy.deepcopy(self.state.content())  # what a signal saves now
         stop.nothing_to_save = True
         try:
-            self.choice = choose(self.job.config, trial, progress.total_steps - step, self.choice)
+            left, failure = progress.total_steps - step, self.job.xla_failure
+            self.choice = choose(self.job.config, trial, left, self.choice, failure)
         except Interrupted:
             return trial.runner(False)  # which will not run: the next start chooses again
         finally:

@@ -6,7 +6,7 @@ docs/decisions/9-xla.md has the reasons and what was measured.
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ import keras
 from trainer.base.log import log
 from trainer.base.run_files.records import number
 from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers
 from trainer.invariance.step import NotCompilable
@@ -101,16 +102,18 @@ class TimedSteps:
         return taken
 
 
-def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: XlaChoice | None = None) -> XlaChoice:
+def choose(
+    config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: XlaChoice | None = None, why_plain: str = ""
+) -> XlaChoice:
     """Returns how to run the steps, and logs a choice that was measured, or is not what was asked for.
 
-    earlier: the choice of this run before it was resumed, which it keeps.
+    earlier: the choice of this run before it was resumed, which it keeps; why_plain: how compiled steps failed before.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
     wanted = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    if barrier := _barrier(config, trial.replicas):
-        return _plain(trial, barrier) if wanted and wanted.compiled else XlaChoice(False, barrier)
+    if reason := barrier(config, trial.replicas.devices, trial.replicas.cluster) or why_plain:
+        return _plain(trial, reason) if wanted and wanted.compiled else XlaChoice(False, reason)
     if wanted:
         with trial:
             return _if_possible(wanted, trial)
@@ -120,20 +123,20 @@ def choose(config: TrainConfig, trial: TimedSteps, steps_left: int, earlier: Xla
         return _measured(trial, steps_left)
 
 
-def _barrier(config: TrainConfig, replicas: Replicas) -> str:
-    """Returns why no step of these replicas can be compiled as a whole, "" if it may be."""
+def barrier(config: TrainConfig, devices: Sequence[str], cluster: Cluster) -> str:
+    """Returns why no step on these devices of each worker can be compiled as a whole, "" if it may be."""
+    replicas = len(devices) * cluster.workers
     if config.remat:
         return f"XLA may keep what remat={config.remat} computes again"
-    if replicas.cluster.several:
+    if cluster.several:
         return "XLA cannot sum over several machines"
-    if replicas.virtual:
-        return f"XLA would add the gradients of virtual_replicas={replicas.virtual} in another order"
-    if passes := replicas.micro_batches - 1:
-        return f"XLA would keep all of micro_batches={passes + 1} in memory at once"
-    if config.shard_optimizer and replicas.count > 1:
+    if config.virtual_replicas:
+        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
+    if config.micro_batches > 1:
+        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
+    if config.shard_optimizer and replicas > 1:
         return "XLA has no variables that live within a step, which shard_optimizer needs"
-    on_cpus = not replicas.devices[0].startswith("GPU")
-    return "XLA cannot sum over CPUs" if replicas.count > 1 and on_cpus else ""
+    return "XLA cannot sum over CPUs" if replicas > 1 and not devices[0].startswith("GPU") else ""
 
 
 def _plain(trial: TimedSteps, why: str) -> XlaChoice:
@@ -148,14 +151,14 @@ def _if_possible(choice: XlaChoice, trial: TimedSteps) -> XlaChoice:
     """Returns `choice`, or a plain one if it is to compile and XLA fails: tried with a step that does not count."""
     if not choice.compiled:
         return choice
-    seconds, why_not = _compile(trial)
+    seconds, why_not = compiled_step(trial)
     if why_not:
         return _plain(trial, why_not)
     log.info(f"jit_compile: {choice.sentence()}; it took {seconds:.0f} s")
     return choice
 
 
-def _compile(trial: TimedSteps) -> tuple[float, str]:
+def compiled_step(trial: TimedSteps) -> tuple[float, str]:
     """Runs a compiled step. Returns how long it took, in seconds, and why XLA cannot compile it, "" if it can."""
     try:
         return trial.seconds(True, 1), ""
@@ -202,7 +205,7 @@ def _measured(trial: TimedSteps, steps_left: int) -> XlaChoice:
 
 def _faster(trial: TimedSteps, count: int) -> XlaChoice:
     """Measures both ways in turns of `count` steps."""
-    compile_seconds, why_not = _compile(trial)
+    compile_seconds, why_not = compiled_step(trial)
     if why_not:
         return XlaChoice(False, why_not)
     turns = [[trial.seconds(way, count) / count for way in (False, True)] for _ in range(TURNS)]

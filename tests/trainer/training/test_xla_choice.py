@@ -262,13 +262,20 @@ def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
     assert forced.compiled is (devices == ("GPU:0", "GPU:1"))
 
 
+def test_what_failed_in_a_process_of_its_own_is_not_tried_again(auto: TrainConfig, caplog: Log) -> None:
+    told, clock = dataclasses.replace(auto, jit_compile="true"), Clock(1.0, 0.1)
+    choice = choose(told, planted(clock, ("GPU:0", "GPU:1")), 1000, why_plain="it did not end within 900 s")
+    assert (choice, clock.calls) == (XlaChoice(False, "it did not end within 900 s"), [])
+    assert "jit_compile: the steps run plain: it did not end within 900 s" in caplog.text
+
+
 def test_what_is_computed_again_or_added_in_one_order_runs_plain(auto: TrainConfig) -> None:
     told, clock = dataclasses.replace(auto, jit_compile="true"), Clock(1.0, 0.1)
     again = choose(dataclasses.replace(told, remat="blocks"), planted(clock), 1000)
     assert again == XlaChoice(False, "XLA may keep what remat=blocks computes again")
     sharded = choose(dataclasses.replace(told, shard_optimizer=True), planted(clock, ("GPU:0", "GPU:1")), 1000)
     assert sharded == XlaChoice(False, "XLA has no variables that live within a step, which shard_optimizer needs")
-    cut = choose(told, planted(clock, virtual=4), 1000)
+    cut = choose(dataclasses.replace(told, virtual_replicas=4), planted(clock), 1000)
     assert cut == XlaChoice(False, "XLA would add the gradients of virtual_replicas=4 in another order")
     assert clock.calls == []
 
