@@ -16,10 +16,21 @@ _WEIGHTS = (keras.Variable, tf.Variable)
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
+
+def _count_over_replicas(count: Any) -> Any:
+    """Returns the sum of `count` over replicas; raises UserError in a pass, which does not know those of the others."""
+    step = running_step()
+    if step and step.parts > 1:
+        raise UserError(
+            f"{step.split}: a loss within current_step().accumulate divides by a count of the global batch (of a mask, "
+            f"or the sum of sample weights), which no pass knows: drop --{step.split.partition('=')[0]}, or use a loss "
+            "that is a mean over rows"
+        )
+    return all_reduce_sum([count])[0]
+
+
 # Turns the count of a loss over the rows at hand into that over the global batch.
-_global_count: ContextVar[Callable[[Any], Any]] = ContextVar(
-    "global_count", default=lambda count: all_reduce_sum([count])[0]
-)
+_global_count: ContextVar[Callable[[Any], Any]] = ContextVar("global_count", default=_count_over_replicas)
 
 
 @contextmanager

@@ -56,12 +56,18 @@ def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
             config = config if own else model.get_compile_config()
         except Exception as error:  # of a user's get_config
             why = f"the get_config of a part of it fails ({error})"
-    code = [str(part.get("registered_name") or part["class_name"]) for part in _parts(config) if not _is_of_keras(part)]
+    code = [_name(part) for part in _parts(config) if not _is_of_keras(part)]
     why = why or (f"its {code[0]} is code of yours" if code else "")
     if not why:
         return lambda: keras.saving.deserialize_keras_object(config)
     warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
     return None
+
+
+def _name(part: Mapping[str, Any]) -> str:
+    """Returns the name of a serialized class, or of a function."""
+    function = part.get("config")
+    return function if isinstance(function, str) else str(part.get("registered_name") or part["class_name"])
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:

@@ -82,7 +82,7 @@ class ModelInterface:
     batches_per_step: int  # global batches that one step reads; 1
     stacked: bool  # whether the model has `batches_per_step`, which changes `data`
     means_of_rows: bool  # whether gradients and scalars are means over a replica's rows (set by build_model)
-    counted_losses: bool  # whether a loss divides by a count of rows, as with masks (set by build_model)
+    counted_losses: bool  # whether a loss of compile() divides by a count of rows, as with masks, where passes need it
     own_step: bool  # whether the train_step is not Keras's
     templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
     serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged

@@ -8,13 +8,14 @@ import pytest
 import tensorflow as tf
 
 from tests.own_data import regression, weighted
-from tests.support import fresh_collectives, largest_difference, run_steps, weights
+from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.losses import root_mean_square
+from trainer.invariance.step import current_step
 from trainer.measures.evaluation import evaluation
 from trainer.run.training_setup import build_setup
 
@@ -84,3 +85,32 @@ def test_a_loss_of_one_number_is_right_with_sample_weights() -> None:
     for model, found in others:
         assert largest_difference(weights(one), weights(model)) < 1e-10
         assert found.means() == pytest.approx(logs.means(), rel=1e-10)
+
+
+class Accumulates(keras.Model):
+    """Takes passes in a train_step of its own."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        def one_pass(x: Any, y: Any, weight: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(y=y, y_pred=self(x, training=True), sample_weight=weight)
+            return loss, tape.gradient(loss, self.trainable_variables)
+
+        loss, gradients = current_step().accumulate(one_pass, *keras.utils.unpack_x_y_sample_weight(data))
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def accumulates(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    x = keras.Input(dataset.spec[0].shape)
+    model = Accumulates(x, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(0.05), keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    return model
+
+
+def test_a_count_is_refused_in_a_pass_of_a_users_own_step() -> None:
+    one, two = (run_steps(settings("accumulates", f"--replicas={count}", data="weighted"), 3) for count in (1, 2))
+    assert largest_difference(weights(one[0]), weights(two[0])) < 1e-10
+    for cut in ("micro_batches=2", "virtual_replicas=2"):
+        with refused(f"{cut}: a loss within current_step().accumulate divides by a count"):
+            run_steps(settings("accumulates", "--replicas=1", f"--{cut}", data="weighted"), 1)
