@@ -2,6 +2,7 @@
 
 import re
 import sys
+from contextlib import suppress
 from typing import Any
 
 import keras
@@ -44,6 +45,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         )
     _refuse_made_at_import(model, config)
     _check_text(model, config, dataset)
+    _build_sequential(model, dataset)
     if has_own_step(model):
         build_if_called(model, dataset)
     else:
@@ -67,6 +69,14 @@ def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UserError(f"{line}, as each replica needs weights of its own")
     log.warning(f"{line}: on several replicas it is refused")
+
+
+def _build_sequential(model: keras.Model, dataset: Dataset) -> None:
+    """Builds a Sequential without an Input for any number of rows: the file would keep those of its first call."""
+    x = dataset.input_spec
+    if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
+        with suppress(Exception):  # the first call tells what is wrong
+            model.build(tuple(x.shape))
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

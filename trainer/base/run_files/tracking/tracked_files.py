@@ -17,6 +17,8 @@ from trainer.base.tracker import Point, TrackedRun, text_of
 TAGS = "TRAINER_TAGS"  # a variable of a job: tags as JSON, which only whoever submits it knows
 # The state in result.json -> that of a tracker. A run that neither runs nor says how it ended was killed.
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
+# Of result.json: times of the clock, and what points of their own hold.
+_NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
 _NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "first_step", "losses", "metrics")
 
 
@@ -44,7 +46,7 @@ class RunFiles:
         result = read_result(self.folder)[0]
         if not ended or result.get("state") not in ("done", "budget"):
             return points if ended else points[:-1]
-        numbers = {name: value for name, value in result.items() if name not in ("final", "epoch_seconds", "steps")}
+        numbers = {name: value for name, value in result.items() if name not in _NOT_RESULTS}
         values = {**dict(_flat("", numbers)), **dict(_numbers(mapping(result, "final")))}
         named = {f"result/{name}": value for name, value in values.items()}
         time = points[-1].time if points else began

@@ -64,6 +64,7 @@ def test_a_run_is_in_mlflow_once_however_often_it_is_sent(store: str, tmp_path: 
     assert mlflow_history(store, known, "loss") == LOSSES
     assert mlflow_history(store, known, "epoch/loss") == [(20, 0.5)]
     assert mlflow_history(store, known, "result/wall_seconds") == [(30, 12.5)]
+    assert not {name for name in known.data.metrics if name.startswith(("result/history", "result/written_at"))}
     assert known.data.params["learning_rate"] == "0.01"
     assert known.data.tags["commit"] == "c0ffee"
     assert known.data.tags["model"] == f"{run}/model"
