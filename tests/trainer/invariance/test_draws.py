@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import keras
@@ -141,6 +142,9 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
     found = on_replica(trained(independent(lambda: layers.Dropout(0.25), ones)), ones)
     assert set(np.unique(found)) == {0.0, np.float32(1 / 0.75)}
     assert abs((found == 0).mean() - 0.25) < 0.01
+    for rate in (0.0, 1.0):
+        same = on_replica(trained(independent(partial(layers.Dropout, rate), ones)), ones)
+        assert set(np.unique(same)) == {1.0 - rate}
 
 
 def test_double_precision_draws_the_same_mask() -> None:

@@ -99,12 +99,14 @@ def test_projections_estimate_the_norm_of_a_difference() -> None:
         ratios.append(distances(*pair)[-1] / np.linalg.norm(a - b))
     assert 0.85 < np.sqrt(np.mean(np.square(ratios))) < 1.15
     assert max(ratios) < 4
+    backwards = (moment({"a": np.arange(50.0)[::way]}, {}) for way in (1, -1))  # the same sum
+    assert distances(*backwards)[0] > 0
 
 
 @pytest.mark.parametrize(("losses", "others", "apart"), [
     ({"loss": 1.0}, {"loss": 1.0}, 0.0), ({"loss": 2.0, "acc": 0.5}, {"loss": 1.0, "acc": 0.5}, 1.0),
     ({"loss": 1.0}, {"mse": 1.0}, np.inf), ({"loss": np.nan}, {"loss": 1.0}, np.inf),
-    ({"loss": None}, {"loss": None}, 0.0),
+    ({"loss": None}, {"loss": None}, 0.0), ({"loss": 2e-6}, {"loss": 1e-6}, 1.0),
 ])  # fmt: skip
 def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: float) -> None:
     assert losses_apart(losses, others) == apart
@@ -147,9 +149,10 @@ def test_what_differs_is_named() -> None:
 
 
 def test_a_file_is_read_as_it_was_written_and_reads_line_by_line(tmp_path: Path) -> None:
-    write_golden(tmp_path / "x.json", recorded())
-    assert read_golden(tmp_path / "x.json") == recorded()
-    assert len((tmp_path / "x.json").read_text().splitlines()) > 15
+    path = tmp_path / "golden" / "x.json"  # in a folder that is made
+    write_golden(path, recorded())
+    assert read_golden(path) == recorded()
+    assert len(path.read_text().splitlines()) > 15
 
 
 @pytest.mark.parametrize(("damage", "message"), [

@@ -164,6 +164,7 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
     one, again, other = model.answers([model.row({"seed": seed, "label": 2}) for seed in (7, 7, 8)])
     assert one == again != other
     assert Image.open(io.BytesIO(base64.b64decode(one["b64"]))).size == (4, 4)
+    assert model.answers([model.row({"seed": 0, "label": 0})])
     for bad in (
         {"seed": 7},
         {"seed": -1, "label": 0},
@@ -174,6 +175,13 @@ def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:
     ):
         with pytest.raises(BadRow):
             model.row(bad)
+
+
+def test_what_is_not_finite_is_null(tmp_path: Path) -> None:
+    x = keras.Input((3,))
+    export(keras.Model(x, keras.ops.log(x)), tmp_path / "model", None)
+    model = ServedModel(tmp_path / "model", "run")
+    assert model.answers([model.row([0.0, 1.0, -1.0])]) == [[None, 0.0, None]]
 
 
 HOSTILE = [
@@ -289,6 +297,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
     assert command.main(flags) == 0
     read = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
+    assert json.loads(read.pop("speed.json"))["rows"] == 9  # the new answers alone
     assert read.pop("predictions-00002.jsonl") == "kept"
     answers = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "predictions" in name]
     errors = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "errors" in name]

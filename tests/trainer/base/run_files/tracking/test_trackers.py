@@ -26,7 +26,7 @@ from trainer.base.run_files.records import append_stats, drop_stats_after, write
 from trainer.base.run_files.tracking import mlflow_runs as mlflow_runs_module
 from trainer.base.run_files.tracking import wandb_runs
 from trainer.base.run_files.tracking.sender import Sender, Tracking, open_tracker
-from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles
+from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles, digest
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
 
 Capture = pytest.CaptureFixture[str]
@@ -310,3 +310,7 @@ def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main(["track", str(run), "--track=csv_tracker:open_csv#."]) == 0
     rows = [line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()]
     assert [(int(step), float(value)) for name, step, value in rows if name == "loss"] == LOSSES
+
+
+def test_a_digest_is_of_what_is_there_in_any_order() -> None:
+    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})
