@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import arrays_dataset
 
 _FILE = Path(__file__).with_name("digits.npz")
 _WHITE = 16

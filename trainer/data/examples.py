@@ -155,7 +155,7 @@ class Subset(Examples):
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples, self._seed, self._first, self.count = examples, seed, first_position, count
-        self.arrays, self.threads = examples.arrays, examples.threads
+        self.arrays, self.threads, self.image_shape = examples.arrays, examples.threads, examples.image_shape
 
     @property
     def failure(self) -> Exception | None:

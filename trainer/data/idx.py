@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 import zlib
 from pathlib import Path
 from typing import IO
@@ -11,8 +12,8 @@ import numpy.typing as npt
 
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import arrays_dataset
 
 _UINT8 = 0x08
 
@@ -22,7 +23,9 @@ _IMAGES, _LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-label
 
 def is_idx(path: Path) -> bool:
     """Returns whether `path` is a folder of idx files, or one images file."""
-    return any(_find(path, name) for name in _IMAGES + _LABELS) if path.is_dir() else "idx" in path.name
+    if path.is_dir():
+        return any(_find(path, name) for name in _IMAGES + _LABELS)
+    return re.search("[-.]idx", path.name) is not None
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:

@@ -9,7 +9,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.decode import IMAGE_SUFFIXES
-from trainer.data.encoded import Encoded, counted, encoded_dataset
+from trainer.data.encoded_images import Encoded, counted, encoded_dataset
 
 _TRAIN, _EVALUATION = ("train", "training"), ("val", "validation", "valid", "test")
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})

@@ -6,8 +6,8 @@ import keras
 
 from trainer.base.errors import UserError, reason
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import arrays_dataset
 
 _CLASSES = {
     "fashion_mnist": "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot",

@@ -6,8 +6,8 @@ import numpy as np
 
 from trainer.base.errors import UserError, reason
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import arrays_dataset
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import arrays_dataset
 
 _NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
 

@@ -15,7 +15,7 @@ from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming
 from trainer.data import image_folder, sources, tfrecord
-from trainer.data.encoded import DecodingReport
+from trainer.data.encoded_images import DecodingReport
 from trainer.data.examples import Examples
 from trainer.data.fingerprint import content_of, files_of
 from trainer.data.in_memory import Arrays

@@ -25,9 +25,9 @@ from trainer.user_code.command import quiet_start, run_command
 
 with quiet_start():
     from trainer.base.storage import Address, local_path, output_address
-    from trainer.data.arrays import labelled, numbered_classes
     from trainer.data.destination import LocalFolder, RemoteFolder
-    from trainer.data.encoded import DecodingReport, refuse_empty_classes, refuse_or_skip
+    from trainer.data.encoded_images import DecodingReport, refuse_empty_classes, refuse_or_skip
+    from trainer.data.image_arrays import labelled, numbered_classes
     from trainer.data.pieces import Piece, Source, source_of
     from trainer.data.shards import INDEX, INDEX_FORMAT, LABEL, parse_index
 

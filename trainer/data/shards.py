@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import MOST_CLASSES, checked_labels
 from trainer.data.dataset import Dataset
 from trainer.data.examples import Array, Examples, unfilled
+from trainer.data.image_arrays import MOST_CLASSES, checked_labels
 from trainer.data.in_memory import Arrays
 
 INDEX = "index.json"

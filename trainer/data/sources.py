@@ -8,12 +8,13 @@ from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
+from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
-from trainer.base.storage import Address, is_remote, local_path, parse
+from trainer.base.storage import Address, local_path, parse
 from trainer.base.storage.staging import Staged, naming
 from trainer.data import idx, image_folder, npz, shards, tfrecord
-from trainer.data.arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.in_memory import Arrays
 from trainer.data.user_data import own_dataset
 from trainer.user_code.dotted_names import load_function
@@ -88,10 +89,7 @@ def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
 
 def is_named(data: str) -> bool:
     """Returns whether `data` is a source's name or a user's function, not a path."""
-    if is_remote(data):
-        return False
-    function = ":" in data and data.partition(":")[0] not in LOADERS and "/" not in data and not os.path.exists(data)
-    return data in DATA_SOURCES or function
+    return data in DATA_SOURCES or (is_dotted(data) and not os.path.exists(data))
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:

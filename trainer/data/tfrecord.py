@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import labelled
 from trainer.data.dataset import Dataset
-from trainer.data.encoded import Encoded, encoded_dataset
+from trainer.data.encoded_images import Encoded, encoded_dataset
+from trainer.data.image_arrays import labelled
 
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 _IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")

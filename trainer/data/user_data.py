@@ -10,9 +10,9 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
-from trainer.data.arrays import arrays_dataset, held_back
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples, Examples
+from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.in_memory import NestedArrays
 from trainer.data.in_sequence import HEAD_ROWS, InSequence
 from trainer.data.nests import PARTS, described, is_array

@@ -13,9 +13,9 @@ from tests.support import refused
 from tests.trainer.data.test_batches import part_of
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
-from trainer.data.arrays import arrays_dataset, held_back
 from trainer.data.batches import Schedule, batches
 from trainer.data.examples import Examples, Subset
+from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.order import shuffled
 
 LARGE = 10**9
@@ -125,6 +125,12 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
         assert np.array_equal(part.labels, np.sort(expected))
     with refused("leaves one side empty"):
         held_back(TrainConfig(evaluation_fraction=0.01), Made(10))
+
+
+def test_a_part_of_images_holds_images() -> None:
+    images = Made(10)
+    images.image_shape = (8, 8, 1)
+    assert [part.image_shape for part in held_back(TrainConfig(evaluation_fraction=0.2), images)] == [(8, 8, 1)] * 2
 
 
 def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:

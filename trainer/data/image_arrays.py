@@ -1,4 +1,4 @@
-"""Converts arrays in memory to a dataset with the configured size, channels, classes and evaluation split."""
+"""Makes a dataset of images in memory, in the configured size and channels, and splits off those for evaluation."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +43,10 @@ def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
 
 
 def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
-    """Returns both parts, after `evaluation_fraction` was held back for a missing second. UserError if given both."""
+    """Returns images for both parts: without the second, `evaluation_fraction` of the first is held back, as a copy.
+
+    Raises UserError for the flag beside a second part.
+    """
     if evaluation is None and config.evaluation_fraction:
         rows = [part.located(np.arange(part.count)) for part in held_back(config, train)]
         return train.take(np.sort(rows[0])), train.take(np.sort(rows[1]))
@@ -56,7 +59,7 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
-    """Returns the examples to train on and the `evaluation_fraction` to evaluate, drawn by the seed."""
+    """Returns views: examples to train on, and the `evaluation_fraction` to evaluate, drawn by the seed."""
     count = examples.count
     holdout = round(count * config.evaluation_fraction)
     if not 0 < holdout < count:

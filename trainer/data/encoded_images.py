@@ -14,9 +14,9 @@ import numpy as np
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.arrays import checked_labels, with_evaluation
 from trainer.data.dataset import Dataset
 from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
+from trainer.data.image_arrays import checked_labels, with_evaluation
 from trainer.data.in_memory import Arrays
 
 _CHUNK = 16  # images that a thread takes at a time: taking one costs as much as decoding a tiny one
