@@ -96,6 +96,26 @@ class _Listener(keras.callbacks.Callback):
         HEARD.append(("train_end", 0))
 
 
+class FirstWeights(keras.callbacks.Callback):
+    """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True) may."""
+
+    after_epoch: Any = staticmethod(lambda epoch: None)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not hasattr(self, "first"):
+            self.first = self.model.get_weights()
+        self.after_epoch(epoch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        HEARD.append(("train_end", len(self.first)))
+        self.model.set_weights(self.first)
+
+
+def first_weights(config: TrainConfig) -> list[Any]:
+    assert config.job_dir
+    return [FirstWeights()]
+
+
 class _StopAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if batch >= 2:  # the third

@@ -25,7 +25,7 @@ def train(
     model: str = "", data: str = "", settings: Mapping[str, FlagValue] | None = None, *, job_dir: str, recipe: str = "",
     stream: TextIO | None = None, progress: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Trains a model, "FILE.py:function" as `data`, and returns its result; the same call again resumes.
+    """Trains a model, "module:function" as `data`, and returns its result; the same call again resumes.
 
     `settings`: of the trainer, as epochs; `job_dir`: a folder of this machine. The log goes to `stream`; `progress`
     shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for

@@ -74,6 +74,6 @@ class NotFinite(UserError):
     def at(cls, step: int, names: str) -> "NotFinite":
         """Returns the error for these values, after `step` steps."""
         return cls(
-            f"step {step}: {names} is NaN or infinite: lower learning_rate or try --precision=float32, with another "
-            "--job_dir; earlier files are kept"
+            f"step {step}: {names} is NaN or infinite: lower learning_rate, look for NaN in the data, or use "
+            "--precision=float32 instead of 16 bits, with another --job_dir; earlier files are kept"
         )

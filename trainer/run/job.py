@@ -186,14 +186,12 @@ def _describe(run: TrainingRun) -> None:
 
 
 def _train_and_export(run: TrainingRun) -> Control:
-    """Trains, saves and, unless a signal stopped the run, exports the model."""
+    """Trains and, unless a signal stopped the run, exports the model."""
     setup, job_dir, data = run.setup, run.job.job_dir, run.setup.dataset
     try:
         run.write_result("running")
         with data.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
             control = run.train(stop)
-            run.save(pending=bool(control.signal))
-            run.checkpoints.wait()
         if not control.signal:
             make_whole(variables_of(setup.model), setup.replicas)
         if run.job.is_chief and not control.signal:

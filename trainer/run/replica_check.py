@@ -14,6 +14,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.layers import depends_on_replicas
+from trainer.reporting.progress import is_loss
 from trainer.run.training_setup import build_setup
 from trainer.training.state import digest_of, snapshot, variables_of
 from trainer.user_code.interface import ModelInterface
@@ -32,6 +33,7 @@ _OTHERWISE = (
     "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
 )
 _FEW_ROWS = 16
+_OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
 
 
@@ -90,13 +92,17 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
         for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
     ]
     losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
-    uneven = {n: (a, b) for n, (a, b) in losses.items() if abs(a - b) > 1e-8 * max(abs(a), abs(b), 1e-30)}
+    uneven = {
+        name: pair for name, pair in losses.items()
+        if abs(np.subtract(*pair)) > (1e-8 if is_loss(name) else _OF_METRICS) * max(*map(abs, pair), 1e-30)
+    }  # fmt: skip
     if max(differences) <= TOLERANCE and not uneven:
         return [], []
-    worst = alone.weights[int(np.argmax(differences))].path
-    difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
-    problems = [f"{config.model}: on 2 replicas {difference}"]
-    problems += [f"{name} is {a:.6g} on 1 replica and {b:.6g} on 2" for name, (a, b) in uneven.items()]
+    problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
+    if max(differences) > TOLERANCE:
+        worst = alone.weights[int(np.argmax(differences))].path
+        difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
+        problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     told = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
     return [*problems, *([*_advice(ratios, draws), *told] or [_OTHERWISE])], told

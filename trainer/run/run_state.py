@@ -19,14 +19,17 @@ from trainer.training.state import LearningRates
 
 
 class Best:
-    """Holds the best value of one metric so far, and its step: `best_metric`, or else val_accuracy, FID or val_loss.
+    """Holds the best value of one metric so far, and its step: of `best_metric` or what comes first in its stead.
+
+    These are the metric of `early_stopping`, if it is measured, val_accuracy, FID and val_loss.
 
     A value of another metric, or, of images, of other features or image counts, replaces it; NaN never does.
     """
 
     def __init__(self, config: TrainConfig, model: keras.Model) -> None:
         self._model = model
-        self._names = [config.best_metric] if config.best_metric else ["val_accuracy", "fid", "val_loss"]
+        defaults = [config.early_stopping, "val_accuracy", "fid", "val_loss"]
+        self._names = [config.best_metric] if config.best_metric else defaults
         self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
         self._state: dict[str, Any] = {}
         self.improved = False  # by the newest measurement

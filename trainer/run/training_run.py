@@ -75,7 +75,7 @@ class TrainingRun:
         return "" if parted else digest_of(snapshot(variables))
 
     def train(self, stop: StopRequest) -> Control:
-        """Trains until the last step, or until a signal, the budget or a callback stops it."""
+        """Trains until the last step, or until a signal, the budget or a callback stops it, and saves the state."""
         config, model, state, goodput = self.job.config, self.setup.model, self.state, self.job.result.goodput
         progress, peers, result = state.progress, self.job.peers, self.job.result
         budget = 60 * config.max_minutes - result.wall_seconds if config.max_minutes else None
@@ -119,8 +119,11 @@ class TrainingRun:
         with closing(profile):
             size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
             train(steps, rows, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
-        callbacks.on_train_end()
         goodput.enter(SAVE)  # until the end, with the export
+        self.save(pending=bool(control.signal))
+        self.checkpoints.wait()
+        if not control.signal:
+            callbacks.on_train_end()  # which may restore older weights: a run that goes on needs the newest
         return control
 
     def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:

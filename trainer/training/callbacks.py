@@ -4,6 +4,7 @@ Where a callback acts on single batches, each step is a call to the device of it
 """
 
 import importlib
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -78,12 +79,20 @@ def rises(model: keras.Model, monitor: str, setting: str) -> bool:
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
     path = config.callbacks
-    callbacks: Any = load_function(path, "callbacks", (), config)() if path else []
+    callbacks: Any = _made(path, config) if path else []
     if not isinstance(callbacks, (list, tuple)) or not all(
         isinstance(item, keras.callbacks.Callback) for item in callbacks
     ):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
     return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
+
+
+def _made(path: str, config: TrainConfig) -> Any:
+    """Returns what the function of `path` returns: it is called with the settings if it has a parameter `config`."""
+    parameters = inspect.signature(load_function(path, "callbacks", None, config)).parameters
+    if "config" in parameters:
+        return load_function(path, "callbacks", ("config",), config)(config)
+    return load_function(path, "callbacks", (), config)()
 
 
 _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")

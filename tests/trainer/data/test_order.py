@@ -128,9 +128,11 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
 
 
 def test_a_part_of_images_holds_images() -> None:
-    images = Made(10)
-    images.image_shape = (8, 8, 1)
-    assert [part.image_shape for part in held_back(TrainConfig(evaluation_fraction=0.2), images)] == [(8, 8, 1)] * 2
+    class Images(Made):
+        image_shape = (8, 8, 1)
+
+    parts = held_back(TrainConfig(evaluation_fraction=0.2), Images(10))
+    assert [part.image_shape for part in parts] == [(8, 8, 1)] * 2
 
 
 def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:

@@ -25,6 +25,7 @@ def kept(state: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("flags", "first", "others", "later"), [
     ((), {"val_accuracy": 0.9}, ("--best_metric=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
     (("--best_metric=val_loss",), {"val_loss": 2.3}, ("--best_metric=val_accuracy",), {"val_accuracy": 0.9}),
+    ((), {"val_accuracy": 0.9}, ("--early_stopping=val_loss",), {"val_accuracy": 0.9, "val_loss": 2.3}),
     ((), {"fid": 10.0}, ("--fid_features=mine.keras",), {"fid": 90.0}),
     ((), {"fid": 10.0}, ("--fid_weights=mine.h5",), {"fid": 90.0}),
     ((), {"fid": 10.0}, ("--fid_samples=50",), {"fid": 90.0}),

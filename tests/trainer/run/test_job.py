@@ -18,9 +18,9 @@ from tests import models
 from tests.deploy.planted import planted_plan
 from tests.drill import lines, read
 from tests.fixtures import Log, Make, Patch
-from tests.support import largest_difference, prepared, refused, run_steps, small, weights
+from tests.support import Signals, fresh_collectives, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
-from trainer.base.errors import UserError
+from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.metric_names import STEP_METRICS
@@ -338,3 +338,28 @@ def test_a_resumed_run_has_the_learning_rate_that_a_callback_set(small_config: M
     whole = final("whole", "--steps=14", "--report_every_steps=2")
     assert final("again", "--steps=10", "--report_every_steps=2") != whole
     assert final("again", "--steps=14", "--report_every_steps=2") == whole
+
+
+def test_what_a_callback_does_in_the_end_changes_no_checkpoint(
+    small_config: Make, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A signal is no end of training; a run that has ended and gets more steps goes on from its last weights."""
+    same = ["--model=tests.models:classifier", "--callbacks=tests.models:first_weights", "--global_batch_size=512"]
+
+    def start(name: str, *flags: str) -> tuple[int, Any]:
+        config = small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags)
+        fresh_collectives()
+        models.HEARD.clear()
+        code = job.run(config, ["python", "-m", "trainer.task"], 0.0)
+        return code, read(tmp_path / name / "result.json").get("history")
+
+    whole = start("whole", "--steps=8")
+    assert (whole[0], len(models.HEARD)) == (DONE, 1)
+    start("more", "--steps=4")
+    assert start("more", "--steps=8") == whole
+    signals = Signals(monkeypatch)
+    monkeypatch.setattr(models.FirstWeights, "after_epoch", lambda self, epoch: signals.come())
+    assert start("signalled", "--steps=8")[0] == INTERRUPTED
+    assert models.HEARD == []
+    monkeypatch.undo()
+    assert start("signalled", "--steps=8") == whole

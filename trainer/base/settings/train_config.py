@@ -47,7 +47,7 @@ class TrainConfig:
     job_dir: str = _run("", "folder or gs:// address that the run writes to, and resumes from")
     model: str = _run("wgan_gp", "a model's name, or your own package.module:function")
     data: str = _run("digits", "a source's name, a path, kind:path, or your own package.module:function")
-    callbacks: str = _run("", "package.module:function that returns a list of Keras callbacks")
+    callbacks: str = _run("", "package.module:function that returns a list of Keras callbacks, of () or (config)")
     global_batch_size: int = _run(64, "examples of one batch, over all replicas", unit="examples", minimum=1)
     epochs: int | None = _run(None, "length of the run; 1 without steps", unit="epochs", minimum=1)
     steps: int | None = _run(None, "length of the run, instead of epochs", unit="steps", minimum=1)
@@ -135,7 +135,9 @@ class TrainConfig:
         3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
     )
     save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
-    best_metric: str = _output("", "metric whose best checkpoint is kept; none: val_accuracy, else fid, else val_loss")
+    best_metric: str = _output(
+        "", "metric whose best checkpoint is kept; none: early_stopping's, else val_accuracy, fid or val_loss"
+    )
     report_every_steps: int = _output(50, "report losses and speed this often, and at the end", unit="steps", minimum=1)
     tensorboard: bool = _output(True, "write TensorBoard event files")
     profile_steps: str = _output("", "steps to profile for TensorBoard, as 100..110, at most 100")
