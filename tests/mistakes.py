@@ -114,3 +114,17 @@ AT_IMPORT = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), 
 
 def at_import(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return _built(AT_IMPORT, dataset)
+
+
+def numbers_to_7(config: TrainConfig) -> list[Any]:
+    """Gives rows of one number, which is also the class: the last is 7."""
+    numbers = np.arange(64, dtype=np.int32) % 4
+    numbers[-1] = 7
+    return [(np.full(1, number), number) for number in numbers]
+
+
+def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    layers = [keras.layers.Embedding(5, 2), keras.layers.Flatten(), keras.layers.Dense(8)]
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model

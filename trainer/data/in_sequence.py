@@ -31,7 +31,7 @@ class InSequence(AnyExamples):
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
         self._origin, self.anew = origin, lambda: self
-        self._batched = makes_batches(source)
+        self.batched = makes_batches(source)
         self._source = source.map(_parts)
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
         if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(self.spec[1:])):
@@ -51,7 +51,7 @@ class InSequence(AnyExamples):
         """Returns the number of examples in one pass; reads all batches once if it must count them."""
         if not self.has_length:
             return self._unknown_count
-        if not self._batched:
+        if not self.batched:
             return self._length
         began = time.monotonic()
         count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
@@ -60,7 +60,7 @@ class InSequence(AnyExamples):
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
         """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
-        cut = self._source.rebatch if self._batched else self._source.batch
+        cut = self._source.rebatch if self.batched else self._source.batch
         return cut(size, drop_remainder=drop_remainder)
 
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
@@ -89,7 +89,7 @@ class InSequence(AnyExamples):
                 f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
                 "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
             )
-        shape = spec.shape[1:] if self._batched else spec.shape
+        shape = spec.shape[1:] if self.batched else spec.shape
         if not shape.is_fully_defined():
             raise UserError(
                 f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "

@@ -54,9 +54,10 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     if holdout is None and config.evaluation_fraction:
         training, holdout = _split(config, training)
     if isinstance(training, InSequence):
+        cut = f", its batches cut anew into global_batch_size={config.global_batch_size}" if training.batched else ""
         log.info(
-            f"data={config.data}: a tf.data.Dataset is read in its own order, by every worker from its start: a run "
-            "that resumes at step N first reads and drops N steps"
+            f"data={config.data}: a tf.data.Dataset is read in its own order{cut}, by every worker from its start: a "
+            "run that resumes at step N first reads and drops N steps"
         )
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
         again: Any = training.anew()

@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 import tempfile
 import warnings
 import zipfile
@@ -131,7 +132,10 @@ def load_template(path: Path, origin: str, *, compiled: bool = False) -> keras.M
             warnings.simplefilter("ignore")  # of what the file lacks: the export told it
             return keras.models.load_model(path, compile=compiled, safe_mode=True)
     except Exception as error:  # Keras raises many types for a file that is not a model
-        raise UserError(f"{origin}: cannot be loaded as a model.keras: {reason(error)}") from error
+        unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
+        raise UserError(
+            f"{origin}: cannot be loaded as a model.keras: {unknown[0] if unknown else reason(error)}"
+        ) from error
 
 
 def plain_copy(model: keras.Model) -> keras.Model:

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
     assert found.err.startswith(f"error: tests/mistakes.py:{line_of('in_build')} in in_build: ValueError")
     assert "Traceback (most recent call last)" in found.out
     assert "keras" in found.out
+
+
+@pytest.mark.parametrize(("model", "value"), [
+    ("own_data:classifier", "Received a label value of 7 which is outside the valid range of [0, 4)"),
+    ("mistakes:embeds", "= 7 is not in [0, 5)"),
+])  # fmt: skip
+def test_a_number_beyond_the_models_is_a_mistake_in_the_data(model: str, value: str, small_config: Make) -> None:
+    config = small_config(f"--model=tests.{model}", "--data=tests.mistakes:numbers_to_7", "--global_batch_size=64")
+    with pytest.raises(
+        UserError, match=f"hold a number that the model has no place for: .*{re.escape(value)}: a class"
+    ):
+        run_job(config)
 
 
 @pytest.mark.parametrize(("content", "line"), [
