@@ -120,7 +120,8 @@ class MeanIn32Bits(keras.metrics.Metric):
         self.total, self.rows = (self.add_weight(name=name, **of_zeros) for name in ("total", "rows"))
 
     def update_state(self, y: Any, p: Any, sample_weight: Any = None) -> None:
-        self.total.assign_add(keras.ops.sum(keras.ops.cast(keras.ops.abs(p), "float32")))
+        many = keras.ops.abs(p) * keras.ops.arange(1.0, 2.0, 0.01, dtype=p.dtype)  # sums of few numbers may be equal
+        self.total.assign_add(keras.ops.sum(keras.ops.cast(many, "float32")))
         self.rows.assign_add(keras.ops.cast(keras.ops.shape(p)[0], "float32"))
 
     def result(self) -> Any:
