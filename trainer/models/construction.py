@@ -96,9 +96,10 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
         if re.search("incompatible (with the layer|shape)", str(error)):
+            size = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
                 f"model={config.model}: it cannot be called with x of {config.data}, {described(dataset.spec[0])} an "
-                f"example: {message_of(error)}"
+                f"example: {message_of(error)}{size}"
             ) from error
         part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
         raise as_user_mistake(error) or UserError(

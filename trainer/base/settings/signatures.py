@@ -111,7 +111,7 @@ def refuse_missing_module(name: str, origin: str) -> None:
     with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
         if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
-            raise UserError(f"{missing}{nearest(top, beside)}")
+            raise UserError(f"{missing}{nearest(top, beside)} Run the command in the folder that holds it")
 
 
 def _spec(name: str, first: str) -> ModuleSpec | None:
