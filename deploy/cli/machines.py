@@ -7,7 +7,7 @@ from deploy.client.arguments import add_flags, parser
 from deploy.client.documents import add_json_flag, write_document
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.output import say
-from deploy.tiers.tier import load_tier, tier_names
+from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.flags import whole
@@ -28,11 +28,11 @@ def main(arguments: Sequence[str]) -> int:
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)
     if not (args.all or args.accelerator or args.count is not None):
-        tiers = list(_tiers(args.prices))
-        rows = [(name, machine, *_prices(price)) for name, machine, price in tiers]
-        say(*_lines([("tier", "machines", "USD/h", "spot USD/h"), *rows]), "", _source(table),
-            "all machines, quota and regions: --all")  # fmt: skip
-        priced = [{"tier": name, "machine": machine, "price": price} for name, machine, price in tiers]
+        tiers = [load_tier(name, args.prices) for name in tier_names()]
+        rows = [("tier", "machines", "USD/h", "spot USD/h"), *map(_tier_row, tiers)]
+        say(*_lines(rows), "", f"{_source(table)}; the boot disk is in them; * as FLEX_START")
+        say("all machines, quota and regions: --all")
+        priced = [{"tier": tier.name, "machine": tier.machine, "price": _own_price(tier)} for tier in tiers]
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
         return DONE
     part = args.accelerator.upper().replace("-", "_")
@@ -53,17 +53,20 @@ def main(arguments: Sequence[str]) -> int:
     return DONE
 
 
-def _tiers(prices: str) -> Iterator[tuple[str, str, Price]]:
-    """Yields each tier's name and machines, with USD an hour of all of them."""
-    for name in tier_names():
-        tier = load_tier(name, prices)
-        yield name, tier.machine, dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
+def _own_price(tier: Tier) -> Price:
+    """Returns USD an hour of all machines of a tier, with that of the strategy of its file as the list price."""
+    return dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
+
+
+def _tier_row(tier: Tier) -> tuple[str, ...]:
+    usd, spot = _prices(_own_price(tier))
+    return tier.name, tier.machine, usd + "*" * (tier.strategy == "FLEX_START"), spot
 
 
 def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
     yield from _lines([header, *(_row(option) for option in options)])
-    yield from ("", _source(table))
+    yield from ("", f"{_source(table)}; the boot disk is not in them")
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
         yield f"{accelerator.name}: {accelerator.note}"
         metric = accelerator.quota_metric or "unknown quota metric"
@@ -77,7 +80,7 @@ def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str
 def _source(table: Machines) -> str:
     return (
         f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
-        "list price (for spot inferred), without the boot disk; > without that fee: a lower bound"
+        "list price (for spot inferred); > without that fee: a lower bound"
     )
 
 

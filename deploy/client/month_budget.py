@@ -38,23 +38,37 @@ def check_budget_flags(asked: argparse.Namespace) -> None:
     if not (asked.month_budget and asked.month_label and asked.billing_table):
         raise UserError("--month_budget, --month_label=KEY:VALUE and --billing_table belong together: give all three")
     checked_table(asked.billing_table)
-    key, _, value = asked.month_label.partition(":")
+    key, colon, value = asked.month_label.partition(":")
+    if not colon:
+        raise UserError(f"month_label={asked.month_label}: write KEY:VALUE, as team:vision")
     if read_labels(asked.labels).get(key) != value:
         raise UserError(f"month_label={asked.month_label}: the job lacks this label: add --labels={key}={value}")
+
+
+def checked_limit(jobs: Sequence[RenderedJob], budget: float) -> float:
+    """Returns the most that one of the jobs may cost. Raises UserError if it is not known, or exceeds the budget."""
+    limits = [job.tier.most_usd for job in jobs]
+    if None in limits:
+        raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
+    limit = max(usd or 0.0 for usd in limits)
+    if limit > budget:
+        raise UserError(
+            f"month_budget={budget:g}: this job alone may cost {limit:.2f} USD: use a lower --max_cost or --timeout"
+        )
+    return limit
 
 
 def hold_to_budget(jobs: Sequence[RenderedJob], asked: argparse.Namespace, session: Session) -> None:
     """Prints what is left of the month's budget, if there is one. Raises UserError if one of the jobs may exceed it."""
     if not asked.month_budget:
         return
-    limits, project = [job.tier.most_usd for job in jobs], jobs[0].gcp.project
+    limit, project = checked_limit(jobs, asked.month_budget), jobs[0].gcp.project
     key, _, value = asked.month_label.partition(":")
     listed = partial(_jobs_in, project=project, backend=asked.backend, session=session)
     looks = told(f"looks for jobs of {asked.month_label} in all regions of {project}")
     with looks, ThreadPoolExecutor(_AT_ONCE) as pool:
         known = [status for statuses in pool.map(listed, load_machines().regions) for status in statuses]
     with billing_errors(asked.billing_table, BIGQUERY_FIX):
-        limit = None if None in limits else max(limit or 0.0 for limit in limits)
         line = check_budget(asked.month_budget, (key, value), asked.billing_table, project, known, limit, session.clock)
     say(f"# {line}")
 
@@ -66,6 +80,5 @@ def _jobs_in(region: str, project: str, backend: str, session: Session) -> Seque
             return retried(session.open(backend, project, region).jobs, session.clock, _RETRY_S)
     except (UserError, PlatformFault) as error:
         raise type(error)(
-            f"the jobs of {region} cannot be listed: {error}; a budget counts the jobs of all regions: without "
-            "--month_budget the job is sent"
+            f"a month's budget counts the jobs of all regions, and those of {region} cannot be listed: {error}"
         ) from None

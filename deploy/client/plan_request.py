@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO, TypedDict
 
@@ -62,12 +62,7 @@ class OfferChoice:
 
 @dataclass(frozen=True)
 class Plan(PlanTable):
-    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
-
-    `forecasts`: of each tier, "TIER@REGION" where regions were planned; `names`: of each tier, as `submit` takes it.
-    """
-
-    names: Mapping[str, str] = field(default_factory=dict)
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy."""
 
     def __str__(self) -> str:
         """Returns the table, and what is to be said about it."""
@@ -84,8 +79,7 @@ class Plan(PlanTable):
         for end in ("high", "middle"):
             for of_tier, offer in self.offers:  # the cheapest first
                 if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
-                    tier, _, region = of_tier.tier.partition("@")
-                    return OfferChoice(self.names[tier], region, offer.strategy, offer.hours, offer.usd)
+                    return OfferChoice(*self.place(of_tier), offer.strategy, offer.hours, offer.usd)
         raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
 
 

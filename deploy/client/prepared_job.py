@@ -13,7 +13,7 @@ from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
 from deploy.client.job_handle import VertexJob
-from deploy.client.month_budget import add_budget_flags, check_budget_flags, hold_to_budget
+from deploy.client.month_budget import add_budget_flags, check_budget_flags, checked_limit, hold_to_budget
 from deploy.localrun.processes import on_signals
 from deploy.planning.cost_rule import cost_question
 from deploy.planning.interval import Interval
@@ -251,11 +251,16 @@ def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     if asked.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     jobs = _candidates(asked, program, options)
+    if asked.month_budget:
+        checked_limit(jobs, asked.month_budget)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
     runs = [] if asked.check else [job.request for job in jobs]
-    about = [*describe(jobs), *((COST, line) for line in cost_lines(jobs)),
+    about = [*describe(jobs), *((COST, line) for line in (*cost_lines(jobs), *_in_turn(jobs))),
              *((WHAT, line) for line in memory_lines(runs, plan=asked.plan, force=asked.force))]  # fmt: skip
+    if asked.dry_run:
+        budget = ", the month's budget" if asked.month_budget else ""
+        about.append((WHERE, f"not checked here: login, bucket, data, quota{budget}"))
     return PreparedSubmission(asked, options, jobs, record, session, about, register)
 
 
@@ -339,9 +344,8 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
     for job in jobs:
         tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
         yield WHAT, f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
-        yield WHAT, job.request.about
-        if job.options.check:
-            yield WHAT, f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+        check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+        yield WHAT, check if job.options.check else job.request.about
         yield WHERE, f"writes to {job.output}"
         if tier.strategy == "FLEX_START":
             yield WHERE, f"waits for machines for {scheduling['maxWaitDuration']} at most (--max_wait)"
@@ -356,6 +360,16 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
             what = "with all other workers" if scheduling.get("restartJobOnWorkerRestart") else "in place"
             yield WHERE, f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
         yield from ((WHAT, f"warning: {line}") for line in job.warnings)
+
+
+def _in_turn(jobs: Sequence[RenderedJob]) -> Iterator[str]:
+    """Yields what several jobs may cost, of which the next is sent where there were no machines for the one before."""
+    limits = [job.tier.most_usd for job in jobs]
+    if len(jobs) > 1 and None not in limits:
+        yield (
+            f"{len(jobs)} jobs, of which the next is sent only if the one before got no machines, and so cost nothing: "
+            f"{max(usd or 0.0 for usd in limits):.2f} USD at most together, unless one loses its machines while it runs"
+        )
 
 
 def _as_document(job: RenderedJob, label: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from deploy.planning.interval import Interval
-from deploy.planning.kept_plans import estimated_usd
+from deploy.planning.kept_plans import estimate
 from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.output import agrees, say
@@ -42,13 +42,15 @@ def cost_question(
     max_cost: USD that the user allowed for all, where nothing is asked, or for `each`, where nothing is asked if their
     sum is not much either; total: `max` for jobs of which only one is created; plan: USD, if no kept plan says it.
     """
-    limits, plans = [_most_usd(job.tier) for job, _ in jobs], [plan or estimated_usd(job) for job, _ in jobs]
+    limits = [_most_usd(job.tier) for job, _ in jobs]
+    plans = [plan or (offer.usd if (offer := estimate(job)) else None) for job, _ in jobs]
     unpriced = [job.tier for (job, _), limit in zip(jobs, limits, strict=True) if limit is None]
     counts = [count for _, count in jobs]
     limit = total(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
-    highs = [count * usd.high for count, usd in zip(counts, plans, strict=True) if usd]
-    high = total(highs) if len(highs) == len(jobs) else None
-    known = "there is no plan" if high is None else f"by plan {high:.2f} USD at most"
+    planned = [usd.times(count) for count, usd in zip(counts, plans, strict=True) if usd]
+    high = total(usd.high for usd in planned) if len(planned) == len(jobs) else None
+    least = (min if total is max else sum)(usd.low for usd in planned) if planned else 0.0
+    known = "there is no plan" if high is None else f"by plan {least:.2f} to {high:.2f} USD (an estimate)"
     subject = "this job" if total is max or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {known}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"

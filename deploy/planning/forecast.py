@@ -28,6 +28,7 @@ class Forecast:
     """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one line each."""
 
     tier: str
+    strategy: str  # of its file
     kind: str  # of its devices, or of its machine if that has none
     machine: str
     devices: int
@@ -83,8 +84,8 @@ def forecast(
         offered = list(offers(tier, table, seconds.plus(installing), lost))
         problems += _not_offered(tier, table, offered)
     return Forecast(
-        tier.name, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps, basis,
-        tuple(offered), tuple(problems),
+        tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
+        basis, tuple(offered), tuple(problems),
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
 from deploy.planning.forecast import Forecast, forecast
-from deploy.planning.interval import Interval
 from deploy.planning.strategy_costs import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
+from deploy.report.text_tables import figures
 from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
@@ -66,27 +66,35 @@ def _offer(tier: Tier, known: Forecast | None) -> Offer | None:
 
 
 def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
-    """Returns a warning for each job that its kept plan estimates to cost more than the sum at which it is stopped."""
-    lines = dict[str, None]()
-    for job in jobs:
-        tier, usd = job.tier, estimated_usd(job)
-        if usd and tier.most_usd is not None and usd.middle > tier.most_usd:
-            lines[
-                f"{tier.name}: warning: its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
-                f"{STRATEGIES[tier.strategy]}, and the job is stopped at {tier.most_usd:.2f} USD: raise --max_cost (or "
-                "its file's scheduling.timeout), or train fewer steps"
-            ] = None
-    return [*lines]
+    """Returns what the kept plan of each job estimates, with a warning if that is more than where it is stopped."""
+    return [*dict.fromkeys(line for job in jobs for line in _cost_line(job))]
 
 
-def estimated_usd(job: RenderedJob) -> Interval | None:
-    """Returns what the kept plan estimates that the job costs in USD; None without a plan or a price."""
+def _cost_line(job: RenderedJob) -> Iterator[str]:
+    tier, offer = job.tier, estimate(job)
+    if not offer or tier.most_usd is None:
+        return
+    usd, hours = offer.usd, offer.hours
+    said = (
+        f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as {STRATEGIES[tier.strategy]}, "
+        f"{figures(hours.middle)} hours ({figures(hours.low)} - {figures(hours.high)})"
+    )
+    if usd.middle <= tier.most_usd:
+        yield f"{tier.name}: {said}"
+        return
+    second, most = offer.usd_per_hour / 3600, job.options.max_cost
+    limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
+    stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
+    yield f"{tier.name}: warning: {said}, {stopped}"
+
+
+def estimate(job: RenderedJob) -> Offer | None:
+    """Returns what the kept plan estimates of the job; None without a plan or a price."""
     tier, training = job.tier, job.request.training
     if job.options.check or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
-        offer = _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
-        return offer.usd if offer else None
+        return _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
     return None
 
 

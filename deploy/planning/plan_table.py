@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -25,7 +25,10 @@ _TEXTS = 3  # of the titles: texts, not numbers
 
 @dataclass(frozen=True)
 class PlanTable:
-    """Holds the forecasts of all tiers, and every offer of them, the cheapest first."""
+    """Holds the forecasts of all tiers, and every offer of them, the cheapest first.
+
+    `forecasts`: of each tier, "TIER@REGION" where regions were planned; `names`: of each tier, as `submit` takes it.
+    """
 
     plan: StepPlan
     forecasts: Sequence[Forecast]
@@ -33,6 +36,7 @@ class PlanTable:
     assumed: Sequence[str]  # of the runs that times come from
     within_hours: float | None = None  # the most hours and USD that the user asked for
     budget_usd: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def offers(self) -> list[Choice]:
@@ -44,6 +48,11 @@ class PlanTable:
     def efficient(self) -> set[int]:
         """Returns the places in `offers` of those that no other beats in hours and in USD."""
         return set(pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers]))
+
+    def place(self, forecast: Forecast) -> tuple[str, str]:
+        """Returns the tier of a forecast as `submit` takes it, and its region; "" for any."""
+        tier, _, region = forecast.tier.partition("@")
+        return self.names.get(tier, tier), region
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
@@ -76,7 +85,7 @@ class PlanTable:
         yield _best("The cheapest", self.offers, lambda offer: offer.usd)
         yield _best("The fastest", by_time, lambda offer: offer.hours)
         yield from _worth(self.forecasts)
-        yield from _try_it([self.offers[0], by_time[0]])
+        yield from self._trial()
         if self.within_hours is not None:
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
             what = f"The cheapest that ends within {figures(self.within_hours)} hours"
@@ -85,6 +94,28 @@ class PlanTable:
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
             what = f"The fastest for {money(self.budget_usd)}"
             yield _wished(what, by_time, lambda offer: offer.usd, self.budget_usd, least)
+
+    def _trial(self) -> Iterator[str]:
+        """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
+
+        Both as the command would run them: in one region, each under the strategy of its file.
+        """
+        _, region = self.place(self.offers[0][0])
+        runs = [
+            pair for pair in self.offers if pair[1].strategy == pair[0].strategy and self.place(pair[0])[1] == region
+        ]
+        if not runs:
+            return
+        tried = {self.place(pair[0])[0]: pair for pair in (runs[0], min(runs, key=lambda pair: pair[1].hours.middle))}
+        steps = [forecast.step for forecast, _ in tried.values() if forecast.step]
+        if all(step.half_width <= MOST_DOUBT for step in steps):
+            return
+        usd = sum(_trial_usd(*pair) for pair in tried.values())
+        widest = max(steps, key=lambda step: step.half_width)
+        place = f" --region={region}" if region else ""
+        yield (f"A step may take {widest.low / widest.middle:.2g} to {widest.high / widest.middle:.2g} times as long: "
+               f"try it: `python -m deploy compare {' '.join(tried)} --on=vertex{place} --steps={_TRIED} …`, with the "
+               f"flags of this plan but --epochs, costs about {money(usd)}.")  # fmt: skip
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
@@ -147,7 +178,7 @@ def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
                 f"{offer.usd.middle / least.usd.middle:.2f} x the money"
                 for forecast, offer in others
             )
-            yield f"Against {first.tier} ({STRATEGIES[strategy]}): {', '.join(ratios)}."
+            yield f"Against {first.tier} ({STRATEGIES[strategy]}), by the middle values: {', '.join(ratios)}."
 
 
 def _best(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval]) -> str:
@@ -161,18 +192,10 @@ def _best(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Inter
     return f"{what}: {_offered(*best)}{said}."
 
 
-def _try_it(choices: Sequence[Choice]) -> Iterator[str]:
-    """Yields how to measure what is not known well, and what that costs."""
-    if all(forecast.step and forecast.step.half_width <= MOST_DOUBT for forecast, _ in choices):
-        return
-    parts = dict[str, float]()
-    for forecast, offer in choices:
-        if forecast.step:
-            seconds = forecast.install_seconds.plus(START_SECONDS).plus(forecast.step.times(_TRIED)).middle
-            parts[forecast.tier] = seconds / 3600 * offer.usd_per_hour
-    doubt = max(forecast.step.half_width for forecast, _ in choices if forecast.step)
-    yield (f"These times may be off by {100 * doubt:.0f} %: try it: `python -m deploy compare {' '.join(parts)} "
-           f"--on=vertex --steps={_TRIED} …` costs about {money(sum(parts.values()))}.")  # fmt: skip
+def _trial_usd(forecast: Forecast, offer: Offer) -> float:
+    """Returns what a short run costs, with its start."""
+    steps = forecast.step.times(_TRIED).middle if forecast.step else 0.0
+    return (forecast.install_seconds.plus(START_SECONDS).middle + steps) / 3600 * offer.usd_per_hour
 
 
 def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:

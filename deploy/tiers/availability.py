@@ -36,6 +36,16 @@ def check_region(tier: Tier, gcp: GcpConfig) -> Iterator[str]:
         )
 
 
+def other_prices(tier: Tier, region: str) -> Iterator[str]:
+    """Yields a warning if the tier's price is that of another region."""
+    table = load_machines()
+    if tier.price.inferred and region != table.region:
+        yield (
+            f"no price for {region}: that of {table.region} is used: `python -m deploy prices --region={region}` asks "
+            "Google, and writes a file for --prices="
+        )
+
+
 def check_continent(bucket: str, region: str, location: str) -> None:
     """Raises UserError if the bucket is on another continent than the region.
 

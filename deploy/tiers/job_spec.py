@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from deploy.tiers.availability import check_region
+from deploy.tiers.availability import check_region, other_prices
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.job_checks import UNREACHABLE, check_devices
@@ -72,7 +72,7 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     request = dataclasses.replace(request, tier=_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
-    of_region = tuple(check_region(tier, gcp))
+    of_region = (*check_region(tier, gcp), *other_prices(tier, gcp.region))
     if options.kms_key:
         check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
         check_same_region("kms_key", options.kms_key, gcp.region)

@@ -27,6 +27,7 @@ _SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # types, t
     "int64": ((int, str), r"[0-9]{1,18}", "must be a whole number of up to 18 digits"),
     "Duration": (str, r"[0-9]{1,11}(\.[0-9]{1,9})?s", 'must be text in seconds, as "3600s", of up to 11 digits'),
 }
+_FLAGS = ("region", "project", "bucket", "labels")  # which a CustomJobSpec has not
 NO_TPU = (
     "TPUs are not offered here: the trainer distributes over GPUs and CPUs only (MirroredStrategy, "
     "MultiWorkerMirroredStrategy): use a machine of `python -m deploy machines`"
@@ -86,6 +87,8 @@ def _shown(value: Any) -> str:
 def _check_message(value: Spec, kind: str, where: str) -> None:
     fields = MESSAGES[kind]
     for key, inner in value.items():
+        if kind == "CustomJobSpec" and key in _FLAGS:
+            raise UserError(f"{where}: {key} is not in the file of a tier: remove it, and use --{key}=")
         if key not in fields:
             raise UserError(f"{where}: unknown key {str(key)!r}{nearest(str(key), fields)} Known: {', '.join(fields)}")
         place = f"{where}.{key}" if kind != "CustomJobSpec" else f"{where}: {key}"

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from deploy.vertex.api import ApiError, JobStatus, unreadable_as_lost
-from deploy.vertex.errors import VertexFault
+from deploy.vertex.errors import VertexFault, not_logged_in
 from deploy.vertex.rest import address, call, pages
 from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import counted_usd
@@ -38,7 +38,7 @@ def billing_errors(what: str, fix: str) -> Iterator[None]:
         yield
     except ApiError as error:
         if not error.transient:
-            raise UserError(f"{what}: {error}: {error.login if error.code == 401 else fix}") from None
+            raise UserError(f"{what}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
         raise VertexFault(f"{what}: {error}") from None
 
 
@@ -97,7 +97,7 @@ def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str
 
 
 def check_budget(
-    budget: float, label: tuple[str, str], table: str, project: str, jobs: Iterable[JobStatus], limit: float | None,
+    budget: float, label: tuple[str, str], table: str, project: str, jobs: Iterable[JobStatus], limit: float,
     clock: Clock,
 ) -> str:  # fmt: skip
     """Returns one line on what is left of this month's budget of a label. Raises UserError if a job may exceed it.
@@ -117,8 +117,6 @@ def check_budget(
     parts += f" in {project}, all regions"
     if unpriced:
         parts += f" (without a price, not counted: {unpriced})"
-    if limit is None:
-        raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
     if cost + later + limit > budget:
         raise UserError(
             f"month_budget={budget:g}: {parts}, and up to {limit:.2f} for this job: wait, or use a lower --max_cost"

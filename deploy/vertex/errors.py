@@ -57,8 +57,8 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
         return str(error)
     if error.quota:
         return _quota_fix(error, gcp)
-    if error.code == 401:  # the service's message is long and always the same
-        return f"not logged in, or the login has expired (401): run `{error.login}`"
+    if error.code == 401:
+        return not_logged_in(error)
     if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
         page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
         return f"{error} ({error.code}): link the project to a billing account: {page}"
@@ -69,6 +69,11 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     }
     default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
     return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
+
+
+def not_logged_in(error: ApiError) -> str:
+    """Returns what to do after a 401, whose message is long and always the same."""
+    return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
 # Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.

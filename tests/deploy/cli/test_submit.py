@@ -282,6 +282,7 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert price.startswith(f"# {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
     assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
+    assert "# trains wgan_gp" not in shown
 
 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:

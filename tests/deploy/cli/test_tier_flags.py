@@ -10,6 +10,7 @@ import yaml
 from deploy.__main__ import main
 from deploy.cli import jobs, submit, watch
 from deploy.planning.interval import Interval
+from deploy.planning.strategy_costs import Offer
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
@@ -141,7 +142,8 @@ def test_what_costs_much_is_asked_about(
     tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("deploy.planning.cost_rule.estimated_usd", lambda job: plan)
+    offer = Offer("STANDARD", 1.0, plan, plan) if plan else None
+    monkeypatch.setattr("deploy.planning.cost_rule.estimate", lambda job: offer)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks
@@ -154,7 +156,7 @@ def test_what_costs_much_is_asked_about(
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", lambda: "y")
     assert submit.main(command, session) == 0
-    said = f"by plan {plan.high:.2f} USD at most" if plan else "there is no plan"
+    said = f"by plan {plan.low:.2f} to {plan.high:.2f} USD (an estimate)" if plan else "there is no plan"
     assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
@@ -164,9 +166,31 @@ def test_a_dry_run_is_a_page(cloud: Emulator, capsys: Capture) -> None:
     headings = [line for line in shown if line.startswith("## ")]
     assert headings == ["## What runs", "## Where", "## What it costs", "## What goes along", "## The request"]
     assert "# waits for machines for 14400s at most (--max_wait)" in shown
+    assert "# not checked here: login, bucket, data, quota" in shown
     assert shown[shown.index("## The request") + 1].startswith("python -m deploy package --bucket=gs://my-bucket")
     assert len(shown) < 80
     assert (cloud.requests, Path("runs").exists()) == ([], False)
+
+
+def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_another_region_are_said(
+    cloud: Emulator, capsys: Capture
+) -> None:
+    tiers = ["submit", "l4x1", "l4x4", *JOB, WHERE[1], "--project=p", "--max_cost=5", "--dry_run"]
+    assert main([*tiers, "--region=us-central1,asia-south1"]) == 0
+    shown = capsys.readouterr().out
+    together = (
+        "# 4 jobs, of which the next is sent only if the one before got no machines, and so cost nothing: 5.00 USD"
+    )
+    assert f"\n{together} at most together, unless one loses its machines while it runs\n" in shown
+    warning = (
+        "# warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
+    )
+    assert shown.count(warning) == 1
+    Path("prices.yaml").write_text("g2-standard-12: 2.0\n")
+    assert main([*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "no price for" not in shown
+    assert "at most together" not in shown
 
 
 @pytest.mark.parametrize(
@@ -204,5 +228,7 @@ def test_machines_shows_the_tiers_first(capsys: Capture) -> None:
     tiers = capsys.readouterr().out.splitlines()
     assert len(tiers) < 40
     assert any(line.startswith("l4x4 ") and "4 x NVIDIA_L4" in line for line in tiers)
+    assert [line.split()[0] for line in tiers[:-2] if "*" in line] == ["h100x1", "h100x2", "h100x4"]
+    assert tiers[-2].endswith("; the boot disk is in them; * as FLEX_START")
     assert main(["machines", "--all"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 150

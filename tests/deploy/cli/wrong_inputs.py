@@ -24,6 +24,8 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
                        "unknown key 'replicaCounts'; did you mean 'replicaCount'?"),
     "snake_case": (GOOD, "machineSpec", "machine_spec",
                    "unknown key 'machine_spec'; did you mean 'machineSpec'?"),
+    "a region": (GOOD, "scheduling:", "region: europe-west4\nscheduling:",
+                 "wrong.yaml: region is not in the file of a tier: remove it, and use --region="),
     "a CustomJob": (GOOD, "\nworkerPoolSpecs", "\njobSpec: {}\nworkerPoolSpecs", "wrong.yaml: unknown key 'jobSpec'"),
     "an accelerator's name": (GOOD, "NVIDIA_L4", "NVIDIA_TESLA_L4",
                               "acceleratorType=NVIDIA_TESLA_L4: unknown name; did you mean"),
@@ -118,7 +120,8 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "Blackwell with TensorFlow's wheels": (
         GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
         "TensorFlow's wheels do not run on NVIDIA_RTX_PRO_6000 (Blackwell): use --image=URI"),
-    "no YAML": (GOOD, "scheduling: {", "scheduling: [", "wrong.yaml: not valid YAML"),
+    "no YAML": (GOOD, "scheduling: {", "scheduling: [",
+                "wrong.yaml, line 7: not valid YAML: expected ',' or ']', but got '}': mend"),
 }  # fmt: skip
 
 

@@ -202,7 +202,7 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert "\ncpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in shown
     cheapest, fastest, *worth, trial, within, budget = content["sentences"]
     offered = {(each["tier"], offer["strategy"]): offer for each in content["tiers"] for offer in each["offers"]}
-    (four,) = [line for line in worth if line.startswith("Against l4x1 (standard): ")]
+    (four,) = [line for line in worth if line.startswith("Against l4x1 (standard), by the middle values: ")]
     one, of_four = (offered[name, "STANDARD"] for name in ("l4x1", "l4x4"))
     faster, dearer = (f"{a['middle'] / b['middle']:.2f} x" for a, b in (
         (one["hours"], of_four["hours"]), (of_four["usd"], one["usd"])))  # fmt: skip
@@ -212,13 +212,31 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert cheapest.startswith(f"The cheapest: {named}; within its interval, and so equal: ")
     assert fastest.startswith("The fastest: ")
     assert budget.startswith("The fastest for $2,000.00: h100x8 ")
-    assert trial.startswith("These times may be off by ")
-    assert "try it: `python -m deploy compare " in trial
+    assert trial.startswith(
+        "A step may take 0.52 to 1.9 times as long: try it: `python -m deploy compare h100x1 h100x8 "
+    )
     assert "\nt4x1, t4x2, t4x4, v100x1, v100x2, v100x4, v100x8: no price known as spot\n" in shown
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
     assert usd == sorted(usd)
     assert "| l4x1-2workers | spot | fits |" in (tmp_path / "out" / "plan.md").read_text()
+
+
+def test_a_trial_costs_what_its_command_costs_as_the_files_of_the_tiers_are(tmp_path: Path, capsys: Capture) -> None:
+    """A tier of the user's own is named by its path, and one of a region by --region=; l4x1 has no other strategy."""
+    mine = tmp_path / "mine.yaml"
+    mine.write_text((JOB_CONFIGS / "l4x1.yaml").read_text())
+    (tmp_path / "prices-us-east4.yaml").write_text("g2-standard-12: {list: 3.0, spot: 0.5}\n")
+    regions = ["--regions=us-east4", f"--prices={tmp_path}/prices-REGION.yaml"]
+    assert main(planned(tmp_path, str(mine), "--global_batch_size=64", *regions)) == 0
+    capsys.readouterr()
+    cheapest, _, trial = written(tmp_path)["sentences"]
+    (tier,) = written(tmp_path)["tiers"]
+    assert "mine@us-east4 as spot" in cheapest
+    seconds = 60 + tier["install_seconds"]["middle"] + 50 * tier["step"]["middle"]
+    usd = seconds / 3600 * (3.0 + 100 * 0.17 / 730)
+    assert f"compare {mine} --on=vertex --region=us-east4 --steps=50 …`, with the flags of this plan but" in trial
+    assert trial.endswith(f" but --epochs, costs about ${usd:.3g}.")
 
 
 def offer_of(name: str, hours: Interval, usd: float) -> Any:

@@ -105,10 +105,15 @@ def test_a_limit_below_the_estimate_of_the_plan_is_said_with_its_numbers(
         capsys.readouterr()
         assert main([*verb, *sent, f"--max_cost={usd['middle'] - 0.02}"]) == 0
         shown = capsys.readouterr().out
-        said = f"l4x1: warning: its plan estimates {middle} USD ({low} - {high}) as {strategy.lower()}, and the job is "
-        assert f"{said}stopped at {usd['middle'] - 0.02:.2f} USD: raise --max_cost" in shown
+        said = f"its plan estimates {middle} USD ({low} - {high}) as {strategy.lower()}, "
+        assert f"l4x1: warning: {said}" in shown
+        assert f", and the job is stopped at {usd['middle'] - 0.02:.2f} USD: raise --max_cost, or train" in shown
+        assert main([*verb, *sent, "--timeout=10m", "--max_cost=20"]) == 0
+        assert " USD: raise --timeout, or train" in capsys.readouterr().out
         assert main([*verb, *sent, f"--max_cost={usd['middle'] + 0.02}"]) == 0
-        assert "its plan estimates" not in capsys.readouterr().out
+        shown = capsys.readouterr().out
+        assert f"l4x1: {said}" in shown
+        assert "warning: its plan" not in shown
     assert main(["submit", "l4x1", *sent, "--max_cost=0.5", "--check"]) == 0
     assert "its plan estimates" not in capsys.readouterr().out  # it trains nothing
 

@@ -163,6 +163,11 @@ def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Sessio
         with pytest.raises(UserError, match=line):
             bill.main(flags, session)
     assert services.requests == []
+    services.faults = [failed(401)]
+    with pytest.raises(
+        UserError, match=r"^the Cloud Billing Catalog: not logged in, .* \(401\): run `gcloud auth [a-z -]+`$"
+    ):
+        asked(session)
     submitted()
     services.faults = [failed(403)]
     with pytest.raises(UserError, match=r"needs roles/bigquery\.jobUser"):
@@ -205,9 +210,22 @@ def test_a_study_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
     with pytest.raises(UserError, match=counted):
         submit.main(flags, session)
     cloud.faults = [Fault("GET .*/us-east1/customJobs", 403)]
-    with pytest.raises(UserError, match=r"the jobs of us-east1 cannot be listed: .*: without --month_budget"):
+    with pytest.raises(UserError, match=r"and those of us-east1 cannot be listed: .*: request roles/"):
         submit.main(flags, session)
     assert len(cloud.jobs) == 2
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_job_that_alone_exceeds_the_budget_is_refused_without_a_request(
+    session: Session, services: Services, cloud: Emulator, capsys: Capture
+) -> None:
+    flags = ["l4x4", *WHERE, *JOB, *BUDGET, "--dry_run"]
+    alone = "month_budget=100: this job alone may cost 111.00 USD: use a lower --max_cost or --timeout"
+    with pytest.raises(UserError, match=alone):
+        submit.main([*flags, "--month_budget=100"], session)
+    assert submit.main([*flags, "--month_budget=120"], session) == 0
+    assert "# not checked here: login, bucket, data, quota, the month's budget\n" in capsys.readouterr().out
+    assert services.requests == cloud.requests == []
 
 
 @pytest.mark.usefixtures("dist")
@@ -217,4 +235,6 @@ def test_a_budget_needs_its_label_on_the_job(session: Session, services: Service
         submit.main(flags, session)
     with pytest.raises(UserError, match="the job lacks this label: add --labels=team=vision"):
         submit.main([*flags, BUDGET[0], BUDGET[2]], session)
+    with pytest.raises(UserError, match="month_label=team=vision: write KEY:VALUE, as team:vision"):
+        submit.main([*flags, "--month_label=team=vision", BUDGET[2]], session)
     assert services.requests == []

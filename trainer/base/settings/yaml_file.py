@@ -26,6 +26,10 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
         raise UserError(f"{name}: too large for a file of settings (more than {_MAX_CHARACTERS:,} characters)")
     try:
         content = yaml.load(text, _StrictLoader)  # noqa: S506 (it is a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}, line {mark.line + 1}" if mark else name
+        raise UserError(f"{place}: not valid YAML: {error.problem}: mend this line or the one before") from None
     except Exception as error:  # YAML constructors raise anything, for example for `!!int text`
         raise UserError(f"{name}: not valid YAML: {reason(error)}") from None
     if not isinstance(content, dict):

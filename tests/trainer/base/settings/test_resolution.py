@@ -121,6 +121,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(flags: list[str], line: str)
     ("steps: 4\nepochs: 2", "both set the length"),
     ("steps: 4\nsteps: 5", "steps is there twice"),
     ("- steps", "'setting: value' lines are needed, this is list"),
+    ("model: mlp\nsteps: 4\n  epochs: 2", "mine.yaml, line 3: not valid YAML: mapping values are not"),
     ("steps: [", "not valid YAML"),
     ("steps: true", "steps=True must be a whole number"),
     ("model: 3", "model=3 must be text"),
