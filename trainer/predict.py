@@ -7,7 +7,7 @@ These are the numbers of Keras's `model.predict`, on any number of replicas of t
 import sys
 from collections.abc import Sequence
 
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.flags import Parser, whole
@@ -52,17 +52,21 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
     asked = parser.parse_args(arguments)
     rows, folder = stage(asked.rows_file, "rows_file"), model_folder(asked.run)
+    if not rows.is_file():
+        raise UserError(f"rows_file={asked.rows_file}: there is no such file")
     with quiet_start():
         from trainer.run.row_files import predict_rows
         from trainer.run.served_model import ServedModel
     answered, failed = predict_rows(ServedModel(folder, asked.run, asked.fixed_batch), rows, asked.out)
     log.info(f"{asked.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
-    return DONE
+    return USER_MUST_CHANGE if failed and not answered else DONE
 
 
 def _parser() -> Parser:
     parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
     parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
+    parser.add_argument("--rows_file", metavar="FILE", help="a line of JSON a row, answered as by the server; --out is "
+                        "then a folder, and --fixed_batch the rows of a call")  # fmt: skip
     return parser
 
 

@@ -37,7 +37,7 @@ def _serve(arguments: Sequence[str] | None) -> int:
         import starlette
         import uvicorn  # noqa: F401 (the server needs both)
     except ImportError:
-        raise UserError("starlette or uvicorn is not installed: pip install '.[serve]'") from None
+        raise UserError("starlette or uvicorn is not installed: pip install -e '.[serve]'") from None
     del starlette
     with quiet_start():
         from trainer.run.served_model import ServedModel

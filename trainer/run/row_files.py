@@ -10,14 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.run_layout import SPEED
 from trainer.base.storage import make_writable, output_address, write_whole
 from trainer.base.storage.address import Address
+from trainer.base.storage.checksum import sha256_of
 from trainer.base.storage.gcs import connect
 from trainer.run.served_model import BadRow, ServedModel
 
 PART_ROWS = 10_000
+_ANSWERS_OF = "answers_of.json"  # digests of the model's files and of the rows
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
@@ -30,6 +33,7 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     if isinstance(target, Path):
         make_writable(target, "out")
     earlier, answered, failed, part = _names(target), 0, 0, -1
+    _refuse_other_answers(target, earlier, {"model": dict(model.about.files), "rows": sha256_of(rows)}, out)
     log.info(f"{model.fixed_batch} rows a call")  # which traces the model before the clock starts
     began = time.monotonic()
     with rows.open("rb") as file:
@@ -63,6 +67,27 @@ def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[l
         pairs = zip(numbers, model.answers(batch), strict=True)
         answers += [{"row": number, "prediction": answer} for number, answer in pairs]
     return answers, errors
+
+
+def _refuse_other_answers(target: Path | Address, earlier: set[str], now: dict[str, Any], out: str) -> None:
+    """Notes in the folder what its answers are of. Raises UserError if they are of another model or of other rows."""
+    if _ANSWERS_OF not in earlier:
+        _write(target, _ANSWERS_OF, [now])
+        return
+    try:
+        before = json.loads(_read(target / _ANSWERS_OF))
+        differing = [name for name in now if before[name] != now[name]]
+    except (ValueError, KeyError, TypeError):
+        differing = list(now)
+    if differing:
+        raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")
+
+
+def _read(file: Path | Address) -> bytes:
+    if isinstance(file, Path):
+        return file.read_bytes()
+    remote = connect().get(file)
+    return connect().read(remote) if remote else b""
 
 
 def _names(target: Path | Address) -> set[str]:

@@ -1,5 +1,6 @@
 """Tests the server of an exported model: an answer depends on its row alone, and no request ends it."""
 
+import asyncio
 import base64
 import io
 import json
@@ -22,11 +23,13 @@ import uvicorn
 from PIL import Image
 
 from benchmarks.proofs.equal_answers import ask, started
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Log
+from tests.support import refused
 from trainer import predict as command
 from trainer import serve
-from trainer.base.errors import UserError
-from trainer.base.run_files.serving_file import Servable
+from trainer.base.errors import USER_MUST_CHANGE, UserError
+from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
+from trainer.run import server as server_module
 from trainer.run.export import export, load_template
 from trainer.run.row_files import PART_ROWS
 from trainer.run.served_model import BadRow, ServedModel, independent_batch
@@ -199,8 +202,64 @@ def test_hostile_requests_are_refused_in_one_line_and_the_server_lives(client: C
     for body, status in [*((body, 400) for body in (*HOSTILE, *mutated)), (b" " * (MOST_BYTES + 1), 413)]:
         sent = client.post(body)
         assert (sent.status_code, "\n" in sent.json()["error"]) == (status, False), body[:60]
-    assert client.get("/nothing").status_code == 404
+    for sent, status in ((client.get("/nothing"), 404), (client.get("/predict"), 405)):
+        assert (sent.status_code, [*sent.json()]) == (status, ["error"])
+    missing = client.post(b'{"rows": [1]}').json()["error"]
+    assert missing == 'the body must be JSON as {"instances": […]}: the key instances is missing'
     assert client.post(good).status_code == 200
+
+
+def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: Log
+) -> None:
+    monkeypatch.setattr(server_module, "_BODY_S", 0.2)
+    port = int(client.url.rpartition(":")[2])
+    for length, status in ((100, b"408"), (10**12, b"413")):
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n{" % length)
+            connection.settimeout(30)
+            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{")
+    assert client.get("/health").status_code == 200
+    assert "a request failed" not in caplog.text  # its client has gone
+
+
+def test_requests_that_wait_get_rows_of_a_batch_in_turn(model: ServedModel) -> None:
+    async def batches() -> list[list[Any]]:
+        batcher = server_module.Batcher(model)
+        batcher._worker.cancel()
+        requests: Any = ([1] * 10, [2], [3, 3])
+        asked = [asyncio.ensure_future(batcher.answers(rows)) for rows in requests]
+        await asyncio.sleep(0)
+        taken = [[row for row, _ in batcher._batch()] for _ in range(3)]
+        for answer in asked:
+            answer.cancel()
+        return taken
+
+    assert asyncio.run(batches()) == [[1, 2, 3, 1, 3, 1, 1, 1], [1] * 5, []]
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:
+    def load() -> ServedModel:
+        raise AssertionError("it was loaded")
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, refused("it cannot be opened at 127.0.0.1"):
+        server_module.serve(load, "127.0.0.1", taken.getsockname()[1])
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.keras"
+    file.touch()
+    for path, line in (
+        (tmp_path / "nowhere", "there is no such folder"), (tmp_path, "it holds no run: there is no run.json"),
+        (file, "it is a file: name the job directory, or its model/"),
+    ):  # fmt: skip
+        with refused(line):
+            read_servable(model_folder(str(path)), "x")
+    (tmp_path / "run.json").touch()
+    with refused("there is no serving.json: wait until the run is done"):
+        read_servable(model_folder(str(tmp_path)), "x")
 
 
 def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folder: Path, tmp_path: Path) -> None:
@@ -283,7 +342,7 @@ def test_a_killed_server_goes_on_after_a_restart_and_a_stopped_one_answers_open_
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(
-    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, model: ServedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are there."""
     assert PART_ROWS > 1000
@@ -298,6 +357,17 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     assert command.main(flags) == 0
     read = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
     assert json.loads(read.pop("speed.json"))["rows"] == 9  # the new answers alone
+    assert json.loads(read.pop("answers_of.json"))["model"] == dict(model.about.files)
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write("\n[[2]]")
+    capsys.readouterr()
+    assert command.main(flags) == USER_MUST_CHANGE
+    assert f"out={tmp_path}/out: its answers are of another rows: use another --out" in capsys.readouterr().err
+    (tmp_path / "rows.jsonl").write_text("{")
+    assert command.main([*flags[:2], f"--out={tmp_path}/new"]) == USER_MUST_CHANGE  # no row was answered
+    (tmp_path / "rows.jsonl").unlink()
+    assert command.main(flags) == USER_MUST_CHANGE
+    assert "rows.jsonl: there is no such file" in capsys.readouterr().err
     assert read.pop("predictions-00002.jsonl") == "kept"
     answers = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "predictions" in name]
     errors = [json.loads(line) for name in sorted(read) for line in read[name].splitlines() if "errors" in name]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.run_files.run_layout import MODEL
+from trainer.base.run_files.run_layout import MODEL, RUN_INFO
 from trainer.base.storage import expanded, parse, write_whole
 from trainer.base.storage.checksum import sha256_of
 from trainer.base.storage.staging import Staged
@@ -55,15 +55,23 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
         about = dataclasses.replace(about, image=tuple(about.image))
         broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
     except FileNotFoundError as error:
-        missing = Path(str(error.filename)).name
-        raise UserError(
-            f"{name}: there is no {missing}: wait until the run is done and its model is uploaded"
-        ) from None
+        raise UserError(f"{name}: {_why_missing(folder, Path(str(error.filename)).name)}") from None
+    except NotADirectoryError:
+        raise UserError(f"{name}: it is a file: name the job directory, or its {MODEL}/") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{name}: its {SERVING} cannot be read: {reason(error)}: export the model again") from None
     if broken:
         raise UserError(f"{name}: {broken[0]} is not the file that was exported: upload the folder again")
     return about
+
+
+def _why_missing(folder: Path, file: str) -> str:
+    """Returns what the absence of a file of the model means."""
+    if not folder.exists() and not folder.parent.exists():
+        return "there is no such folder"
+    if folder.name == MODEL and not (folder.parent / RUN_INFO).exists() and not folder.exists():
+        return f"it holds no run: there is no {RUN_INFO}"
+    return f"there is no {file}: wait until the run is done and its model is uploaded"
 
 
 def model_folder(run: str) -> Path:
