@@ -216,7 +216,9 @@ def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_i
     cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
     assert predict.main([*words, "--max_cost=1"], session) == 0
     monkeypatch.setattr("deploy.planning.cost_rule.PLAN_UNASKED", 5.0)
-    with pytest.raises(UserError, match=r"until the timeout; by plan \d+\.\d\d USD at most: not submitted"):
+    with pytest.raises(
+        UserError, match=r"until the timeout; by plan \d+\.\d\d to \d+\.\d\d USD \(an estimate\): not submitted"
+    ):
         predict.main(words, session)
     assert len(cloud.jobs) == 1
     script = plant(tmp_path / "script", [0.08] * 5, gpu="NVIDIA L4")

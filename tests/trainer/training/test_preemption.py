@@ -325,7 +325,7 @@ def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     folder, steps = Path(small_config().job_dir), result_of(undisturbed)["steps"]
     shutil.copytree(undisturbed, folder)
     run(small_config(*STOPS))
-    line = f"stopped early after {steps} of 240 steps: use more steps and a larger --patience to continue"
+    line = f"stopped early after {steps} of 240 steps: use more than 240 steps and a larger --patience to continue"
     assert line in caplog.text
     run(small_config(*STOPS, "--steps=241", "--patience=200"))
     assert result_of(folder)["steps"] == 241
