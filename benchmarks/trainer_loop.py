@@ -16,7 +16,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import TimedSteps, choose
+from trainer.training.xla_choice import choose
 
 STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
 
@@ -50,13 +50,7 @@ def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
 
 
 def _runner(setup: TrainingSetup, option: str) -> StepRunner:
-    trial = TimedSteps(
-        setup.model,
-        setup.replicas,
-        lambda compiled: setup.step_runner(compiled=compiled),
-        lambda: setup.rows_from(0),
-        first_step=0,
-    )
+    trial = setup.timed_steps(0)
     if option != "auto":
         return trial.runner(option == "compiled")
     return trial.runner(choose(setup.config, trial, STEPS_OF_A_RUN).compiled)

@@ -51,10 +51,7 @@ def main() -> None:
     with settings_of(options.case) as (config, flags):
         setup = build_setup(config, make_replicas(config))
         results.keep(batch=setup.replicas.sentence(), network=config.model)
-        trial = TimedSteps(
-            setup.model, setup.replicas, lambda compiled: setup.step_runner(compiled=compiled),
-            lambda: setup.rows_from(0), first_step=0,
-        )  # fmt: skip
+        trial = setup.timed_steps(0)
         ways = _built(results, _ways(setup, trial))
         counts = {name: _steps_in(run, seconds) for name, run in ways.items()}
         speeds: dict[str, list[float]] = {name: [] for name in ways}

@@ -176,7 +176,7 @@ class PreparedSubmission:
     def _show(self, verb: str) -> None:
         """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
         line, usd = self.plan() if self.plan else ("", None)
-        costs = cost_question([(job, 1) for job in self.jobs], self.asked.max_cost, max, plan=usd).lines()
+        costs = cost_question([(job, 1) for job in self.jobs], self.asked.max_cost, alternatives=True, plan=usd).lines()
         about = [*self.about, *((COST, line) for line in (line, *costs) if line)]
         for heading in (WHAT, WHERE, COST, ALONG):
             if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
@@ -199,7 +199,7 @@ class PreparedSubmission:
             hold_to_budget(jobs, asked, session)
             line, usd = self.plan() if self.plan else ("", None)
             say(*([f"# {line}"] if line else []))
-            cost_question([(job, 1) for job in jobs], asked.max_cost, max, plan=usd).agree()
+            cost_question([(job, 1) for job in jobs], asked.max_cost, alternatives=True, plan=usd).agree()
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}

@@ -34,24 +34,27 @@ class CostQuestion(NamedTuple):
 
 
 def cost_question(
-    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None, total: Callable[[Iterable[float]], float] = sum,
-    *, plan: Interval | None = None, each: bool = False,
+    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None,
+    *, alternatives: bool = False, plan: Interval | None = None, each: bool = False,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about jobs, so many of each.
 
     max_cost: USD that the user allowed for all, where nothing is asked, or for `each`, where nothing is asked if their
-    sum is not much either; total: `max` for jobs of which only one is created; plan: USD, if no kept plan says it.
+    sum is not much either; alternatives: only one of the jobs is created; plan: USD, if no kept plan says it.
     """
+    most: Callable[[Iterable[float]], float] = max if alternatives else sum
+    least: Callable[[Iterable[float]], float] = min if alternatives else sum
     limits = [_most_usd(job.tier) for job, _ in jobs]
     plans = [plan or (offer.usd if (offer := estimate(job)) else None) for job, _ in jobs]
     unpriced = [job.tier for (job, _), limit in zip(jobs, limits, strict=True) if limit is None]
     counts = [count for _, count in jobs]
-    limit = total(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
+    limit = most(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
     planned = [usd.times(count) for count, usd in zip(counts, plans, strict=True) if usd]
-    high = total(usd.high for usd in planned) if len(planned) == len(jobs) else None
-    least = (min if total is max else sum)(usd.low for usd in planned) if planned else 0.0
-    known = "there is no plan" if high is None else f"by plan {least:.2f} to {high:.2f} USD (an estimate)"
-    subject = "this job" if total is max or sum(counts) == 1 else f"these {sum(counts)} jobs together"
+    high, known = None, "there is no plan"
+    if len(planned) == len(jobs):
+        low, high = least(usd.low for usd in planned), most(usd.high for usd in planned)
+        known = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
+    subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {known}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
     if each:

@@ -29,7 +29,7 @@ from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
 from trainer.training.state import digest_of, sharded, snapshot, variables_of
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
+from trainer.training.xla_choice import XlaChoice, choose
 from trainer.user_code.interface import ModelInterface
 
 
@@ -128,16 +128,12 @@ class TrainingRun:
 
     def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
         """Returns the runner of plain or of compiled steps, once run.json holds the choice."""
-        setup, progress = self.setup, self.state.progress
-        step = progress.step
-        trial = TimedSteps(
-            setup.model, setup.replicas, lambda compiled: setup.step_runner(compiled=compiled),
-            lambda: setup.rows_from(step), step, control.watched().before_sum,
-        )  # fmt: skip
+        progress = self.state.progress
+        trial = self.setup.timed_steps(progress.step, control.watched().before_sum)
         self.before_hooks = copy.deepcopy(self.state.content())  # what a signal saves now
         stop.nothing_to_save = True
         try:
-            left, failure = progress.total_steps - step, self.job.xla_failure
+            left, failure = progress.total_steps - progress.step, self.job.xla_failure
             self.choice = choose(self.job.config, trial, left, self.choice, failure)
         except Interrupted:
             return trial.runner(False)  # which will not run: the next start chooses again

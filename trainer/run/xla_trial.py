@@ -14,7 +14,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.run.child import last_error, start
 from trainer.run.training_setup import build_setup
-from trainer.training.xla_choice import TimedSteps, barrier, compiled_step
+from trainer.training.xla_choice import barrier, compiled_step
 
 LONGEST_SECONDS = 900.0
 
@@ -50,9 +50,5 @@ def failure_of_trial(arguments: Sequence[str], seconds: float) -> str:
 def failure_of_compiled_step(config: TrainConfig) -> str:
     """Runs a compiled step on the devices of the settings; returns why that failed, "" if it did not."""
     setup = build_setup(config, make_replicas(config))
-    trial = TimedSteps(
-        setup.model, setup.replicas, lambda compiled: setup.step_runner(compiled=compiled),
-        lambda: setup.rows_from(0), first_step=0,
-    )  # fmt: skip
-    with setup.dataset.reading(), trial:
+    with setup.dataset.reading(), setup.timed_steps(0) as trial:
         return compiled_step(trial)[1]

@@ -75,13 +75,12 @@ def as_user_mistake(error: BaseException) -> UserError | None:
             "--precision=float32; trainer.check, which computes in float64, cannot compare it"
         )
     raised = where_raised(error)
-    if raised is None and (value := _OUT_OF_RANGE.search(str(error))):
-        return UserError(
+    if raised is None:
+        value = _OUT_OF_RANGE.search(str(error))
+        return value and UserError(
             f"the data hold a number that the model has no place for: {value[0]}: a class is below the number of "
             "outputs, a token below the input_dim of its Embedding, and none is negative: change the data or the model"
         )
-    if raised is None:
-        return None
     place, cause = raised
     text = message_of(cause)
     text += f"; {_OWN_LOOP}" if _EAGER in text else ""

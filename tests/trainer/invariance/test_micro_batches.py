@@ -15,7 +15,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas
 from trainer.run.training_setup import build_setup
-from trainer.training.xla_choice import TimedSteps, XlaChoice, choose
+from trainer.training.xla_choice import XlaChoice, choose
 
 ROOT = Path(__file__).parents[3]
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")
@@ -90,9 +90,7 @@ def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
 def test_xla_does_not_compile_a_step_of_passes() -> None:
     config = small("--model=mlp", "--jit_compile", *WAYS[0])
     setup = build_setup(config, make_replicas(config))
-    trial = TimedSteps(
-        setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
-    )
+    trial = setup.timed_steps(0)
     assert choose(config, trial, 50) == XlaChoice(False, "XLA would keep all of micro_batches=4 in memory at once")
 
 

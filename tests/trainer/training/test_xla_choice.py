@@ -116,9 +116,7 @@ def test_what_xla_cannot_or_must_not_compile_runs_plain(flags: list[str], why: s
     common = ["--data=digits", "--image_size=16", "--global_batch_size=8", "--jit_compile"]
     setup = setup_of(f"--model={__name__}:mixing", *common, *flags)
     before = weights(setup.model)
-    trial = TimedSteps(
-        setup.model, setup.replicas, lambda way: setup.step_runner(compiled=way), lambda: setup.rows_from(0), 0
-    )
+    trial = setup.timed_steps(0)
     choice = choose(setup.config, trial, 10)
     assert not choice.compiled
     assert why in choice.why
