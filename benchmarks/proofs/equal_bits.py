@@ -3,7 +3,8 @@
 Each trains some steps of few rows as a whole job, in its own processes, on 1, 2 and 4 replicas and on 2 workers, and
 once on 1 replica, killed by SIGKILL after its first checkpoint, and resumed on 4; the SHA-256 of all variables in the
 result.json of each must be the same.
-Then, in turns, it measures a step of 2 replicas' virtual replicas against one of as many micro-batches.
+Then, in turns, it measures a step of 2 replicas' virtual replicas against one of as many micro-batches, each on all
+cores in a process of its own (--steps=0: this alone).
 """
 
 import os
@@ -13,18 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
-from benchmarks.runner import make_parser, program
+from benchmarks.processes import Candidate, started
+from benchmarks.runner import alternate, make_parser, program, ratios
 from tests.own_runs import EXAMPLES, arguments_of, recipe_flags
 from trainer.base.run_files.records import read_result
 from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX
 from trainer.base.settings.resolution import recipe_names
 
-PARSER = make_parser(__doc__)
+PARSER = make_parser(__doc__, seconds=2.0)
 PARSER.add_argument("--only", default="", help="cases whose name contains this")
-PARSER.add_argument("--steps", type=int, default=4)
+PARSER.add_argument("--steps", type=int, default=4, help="of each run whose bits are compared; 0: none")
 PARSER.add_argument("--precision", default="float32")
 PARSER.add_argument("--turns", type=int, default=3, help="of each way to measure a step; 0: none")
 VIRTUAL = 4
@@ -90,16 +93,15 @@ def _digest(result: dict[str, object]) -> object:
     return None
 
 
-def ratio(flags: list[str], folder: Path, turns: int) -> float:
+def cost(flags: list[str], turns: int, seconds: float) -> float:
     """Returns the time of a step on 2 replicas with virtual replicas over that of the same micro-batches."""
-    ways: dict[str, list[float]] = {f"--virtual_replicas={VIRTUAL}": [], f"--micro_batches={VIRTUAL // 2}": []}
-    for turn in range(turns):
-        for number, (way, seconds) in enumerate(ways.items()):
-            words = [*flags, *SMALL, "--replicas=2", "--steps=30", "--report_every_steps=10", way]
-            result = trained(folder / f"{turn}-{number}", words)
-            seconds.append(float(str(result["step_seconds"])))
-    virtual, plain = map(statistics.median, ways.values())
-    return virtual / plain
+    ways = f"--virtual_replicas={VIRTUAL}", f"--micro_batches={VIRTUAL // 2}"
+    shared = [*flags, *SMALL, "--warmup_steps=0", "--replicas=2"]
+    makers: dict[str, Callable[[], Candidate]] = {
+        way: partial(Candidate, "trainer_loop", [*shared, way], 1, multiple=3) for way in ways
+    }
+    with started(makers, seconds) as candidates:
+        return statistics.median(ratios(alternate(candidates, turns), ways[1], ways[0]))
 
 
 @program
@@ -109,12 +111,13 @@ def main() -> None:
     for name, flags in cases():
         if options.only not in name:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            precise = [*flags, f"--precision={options.precision}"]
-            found = digests(precise, Path(folder), options.steps)
-            unequal += len({*found.values()}) > 1 or None in found.values()
-            for way, digest in found.items():
+        precise = [*flags, f"--precision={options.precision}"]
+        if options.steps:
+            with tempfile.TemporaryDirectory() as folder:
+                by_way = digests(precise, Path(folder), options.steps)
+            unequal += len({*by_way.values()}) > 1 or None in by_way.values()
+            for way, digest in by_way.items():
                 print(f"{name}, {way}: {digest}", flush=True)
-            if options.turns:
-                print(f"{name}: {ratio(precise, Path(folder), options.turns):.2f} x micro-batches", flush=True)
+        if options.turns:
+            print(f"{name}: {cost(precise, options.turns, options.seconds):.2f} x micro-batches", flush=True)
     sys.exit(bool(unequal))
