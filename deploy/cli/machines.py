@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from deploy.client.arguments import add_flags, parser
 from deploy.client.documents import add_json_flag, write_document
+from deploy.report.text_tables import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.output import say
 from deploy.tiers.tier import Tier, load_tier, tier_names
@@ -29,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     table = load_machines(args.prices)
     if not (args.all or args.accelerator or args.count is not None):
         tiers = [load_tier(name, args.prices) for name in tier_names()]
-        rows = [("tier", "machines", "USD/h", "spot USD/h"), *map(_tier_row, tiers)]
-        say(*_lines(rows), "", f"{_source(table)}; the boot disk is in them; * as FLEX_START")
+        rows = terminal_table(("tier", "machines", "USD/h", "spot USD/h"), [*map(_tier_row, tiers)], left=2)
+        say(rows, f"{_source(table)}; the boot disk is in them; * as FLEX_START")
         say("all machines, quota and regions: --all")
         priced = [{"tier": tier.name, "machine": tier.machine, "price": _own_price(tier)} for tier in tiers]
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
@@ -65,8 +66,8 @@ def _tier_row(tier: Tier) -> tuple[str, ...]:
 
 def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
-    yield from _lines([header, *(_row(option) for option in options)])
-    yield from ("", f"{_source(table)}; the boot disk is not in them")
+    yield terminal_table(header, [*map(_row, options)], left=2)
+    yield f"{_source(table)}; the boot disk is not in them"
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
         yield f"{accelerator.name}: {accelerator.note}"
         metric = accelerator.quota_metric or "unknown quota metric"
@@ -82,14 +83,6 @@ def _source(table: Machines) -> str:
         f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
         "list price (for spot inferred); > without that fee: a lower bound"
     )
-
-
-def _lines(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yields the rows with aligned columns; the first two hold text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = enumerate(zip(row, widths, strict=True))
-        yield "  ".join(cell.ljust(width) if place < 2 else cell.rjust(width) for place, (cell, width) in cells)
 
 
 def _row(option: MachineOption) -> tuple[str, ...]:

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
+from deploy.report.run_reader import RunRecord
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, number, read_json, read_result
+from trainer.base.run_files.records import items, number, read_json
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
 from trainer.base.run_files.tracking.sender import Sender, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
@@ -72,12 +73,9 @@ def _sources(path: str) -> Iterator[RunFiles]:
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     parent = _parent(folder, where)
     yield _Listed(folder, where, about=parent)
-    prices = _prices(folder)
     for run in below:
-        name = run.relative_to(folder).as_posix()
-        seconds = number(read_result(run)[0].get("wall_seconds"))
-        usd = prices.get(name.partition("/")[0])
-        more = {"result/usd": usd * seconds / 3600} if usd and seconds else {}
+        name, usd = run.relative_to(folder).as_posix(), RunRecord(run).billed_usd
+        more = {} if usd is None else {"result/usd": usd}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
     if not below:  # the trials of a study on Vertex AI, of which a table is here
         yield from (_trial(trial, parent) for trial in items(read_json(folder / "table.json")[0], "trials"))
@@ -92,13 +90,6 @@ def _parent(folder: Path, where: str) -> TrackedRun:
     files = [file for name in TABLES if (file := folder / name).is_file()]
     name = where.rsplit("/", 1)[-1]
     return TrackedRun(digest([where, settings]), name, folder, "", settings, tags, "finished", files)
-
-
-def _prices(folder: Path) -> dict[str, float]:
-    """Returns USD an hour of each tier of a comparison on Vertex AI; nothing for one on this machine."""
-    comparison = read_json(folder / COMPARISON)[0]
-    tiers = items(comparison, "tiers") if comparison.get("on") == "vertex" else []
-    return {tier["name"]: usd for tier in tiers if (usd := number(tier.get("price_per_hour")))}
 
 
 def _trial(trial: dict[str, Any], parent: TrackedRun) -> _Listed:

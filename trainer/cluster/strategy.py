@@ -172,24 +172,16 @@ def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
         )
 
 
-class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """Gives the strategy the workers and the number of GPUs that each of them uses."""
-
-    def __init__(self, cluster: Cluster, gpus: int) -> None:
-        spec = tf.train.ClusterSpec({"worker": list(cluster.addresses)})
-        super().__init__(spec, task_type="worker", task_id=cluster.index, rpc_layer="grpc")
-        self._gpus = gpus
-
-    def num_accelerators(self, *args: Any, **kwargs: Any) -> dict[str, int]:
-        return {"GPU": self._gpus} if self._gpus else {}
-
-
 def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) -> Any:
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
     gpus = len(devices) if devices[0].startswith("GPU") else 0
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.addresses)}), task_type="worker", task_id=cluster.index,
+        num_accelerators={"GPU": gpus} if gpus else {}, rpc_layer="grpc",
+    )  # fmt: skip
     with cpu_devices_per_worker(0 if gpus else len(devices)):
-        return tf.distribute.MultiWorkerMirroredStrategy(_Resolver(cluster, gpus), options)
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 
 def simulated_devices() -> int:

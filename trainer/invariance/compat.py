@@ -18,40 +18,6 @@ import tensorflow as tf
 
 TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
 
-PRIVATE_NAMES = (
-    "keras.src.utils.naming.reset_uids",
-    "keras.src.random.seed_generator.python_random",
-    "keras.src.backend.tensorflow.random",
-    "keras.src.backend.tensorflow.numpy.signbit",
-    "keras.src.backend.common.masking.get_keras_mask",
-    "keras.src.backend.common.masking.set_keras_mask",
-    "keras.layers.Layer._flatten_layers",
-    "keras.layers.Layer._losses",
-    "keras.Model._symbolic_build",
-    "keras.optimizers.Optimizer._all_reduce_sum_gradients",
-    "keras.optimizers.Optimizer._get_variable_index",
-    "keras.optimizers.Optimizer._backend_update_step",
-    "keras.optimizers.Optimizer._var_key",
-    "keras.optimizers.Optimizer._update_model_variables_moving_average",
-    "keras.optimizers.Optimizer._model_variables_moving_average",
-    "keras.Variable._value",
-    "keras.optimizers.Adam._momentums",
-    "keras.optimizers.Adam._velocities",
-    "keras.optimizers.RMSprop._momentums",
-    "keras.optimizers.RMSprop._velocities",
-    "keras.src.losses.loss.reduce_weighted_values",
-    "keras.src.losses.loss.scale_loss_for_distribution",
-    "keras.src.losses.loss.unscale_loss_for_distribution",
-    "tensorflow.data.Dataset._inputs",
-    "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended._initialize_local_devices",
-    "tensorflow.python.distribute.values.apply_aggregation_replica_context",
-    "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext",
-    "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph",
-    "keras.optimizers.Optimizer._trainable_variables",
-    "tensorflow.Graph._get_function",
-    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace",
-)
-
 
 class Missing(RuntimeError):
     """Reports a private name that the installed release no longer has, or now has with other parameters."""
@@ -371,7 +337,7 @@ def own_values_assigned() -> Iterator[None]:
 
 
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
-    """Returns what `name` of PRIVATE_NAMES is, on `owner` if given; checks that it takes the arguments.
+    """Returns what the private `name` is, on `owner` if given; checks that it takes the arguments.
 
     Raises Missing if it does not exist or takes others.
     """

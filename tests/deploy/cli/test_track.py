@@ -34,12 +34,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_path: Path, capsys: Capture) -> None:
-    tiers = [{"name": name, "machine_type": "x", "price_per_hour": usd} for name, usd in (("l4x1", 0.8), ("l4x4", 3.2))]
+    tiers = [{"name": name, "machine_type": "x", "price_per_hour": 3.2} for name in ("l4x1", "l4x4")]
     out = tmp_path / "out"
     for number, run in enumerate(("l4x1/repeat-1", "l4x1/repeat-2", "l4x4/repeat-1")):
         plant_run(out / run)
         info = json.loads((out / run / "run.json").read_text())
         write_json(out / run / "run.json", {**info, "id": f"run{number}"})
+    write_json(out / "l4x4" / "repeat-1" / "billed.json", {"jobs": {"7": {"usd": 0.3}, "8": {"usd": 0.04}}})
     write_json(
         out / "comparison.json", {"on": "vertex", "tiers": tiers, "flags": ["--steps=30"], "command": "compare x"}
     )
@@ -54,8 +55,8 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
     assert mlflow_files(store, parent) == ["table.csv", "table.md"]
     assert (parent.data.tags["verdict"], parent.data.params["flags"]) == ("l4x1 is cheaper.", "['--steps=30']")
-    dollars = mlflow_history(store, runs["l4x4/repeat-1"], "result/usd")
-    assert dollars == [(30, pytest.approx(12.5 * 3.2 / 3600))]
+    assert mlflow_history(store, runs["l4x4/repeat-1"], "result/usd") == [(30, pytest.approx(0.34))]
+    assert "result/usd" not in runs["l4x1/repeat-1"].data.metrics  # of which no bill is known
     assert "l4x4/repeat-1: finished, 0 steps sent" in capsys.readouterr().out
 
 

@@ -37,6 +37,10 @@ def foreign(dotted: str) -> bool:
     return root in ("keras", "tensorflow", "tf") and bool(hidden)
 
 
+DECISION = (ROOT / "docs" / "decisions" / "1-own-loop.md").read_text(encoding="utf-8")
+LISTED = [*filter(foreign, re.findall(r"`([\w.]+)`", DECISION))]
+
+
 def own_names(source: str) -> set[str]:
     """Returns what `source` defines itself: functions, classes, variables, and what it assigns to self."""
     nodes = list(ast.walk(ast.parse(source)))
@@ -88,7 +92,7 @@ def test_private_names_are_used_in_compat_alone() -> None:
     }
     assert {file: names for file, names in used.items() if names} == {}
     modules = {"seed_generator", "loss", "collective_all_reduce_strategy", "numpy"}
-    assert lasts - modules == {name.rpartition(".")[2] for name in compat.PRIVATE_NAMES}
+    assert lasts - modules == {name.rpartition(".")[2] for name in LISTED}
 
 
 def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
@@ -133,10 +137,8 @@ def test_an_override_is_found() -> None:
     assert overridden(_Overrides) == {"_moments", "_reduction_axes"}
 
 
-def test_the_decision_lists_the_same_names() -> None:
-    page = (ROOT / "docs" / "decisions" / "1-own-loop.md").read_text(encoding="utf-8")
-    assert sorted(filter(foreign, re.findall(r"`([\w.]+)`", page))) == sorted(compat.PRIVATE_NAMES)
-    assert len(page.splitlines()) <= 40
+def test_the_decision_is_short() -> None:
+    assert (len(DECISION.splitlines()) <= 40, len(LISTED)) == (True, len({*LISTED}))
 
 
 def remove(monkeypatch: Patch, name: str) -> None:
@@ -182,7 +184,7 @@ def test_what_is_missing_fails_in_one_line(
     monkeypatch: Patch, last: str, prepare: Any, use: Any, changed: bool
 ) -> None:
     use(prepare())
-    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith(f".{last}"))
+    (name,) = (name for name in LISTED if name.endswith(f".{last}"))
     prepared, owner = prepare(), pkgutil.resolve_name(name.rpartition(".")[0])
     if changed:
         monkeypatch.setattr(owner, last, lambda self, *, other_than_ours: None)
@@ -208,7 +210,7 @@ def test_layers_have_paths_of_their_own() -> None:
 
 
 def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
-    (name,) = (name for name in compat.PRIVATE_NAMES if name.endswith("._initialize_local_devices"))
+    (name,) = (name for name in LISTED if name.endswith("._initialize_local_devices"))
     remove(monkeypatch, name)
     with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
         pass
