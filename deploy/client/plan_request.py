@@ -23,10 +23,10 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import Tier, tier_names
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import StepPlan, read_plan
+from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import expanded, make_writable
+from trainer.base.storage import make_writable
 
 DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
 
@@ -126,7 +126,7 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
     specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
     if out:
         make_writable(out, "out")
-    step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
+    step_plan = plan_of(config, overrides, asked.plan)
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:

@@ -14,16 +14,28 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
 from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.storage import expanded
 
 FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
 
 
-def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
-    """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
+def plan_of(config: TrainConfig, overrides: Overrides, file: str = "") -> StepPlan:
+    """Returns the plan in `file`, or the one that is kept for these settings, made now, in its own process, if none is.
+
+    Raises UserError if the file is of other settings.
+    """
+    if file:
+        plan = read_plan(expanded(file))
+        if plan.key != plan_key(config, plan.versions):
+            raise UserError(
+                f"plan={file}: it is of other settings or sources, of {plan.model} on {plan.data}: leave it out, or "
+                "make it again with the flags of this command: python -m trainer.plan … --out=FILE"
+            )
+        return plan
     kept = _kept(config)
     if not kept:
         say("measures steps on this machine's CPU, once for these settings …")

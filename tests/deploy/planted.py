@@ -7,17 +7,18 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, write_plan
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, plan_key, write_plan
+from trainer.base.settings.resolution import resolve
 
 EXAMPLES = 6_000
 
 
 def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
-    """Writes a plan: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row; one update.
+    """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row.
 
-    Each of two replicas has 100 small operations more, and an all-reduce.
+    There is one update. Each of two replicas has 100 small operations more, and an all-reduce.
     """
-    gib = 2.0**30
+    gib, config = 2.0**30, resolve(["--recipe=mlp_mnist"]).config
     lines = [LinearInRows(gib, row_gib * gib)]
     memory = Memory(lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
     products = StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6))
@@ -26,7 +27,18 @@ def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Pat
     )
     folder.mkdir(parents=True, exist_ok=True)
     plan = StepPlan(
-        "mlp", "digits", "", {}, EXAMPLES, 1, 0, memory, 10**8, (2**29, 2**28), Work(one), Work(of_two, 1, 10**8)
+        config.model,
+        config.data,
+        plan_key(config, {}),
+        {},
+        EXAMPLES,
+        1,
+        0,
+        memory,
+        10**8,
+        (2**29, 2**28),
+        Work(one),
+        Work(of_two, 1, 10**8),
     )
     write_plan(folder / "plan.json", plan)
     return folder / "plan.json"

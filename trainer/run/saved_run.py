@@ -195,7 +195,7 @@ def _fitting(run: RequestedRun, dataset: Dataset) -> Iterator[None]:
     try:
         with dataset.reading():
             yield
-    except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, TypeError, KeyError, tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
         raise as_user_mistake(error) or UserError(
             f"data={run.config.data}: an example is {dataset.shape}, which does not fit the model of {run.name}: "
             f"{message_of(error)}"

@@ -191,6 +191,13 @@ def written(tmp_path: Path) -> Any:
     return json.loads((tmp_path / "out" / "forecast.json").read_text())
 
 
+def test_a_plan_of_another_run_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    assert main(planned(tmp_path, "l4x1", "--width=64")) == 2
+    shown = capsys.readouterr().err
+    assert "plan.json: it is of other settings or sources, of mlp on " in shown
+    assert "python -m trainer.plan … --out=FILE" in shown
+
+
 def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -> None:
     assert main(planned(tmp_path, "--global_batch_size=64", "--within=2d", "--budget=2000", gflop=100.0)) == 0
     content, shown = written(tmp_path), capsys.readouterr().out
