@@ -137,10 +137,6 @@ def test_an_override_is_found() -> None:
     assert overridden(_Overrides) == {"_moments", "_reduction_axes"}
 
 
-def test_the_decision_is_short() -> None:
-    assert (len(DECISION.splitlines()) <= 40, len(LISTED)) == (True, len({*LISTED}))
-
-
 def remove(monkeypatch: Patch, name: str) -> None:
     """Removes a private name from its module, or from its class and the bases of it."""
     path, _, attribute = name.rpartition(".")
