@@ -13,12 +13,12 @@ from trainer.base.settings.resolution import resolve
 EXAMPLES = 6_000
 
 
-def planted_plan(folder: Path, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
+def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
     """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row.
 
     There is one update. Each of two replicas has 100 small operations more, and an all-reduce.
     """
-    gib, config = 2.0**30, resolve(["--recipe=mlp_mnist"]).config
+    gib, config = 2.0**30, resolve(["--recipe=mlp_mnist", f"--precision={precision}"]).config
     lines = [LinearInRows(gib, row_gib * gib)]
     memory = Memory(lines, [LinearInRows(1.5 * gib, row_gib * gib / 2)], lines, 2**30, (8, 16, 32), 1.1)
     products = StepWork("MatMul", 100, LinearInRows(0.0, gflop * 1e9), LinearInRows(1e6, 50e6))

@@ -75,6 +75,10 @@ class StepRunner:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
         return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
 
+    def size(self, iterator: Any) -> int:
+        """Returns the number of operations of a step."""
+        return len(nodes_of(self.traced(iterator).graph))
+
     def _counters(self) -> list[Any]:
         return [variable for metric in self.model.metrics for variable in metric.variables]
 

@@ -22,7 +22,7 @@ from trainer.invariance.compat import all_layers
 from trainer.invariance.step import NotCompilable
 from trainer.training.preemption import Interrupted
 from trainer.training.state import put_back, snapshot, variables_of
-from trainer.training.steps import StepRunner, nodes_of
+from trainer.training.steps import StepRunner
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
@@ -194,7 +194,7 @@ def _measured(trial: TimedSteps, steps_left: int) -> XlaChoice:
     """Returns the faster way by both step times, in turn; plain if the run is too short to earn the trial."""
     trial.seconds(False, 1)  # traces
     step = statistics.median(trial.seconds(False, 1) for _ in range(3))
-    expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * len(nodes_of(trial.runner(False).traced(trial.rows).graph)))
+    expected = max(_LEAST_SECONDS, _SECONDS_AN_OPERATION * trial.runner(False).size(trial.rows))
     if step * steps_left < EARNED * expected:
         return XlaChoice(False, f"a run of some {step * steps_left:.0f} s is too short to compile for", step)
     log.info(f"jit_compile=auto: compiles the step, in some {expected:.0f} s, to compare both ways")

@@ -183,7 +183,9 @@ def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
 
 
 def planned(tmp_path: Path, *flags: str, **numbers: float) -> list[str]:
-    given = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path, **numbers)}", f"--out={tmp_path / 'out'}"]
+    precision = next((flag.partition("=")[2] for flag in flags if flag.startswith("--precision=")), "float32")
+    plan = planted_plan(tmp_path, precision, **numbers)
+    given = ["--recipe=mlp_mnist", f"--plan={plan}", f"--out={tmp_path / 'out'}"]
     return ["plan", *given, *flags]
 
 

@@ -256,7 +256,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "flags", "line"), [
     ("evaluate", [f"{MORE}", "--columns=3"], "an example is float64 (3,), but "),
     ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
-    ("predict", ["--data=tests.own_data:words"], "an example is text (4,), which does not fit the model of "),
+    ("predict", ["--data=tests.own_data:words"], "an example is string (4,), which does not fit the model of "),
     ("evaluate", [f"{MORE}", "--parts=1"], "an example is float64 (4,), which does not fit the model of "),
     ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help lists them all"),
     ("predict", [MORE, "--parts=4"], "flags: parts=4 must be one of 1, 2, 3."),
