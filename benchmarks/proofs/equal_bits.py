@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.processes import Candidate, started
+from benchmarks.processes import CONSTANT_RATE, Candidate, started
 from benchmarks.runner import alternate, make_parser, program, ratios
 from tests.own_runs import EXAMPLES, arguments_of, recipe_flags
 from trainer.base.run_files.records import read_result
@@ -96,7 +96,7 @@ def _digest(result: dict[str, object]) -> object:
 def cost(flags: list[str], turns: int, seconds: float) -> float:
     """Returns the time of a step on 2 replicas with virtual replicas over that of the same micro-batches."""
     ways = f"--virtual_replicas={VIRTUAL}", f"--micro_batches={VIRTUAL // 2}"
-    shared = [*flags, *SMALL, "--warmup_steps=0", "--replicas=2"]
+    shared = [*flags, *SMALL, *CONSTANT_RATE, "--replicas=2"]
     makers: dict[str, Callable[[], Candidate]] = {
         way: partial(Candidate, "trainer_loop", [*shared, way], 1, multiple=3) for way in ways
     }

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from benchmarks.keras_fit import Clock
-from benchmarks.processes import ROOT, Candidate, Run, Work, started
+from benchmarks.processes import CONSTANT_RATE, ROOT, Candidate, Run, Work, started
 from benchmarks.runner import alternate, make_parser, program, ratios
 from benchmarks.trainer_loop import networks, optimizers, work_of
 from tests.own_runs import EXAMPLES, arguments_of, recipe_flags
@@ -58,7 +58,7 @@ def cases() -> Iterator[tuple[str, list[str]]]:
     for name, flags in OWN.items():
         yield f"own {name}", [*flags, "--learning_rate=1e-3"]
     for name in recipe_names():
-        yield f"recipe {name}", [*recipe_flags(name), "--learning_rate_schedule=constant", "--warmup_steps=0"]
+        yield f"recipe {name}", [*recipe_flags(name), *CONSTANT_RATE]
     for name in EXAMPLES:
         yield f"example {name}", [word for word in arguments_of(name) if not word.startswith(("--steps", "--job_dir"))]
 

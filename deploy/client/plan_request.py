@@ -13,7 +13,7 @@ from deploy.comparison.execution import read_tiers
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.interval import Interval
-from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
+from deploy.planning.kept_plans import FIT, cheapest_lever, plan_in, plan_of
 from deploy.planning.plan_table import PlanTable
 from deploy.report.collection import collect
 from deploy.tiers.availability import NoMachines, check_region
@@ -126,7 +126,7 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
     specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
     if out:
         make_writable(out, "out")
-    step_plan = plan_of(config, overrides, asked.plan)
+    step_plan = plan_in(asked.plan, config) if asked.plan else plan_of(config, overrides)
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:

@@ -23,19 +23,19 @@ from trainer.base.storage import expanded
 FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
 
 
-def plan_of(config: TrainConfig, overrides: Overrides, file: str = "") -> StepPlan:
-    """Returns the plan in `file`, or the one that is kept for these settings, made now, in its own process, if none is.
+def plan_in(file: str, config: TrainConfig) -> StepPlan:
+    """Returns the plan of these settings in a file. Raises UserError if it is missing, damaged or of other settings."""
+    plan = read_plan(expanded(file))
+    if plan.key != plan_key(config, plan.versions):
+        raise UserError(
+            f"plan={file}: it is of other settings or sources, of {plan.model} on {plan.data}: leave it out, or make "
+            "it again with the flags of this command: python -m trainer.plan … --out=FILE"
+        )
+    return plan
 
-    Raises UserError if the file is of other settings.
-    """
-    if file:
-        plan = read_plan(expanded(file))
-        if plan.key != plan_key(config, plan.versions):
-            raise UserError(
-                f"plan={file}: it is of other settings or sources, of {plan.model} on {plan.data}: leave it out, or "
-                "make it again with the flags of this command: python -m trainer.plan … --out=FILE"
-            )
-        return plan
+
+def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
+    """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
     kept = _kept(config)
     if not kept:
         say("measures steps on this machine's CPU, once for these settings …")

@@ -53,9 +53,7 @@ class RunRecord:
         self.steps = self.last_step if steps is None else steps
         self.startup_seconds = number(self.result.get("startup_seconds"))  # to the end of the first step
         self.wall_seconds = number(self.result.get("wall_seconds"))  # of all processes
-        jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
-        self.billed_seconds = sum(number(job.get("seconds")) or 0.0 for job in jobs) or None  # of all its jobs
-        self.billed_usd = sum(number(job.get("usd")) or 0.0 for job in jobs) or None
+        self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
         final = mapping(self.result, "final")
         self.final = _scalars(final) if final else _newest(entries)  # the newest value of each loss and metric
@@ -106,6 +104,13 @@ class RunRecord:
         about = mapping(mapping(self.result, "final"), "quality")
         parts = {"features": "features_sha256", "images": "samples", "formulas": "formulas"}
         return ", ".join(f"{name} {about.get(key)}" for name, key in parts.items()) if about else ""
+
+
+def billed(folder: Path) -> tuple[float | None, float | None]:
+    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None for what no bill tells."""
+    jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
+    seconds, usd = (sum(number(job.get(unit)) or 0.0 for job in jobs) or None for unit in ("seconds", "usd"))
+    return seconds, usd
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
-from deploy.report.run_reader import RunRecord
+from deploy.report.run_reader import billed
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import items, number, read_json
@@ -74,7 +74,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
     parent = _parent(folder, where)
     yield _Listed(folder, where, about=parent)
     for run in below:
-        name, usd = run.relative_to(folder).as_posix(), RunRecord(run).billed_usd
+        name, (_, usd) = run.relative_to(folder).as_posix(), billed(run)
         more = {} if usd is None else {"result/usd": usd}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
     if not below:  # the trials of a study on Vertex AI, of which a table is here

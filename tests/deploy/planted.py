@@ -27,19 +27,9 @@ def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0
     )
     folder.mkdir(parents=True, exist_ok=True)
     plan = StepPlan(
-        config.model,
-        config.data,
-        plan_key(config, {}),
-        {},
-        EXAMPLES,
-        1,
-        0,
-        memory,
-        10**8,
-        (2**29, 2**28),
-        Work(one),
-        Work(of_two, 1, 10**8),
-    )
+        config.model, config.data, plan_key(config, {}), {}, EXAMPLES, 1, 0, memory, 10**8, (2**29, 2**28),
+        Work(one), Work(of_two, 1, 10**8),
+    )  # fmt: skip
     write_plan(folder / "plan.json", plan)
     return folder / "plan.json"
 

@@ -17,7 +17,6 @@ from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.training_setup import build_setup
 from trainer.training.state import digest_of, snapshot, variables_of
-from trainer.training.steps import nodes_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake
 
@@ -118,8 +117,7 @@ def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> tu
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)
         try:
-            kinds = {node.op for node in nodes_of(runner.traced(rows).graph)}
-            return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & kinds)
+            return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
         except Exception as error:
             raise as_user_mistake(error) or error from error
 

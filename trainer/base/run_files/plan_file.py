@@ -181,15 +181,17 @@ def kept_plan(config: TrainConfig) -> Path:
     return cache_home(config.cache_dir) / "plans" / f"{plan_key(config)}.json"
 
 
-def plan_key(config: TrainConfig, by: Mapping[str, str] | None = None) -> str:
-    """Returns a digest of what a plan depends on: settings, the user's own sources, and the versions `by` which it is.
+def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) -> str:
+    """Returns a digest of what a plan depends on: settings, the user's own sources, versions.
 
-    By default these are the installed ones. Of a path to data, its last name counts: a plan made with a local folder is
-    that of its copy in a bucket.
+    installed: the versions, by default this machine's. Of a path to data, its last name counts: a plan made with a
+    local folder is that of its copy in a bucket.
     """
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
-    parts = [json.dumps([PLAN_FORMAT, settings, versions() if by is None else by], sort_keys=True).encode()]
+    parts = [
+        json.dumps([PLAN_FORMAT, settings, versions() if installed is None else installed], sort_keys=True).encode()
+    ]
     parts += [file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)]
     digest = hashlib.sha256()
     for part in parts:
