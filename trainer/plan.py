@@ -31,8 +31,8 @@ ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the plan; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _run(given), "starts from scratch")
+    flags = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(lambda: _run(flags), "starts from scratch")
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
@@ -41,12 +41,12 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
     flags = own.add_argument_group("plan")
     flags.add_argument("--out", default="", metavar="FILE", help="the plan (default: a file in the cache, which "
                        "`deploy` then finds)")  # fmt: skip
-    found, settings = own.parse_known_args(arguments)
-    return found, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
+    options, settings = own.parse_known_args(arguments)
+    return options, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
 
 
-def _run(given: Sequence[str]) -> int:
-    own, request = parse(given)
+def _run(flags: Sequence[str]) -> int:
+    own, request = parse(flags)
     set_verbose(request.verbose)
     config = request.config
     refuse_missing_modules(config)

@@ -50,15 +50,15 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
     parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
-    asked = parser.parse_args(arguments)
-    rows, folder = stage(asked.rows_file, "rows_file"), model_folder(asked.run)
+    args = parser.parse_args(arguments)
+    rows, folder = stage(args.rows_file, "rows_file"), model_folder(args.run)
     if not rows.is_file():
-        raise UserError(f"rows_file={asked.rows_file}: there is no such file")
+        raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
         from trainer.run.row_files import predict_rows
         from trainer.run.served_model import ServedModel
-    answered, failed = predict_rows(ServedModel(folder, asked.run, asked.fixed_batch), rows, asked.out)
-    log.info(f"{asked.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
+    answered, failed = predict_rows(ServedModel(folder, args.run, args.fixed_batch), rows, args.out)
+    log.info(f"{args.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
     return USER_MUST_CHANGE if failed and not answered else DONE
 
 

@@ -30,8 +30,8 @@ def _serve(arguments: Sequence[str] | None) -> int:
                         help="(default: 8080)")  # fmt: skip
     parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of each call of the model "
                         "(default: that of the model directory); another number gives other bytes")  # fmt: skip
-    asked = parser.parse_args(arguments)
-    if not asked.run:
+    args = parser.parse_args(arguments)
+    if not args.run:
         raise UserError("no run is given: python -m trainer.serve RUN")
     try:
         import starlette
@@ -44,14 +44,14 @@ def _serve(arguments: Sequence[str] | None) -> int:
         from trainer.run.server import serve
 
     def load() -> ServedModel:
-        model = ServedModel(model_folder(asked.run), asked.run, asked.fixed_batch)
-        log.info(f"{asked.run} is served at http://{asked.host}:{asked.port}, {model.fixed_batch} rows a call")
+        model = ServedModel(model_folder(args.run), args.run, args.fixed_batch)
+        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {model.fixed_batch} rows a call")
         if model.cost_of_one > 1.1:
             ratio = f"a row alone takes {model.cost_of_one:.1f} times as long as without the rows that fill its batch"
             log.info(f"{ratio}: --fixed_batch=1 serves one by one, with its own bytes")
         return model
 
-    serve(load, asked.host, asked.port)
+    serve(load, args.host, args.port)
     return DONE
 
 

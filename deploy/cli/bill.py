@@ -19,9 +19,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("bill", __doc__ or "", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X")
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name or number")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
-    asked = cli.parse_args(arguments)
-    table = checked_table(asked.table)
-    jobs = dict(label_and_attempt for run in asked.runs for label_and_attempt in _attempts(run))
+    args = cli.parse_args(arguments)
+    table = checked_table(args.table)
+    jobs = dict(label_and_attempt for run in args.runs for label_and_attempt in _attempts(run))
     with billing_errors(table, BIGQUERY_FIX):
         usd_by_label = billed(table, LABEL, list(jobs), "2000-01-01T00:00:00Z", session.clock)
     for label, attempt in jobs.items():

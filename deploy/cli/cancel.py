@@ -18,16 +18,16 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     add_target(cli)
     cli.add_boolean("yes", "do not ask for confirmation")
     add_json_flag(cli)
-    asked = cli.parse_args(arguments)
+    args = cli.parse_args(arguments)
 
     def confirm(status: JobStatus) -> None:
         ran, cost = describe_run(status, session.clock.now())
         question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
-        if not (asked.yes or agrees(question)):
+        if not (args.yes or agrees(question)):
             raise UserError("not cancelled: answer y, or use --yes")
 
-    job = attach(asked.job, asked.project, asked.region, asked.backend, session)
+    job = attach(args.job, args.project, args.region, args.backend, session)
     status = job.stop(confirm)
     say(f"{job.name}: {status.state}")
-    write_document(asked, "cancel", status=status, exit_code=DONE)
+    write_document(args, "cancel", status=status, exit_code=DONE)
     return DONE

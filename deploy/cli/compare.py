@@ -9,6 +9,6 @@ from deploy.vertex.session import SESSION, Session
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
-    asked, comparison = compared(arguments, session)
-    write_document(asked, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
+    args, comparison = compared(arguments, session)
+    write_document(args, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
     return comparison.exit_code

@@ -17,18 +17,18 @@ HEADER = "created (UTC)     state      time         cost  name  job"
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
-    asked = jobs_flags().parse_args(arguments)
+    args = jobs_flags().parse_args(arguments)
     statuses: list[JobStatus] = []
-    for region, newest, count in listed_jobs(asked, session):
+    for region, newest, count in listed_jobs(args, session):
         statuses += newest
-        say(HEADER if newest else f"no {asked.state}{' ' * bool(asked.state)}jobs of this package in {region}")
+        say(HEADER if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")
         for status in newest:
             say(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
             for line in LiveLines(status, session.clock).lines(status):
                 say(f"  {line}")
-        if len(newest) == asked.limit < count:
-            say(f"the newest {asked.limit} of {count}: --limit= shows more, --state= those in one state")
-    write_document(asked, "jobs", jobs=statuses)
+        if len(newest) == args.limit < count:
+            say(f"the newest {args.limit} of {count}: --limit= shows more, --state= those in one state")
+    write_document(args, "jobs", jobs=statuses)
     return DONE
 
 

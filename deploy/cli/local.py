@@ -29,8 +29,8 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     add_flags(cli, "script", "module")
-    asked, program = parse_program(cli, arguments)
-    tier = load_tier(asked.spec, "")
+    args, program = parse_program(cli, arguments)
+    tier = load_tier(args.spec, "")
     if isinstance(program, Overrides):
         _refuse_script(tier)
     request = request_on(tier, program)
@@ -38,9 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
     request.check_folder(job_dir)  # fails here rather than in workers that wait for each other
     command, folder = command_line("local", arguments), job_dir.absolute()
-    here = request.local_program(folder)
-    workers = local_workers(tier, request.arguments(), folder, job_id, command, program=here)
-    job = LocalJob(workers, _printer(), asked.restarts)
+    command_and_files = request.local_program(folder)
+    workers = local_workers(tier, request.arguments(), folder, job_id, command, program=command_and_files)
+    job = LocalJob(workers, _printer(), args.restarts)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()

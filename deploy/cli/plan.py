@@ -13,12 +13,12 @@ from trainer.base.storage import local_path, write_whole
 
 def main(arguments: Sequence[str]) -> int:
     """Writes all files, then prints: a closed pipe ends the program."""
-    asked, overrides = parse(plan_flags(), arguments)
-    out = local_path(asked.out, "out")
-    plan = planned(asked, overrides, out)
+    args, overrides = parse(plan_flags(), arguments)
+    out = local_path(args.out, "out")
+    plan = planned(args, overrides, out)
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)
     say(str(plan), f"\n{out / 'plan.md'}")
-    write_document(asked, "plan", **json.loads(forecast))
+    write_document(args, "plan", **json.loads(forecast))
     return DONE

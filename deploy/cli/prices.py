@@ -26,8 +26,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("prices", __doc__ or "", "--region=NAME [--out=FILE]")
     add_flags(cli, "region")
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
-    asked = cli.parse_args(arguments)
-    region, out = needed_region(asked.region), local_path(asked.out, "out")
+    args = cli.parse_args(arguments)
+    region, out = needed_region(args.region), local_path(args.out, "out")
     with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
         skus = read_skus(region, session.clock)
     table = load_machines()
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     write_whole(out, "\n".join(lines) + "\n")
     print("\n".join(_differences(items, table, region)))
     priced = sum(any(price.usd is not None for price in kinds.values()) for kinds in items.values())
-    print(f"{priced} of {len(items)} machines and accelerators have a price in {out}: use it with --prices={asked.out}")
+    print(f"{priced} of {len(items)} machines and accelerators have a price in {out}: use it with --prices={args.out}")
     return DONE
 
 
@@ -51,11 +51,11 @@ def _total(price: CatalogPrice) -> float:
 
 
 def _lines(name: str, kinds: dict[str, CatalogPrice]) -> Iterator[str]:
-    known = {kind: price for kind, price in kinds.items() if price.usd is not None}
-    for kind, price in known.items():
+    priced = {kind: price for kind, price in kinds.items() if price.usd is not None}
+    for kind, price in priced.items():
         yield f"# {kind}: {', '.join(sku.identifier for sku in price.skus)}"
-    if known:
-        yield f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in known.items())}}}"
+    if priced:
+        yield f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in priced.items())}}}"
 
 
 def _differences(items: dict[str, dict[str, CatalogPrice]], table: Machines, region: str) -> Iterator[str]:

@@ -20,21 +20,21 @@ def main(arguments: Sequence[str]) -> int:
         "TIER --recipe=NAME --bucket=gs://… [any trainer flag]",
     )
     add_job_flags(cli)
-    asked, program = parse_program(cli, arguments)
-    changes = read_changes(asked)
-    tier, *more = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, changes)
+    args, program = parse_program(cli, arguments)
+    changes = read_changes(args)
+    tier, *more = read_tiers_or_machine(args.tiers, args.machine_type, args.accelerator, args.prices, changes)
     if more:
         raise UserError(f"a spec is of one tier: render {tier.name} and {more[0].name} one after another")
-    options = read_options(asked, program)
+    options = read_options(args, program)
     request = request_on(tier, program)  # mistakes in the command come before those of the account
-    job = render(request, read_gcp_config(asked), options)
+    job = render(request, read_gcp_config(args), options)
     about = filter(None, (package.about for package in job.packages))
     for line in (*about, *job.about, *(f"warning: {line}" for line in job.warnings)):
         print(line, file=sys.stderr)
-    upload = package_command(job, asked)
+    upload = package_command(job, args)
     if upload:
         print(f"upload the packages that the spec names first: {upload}", file=sys.stderr)
-    beside = [f"--labels={asked.labels}"] if options.labels else []
+    beside = [f"--labels={args.labels}"] if options.labels else []
     beside += [f"--kms-key={options.kms_key}"] if options.kms_key else []
     if beside:
         print(f"a spec has neither labels nor a key: create the job with {shlex.join(beside)}", file=sys.stderr)

@@ -19,8 +19,8 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument(
         "--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
     )
-    asked = cli.parse_args(arguments)
-    if not asked.track:
+    args = cli.parse_args(arguments)
+    if not args.track:
         raise UserError("track is missing: name a tracker, as --track=mlflow:http://HOST:PORT#EXPERIMENT")
-    track(asked.runs, asked.track)
+    track(args.runs, args.track)
     return DONE

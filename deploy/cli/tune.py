@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     plan = _plan(args, overrides, command_line("tune", arguments))
     out = local_path(args.out, "out")
     check_space(plan.space, plan.request)
-    check_study_folder(out, plan.asked(args.on))
+    check_study_folder(out, plan.summary(args.on))
     _announce(plan)
     if args.on == "vertex":
         return _on_vertex(plan, out, args, overrides, session, trackers)

@@ -18,14 +18,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(cli)
     add_json_flag(cli)
-    asked = cli.parse_args(arguments)
+    args = cli.parse_args(arguments)
 
     def write_line(line: WatchLine) -> None:
-        write_document(asked, "watch", line=line)
+        write_document(args, "watch", line=line)
 
     with on_signals(signal.default_int_handler, signal.SIGTERM):
-        job = attach(asked.job, asked.project, asked.region, asked.backend, session)
-        status = job.follow(write_line if asked.json else show)
+        job = attach(args.job, args.project, args.region, args.backend, session)
+        status = job.follow(write_line if args.json else show)
     code = exit_code(status) if status else INTERRUPTED
-    write_document(asked, "watch", status=status, exit_code=code)
+    write_document(args, "watch", status=status, exit_code=code)
     return code

@@ -210,23 +210,23 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
             raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
         return parse(cli, arguments)
     cli.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
-    asked, unknown = cli.parse_known_args(flags)
+    args, unknown = cli.parse_known_args(flags)
     if unknown:
         refuse_removed(underscored(unknown[0]).partition("=")[0].removeprefix("--"), unknown[0])
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
     for flag, refusal in _NOT_OF_SCRIPTS.items():
         name, _, value = flag.partition("=")
-        if (given := getattr(asked, name, False)) and given == (value or given):
+        if (setting := getattr(args, name, False)) and setting == (value or setting):
             raise UserError(refusal)
-    if asked.job_dir and cli.prog.endswith("compare"):
+    if args.job_dir and cli.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
     if (size := sum(map(len, words))) > MOST_WORDS:
         raise UserError(
             f"the arguments of the script have {size:,} characters, and a job takes {MOST_WORDS:,}: put them into a "
             "file of the script's folder"
         )
-    return asked, read_script(asked.script, asked.module, getattr(asked, "package", ""), words, asked.job_dir)
+    return args, read_script(args.script, args.module, getattr(args, "package", ""), words, args.job_dir)
 
 
 def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
@@ -239,11 +239,11 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     if both := [name for name in of_verb if name in names]:
         raise UserError(f"--{both[0]} is a flag of `{cli.prog}` and a setting of your own: rename the setting")
     add_setting_flags(cli, flags, hidden=True)
-    asked, unknown = cli.parse_known_args(arguments)
+    args, unknown = cli.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
     refuse_unknown(unknown, [*of_verb, *names], settings.hint, listed)
-    texts = {name: value for name, value in vars(asked).items() if name in names}
+    texts = {name: value for name, value in vars(args).items() if name in names}
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
         if texts.pop(name, "false") != "false":
             raise UserError(f"--{name} {reason}: use it with `python -m trainer.task`")
-    return asked, Overrides.read(texts, first)
+    return args, Overrides.read(texts, first)

@@ -18,9 +18,9 @@ def add_json_flag(cli: Parser) -> None:
     )
 
 
-def write_document(asked: argparse.Namespace, verb: str, **content: Any) -> None:
+def write_document(args: argparse.Namespace, verb: str, **content: Any) -> None:
     """Prints the content on stdout, if --json was given, as JSON; data classes become objects."""
-    if asked.json:
+    if args.json:
         document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
         print(json.dumps(document, default=_plain), file=sys.stdout, flush=True)
 

@@ -51,24 +51,24 @@ def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bo
     cli.set_defaults(name="", disable_retries=disable_retries, backend="")
 
 
-def refuse_flags_of_vertex(asked: argparse.Namespace, *others: str) -> None:
+def refuse_flags_of_vertex(args: argparse.Namespace, *others: str) -> None:
     """Raises UserError if one of the flags that are for Vertex AI alone, or of `others`, is given."""
     for name in (*_OF_VERTEX, *others):
-        if getattr(asked, name):
+        if getattr(args, name):
             raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
 
 
-def read_changes(asked: argparse.Namespace) -> SpecChanges:
+def read_changes(args: argparse.Namespace) -> SpecChanges:
     """Returns what the flags change in the spec of every tier. Raises UserError if they contradict each other."""
-    kinds = [name for name in ("spot", "flex_start", "reservation") if getattr(asked, name)]
+    kinds = [name for name in ("spot", "flex_start", "reservation") if getattr(args, name)]
     if len(kinds) > 1:
         raise UserError(f"--{kinds[0]} and --{kinds[1]} contradict each other: a job has machines of one kind")
-    if asked.reservation and not re.fullmatch(r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+", asked.reservation):
-        raise UserError(f"reservation={asked.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
-    env, secret = read_variables(asked.env), read_secrets(getattr(asked, "secret", []))
+    if args.reservation and not re.fullmatch(r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+", args.reservation):
+        raise UserError(f"reservation={args.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+    env, secret = read_variables(args.env), read_secrets(getattr(args, "secret", []))
     return SpecChanges(
-        asked.service_account, asked.network, asked.spot, asked.flex_start, asked.timeout, asked.disk_gb,
-        asked.reservation, asked.web_access, env, secret,
+        args.service_account, args.network, args.spot, args.flex_start, args.timeout, args.disk_gb,
+        args.reservation, args.web_access, env, secret,
     )  # fmt: skip
 
 
@@ -79,38 +79,38 @@ def add_plan_flags(cli: Parser) -> None:
                     "what its image has not")  # fmt: skip
 
 
-def read_options(asked: argparse.Namespace, program: Program) -> JobOptions:
+def read_options(args: argparse.Namespace, program: Program) -> JobOptions:
     """Returns the options of a new submission, its packages read. Raises UserError if they do not fit."""
-    check_asked_image(asked.image)
-    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
-    own_image = asked.image != "" and not installs(asked.image)
+    check_asked_image(args.image)
+    if args.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", args.name):
+        raise UserError(f"name={args.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
+    own_image = args.image != "" and not installs(args.image)
     if isinstance(program, Script):
         subject = program.subject
-        packages: Sequence[Package] = [program.package(asked.max_package_mb)]
-    elif own_image and asked.package:
+        packages: Sequence[Package] = [program.package(args.max_package_mb)]
+    elif own_image and args.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     else:
-        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
+        packages = [] if own_image else packages_with(args.package, args.max_package_mb)
         subject = str(program.values.get("recipe") or program.values.get("model") or "job")
         subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
-        subject, new_submission(), asked.name, tuple(packages), asked.image, None if asked.image else remembered(),
-        asked.max_cost, asked.max_wait, asked.disable_retries, read_labels(asked.labels), asked.kms_key,
-        tensorboard=getattr(asked, "tensorboard_instance", ""),
-        force=getattr(asked, "force", False), stop_if_idle_s=asked.stop_if_idle, stop_if_over=asked.stop_if_over,
-        plan=getattr(asked, "plan", "") is True,
+        subject, new_submission(), args.name, tuple(packages), args.image, None if args.image else remembered(),
+        args.max_cost, args.max_wait, args.disable_retries, read_labels(args.labels), args.kms_key,
+        tensorboard=getattr(args, "tensorboard_instance", ""),
+        force=getattr(args, "force", False), stop_if_idle_s=args.stop_if_idle, stop_if_over=args.stop_if_over,
+        plan=getattr(args, "plan", "") is True,
     )  # fmt: skip
 
 
-def package_command(job: RenderedJob, asked: argparse.Namespace) -> str:
+def package_command(job: RenderedJob, args: argparse.Namespace) -> str:
     """Returns the shell command that uploads the packages of `job`; empty if there are none."""
     if not job.packages:
         return ""
-    given = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": asked.package}
-    given["max_package_mb"] = "" if asked.max_package_mb == MOST_MB else asked.max_package_mb
-    given |= {"script": asked.script, "module": asked.module}
-    return command_line("package", [f"--{name}={value}" for name, value in given.items() if value])
+    flags = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": args.package}
+    flags["max_package_mb"] = "" if args.max_package_mb == MOST_MB else args.max_package_mb
+    flags |= {"script": args.script, "module": args.module}
+    return command_line("package", [f"--{name}={value}" for name, value in flags.items() if value])
 
 
 def new_submission() -> str:

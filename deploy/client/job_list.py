@@ -42,21 +42,21 @@ def jobs(
     """
     with printed_on(stream):
         words = as_arguments((), {"region": region, "project": project, "state": state, "limit": limit})
-        asked = jobs_flags().parse_args(words)
-        return [status for _, newest, _ in listed_jobs(asked, session) for status in newest]
+        args = jobs_flags().parse_args(words)
+        return [status for _, newest, _ in listed_jobs(args, session) for status in newest]
 
 
-def listed_jobs(asked: argparse.Namespace, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
+def listed_jobs(args: argparse.Namespace, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
-    project = needed_project(read_project(asked.project) or _of_last_submission("project"))
-    for region in map(needed_region, regions_in(asked.region or read_region("") or _of_last_submission("region"))):
+    project = needed_project(read_project(args.project) or _of_last_submission("project"))
+    for region in map(needed_region, regions_in(args.region or read_region("") or _of_last_submission("region"))):
         with api_errors(GcpConfig(project, region, "")):
-            backend = session.open(asked.backend or BACKENDS[0], project, region)
+            backend = session.open(args.backend or BACKENDS[0], project, region)
             statuses = retried(backend.jobs, session.clock)
             for group in by_submission(statuses):
                 cancel_duplicates(group, backend, session.clock)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
-        newest = [status for status in newest if asked.state in ("", status.state)][: asked.limit]
+        newest = [status for status in newest if args.state in ("", status.state)][: args.limit]
         yield region, [*map(with_reason, newest)], len(statuses)
 
 

@@ -31,18 +31,18 @@ def add_budget_flags(cli: Parser) -> None:
                      "PROJECT.DATASET.gcp_billing_export_v1_X")  # fmt: skip
 
 
-def check_budget_flags(asked: argparse.Namespace) -> None:
+def check_budget_flags(args: argparse.Namespace) -> None:
     """Raises UserError unless the flags are complete, or none is given, and the job has the label."""
-    if not (asked.month_budget or asked.month_label or asked.billing_table):
+    if not (args.month_budget or args.month_label or args.billing_table):
         return
-    if not (asked.month_budget and asked.month_label and asked.billing_table):
+    if not (args.month_budget and args.month_label and args.billing_table):
         raise UserError("--month_budget, --month_label=KEY:VALUE and --billing_table belong together: give all three")
-    checked_table(asked.billing_table)
-    key, colon, value = asked.month_label.partition(":")
+    checked_table(args.billing_table)
+    key, colon, value = args.month_label.partition(":")
     if not colon:
-        raise UserError(f"month_label={asked.month_label}: write KEY:VALUE, as team:vision")
-    if read_labels(asked.labels).get(key) != value:
-        raise UserError(f"month_label={asked.month_label}: the job lacks this label: add --labels={key}={value}")
+        raise UserError(f"month_label={args.month_label}: write KEY:VALUE, as team:vision")
+    if read_labels(args.labels).get(key) != value:
+        raise UserError(f"month_label={args.month_label}: the job lacks this label: add --labels={key}={value}")
 
 
 def checked_limit(jobs: Sequence[RenderedJob], budget: float) -> float:
@@ -58,18 +58,19 @@ def checked_limit(jobs: Sequence[RenderedJob], budget: float) -> float:
     return limit
 
 
-def hold_to_budget(jobs: Sequence[RenderedJob], asked: argparse.Namespace, session: Session) -> None:
+def hold_to_budget(jobs: Sequence[RenderedJob], args: argparse.Namespace, session: Session) -> None:
     """Prints what is left of the month's budget, if there is one. Raises UserError if one of the jobs may exceed it."""
-    if not asked.month_budget:
+    if not args.month_budget:
         return
-    limit, project = checked_limit(jobs, asked.month_budget), jobs[0].gcp.project
-    key, _, value = asked.month_label.partition(":")
-    listed = partial(_jobs_in, project=project, backend=asked.backend, session=session)
-    looks = told(f"looks for jobs of {asked.month_label} in all regions of {project}")
-    with looks, ThreadPoolExecutor(_AT_ONCE) as pool:
-        known = [status for statuses in pool.map(listed, load_machines().regions) for status in statuses]
-    with billing_errors(asked.billing_table, BIGQUERY_FIX):
-        line = check_budget(asked.month_budget, (key, value), asked.billing_table, project, known, limit, session.clock)
+    limit, project = checked_limit(jobs, args.month_budget), jobs[0].gcp.project
+    key, _, value = args.month_label.partition(":")
+    listed = partial(_jobs_in, project=project, backend=args.backend, session=session)
+    search = told(f"looks for jobs of {args.month_label} in all regions of {project}")
+    with search, ThreadPoolExecutor(_AT_ONCE) as pool:
+        statuses = [status for of_region in pool.map(listed, load_machines().regions) for status in of_region]
+    table = args.billing_table
+    with billing_errors(table, BIGQUERY_FIX):
+        line = check_budget(args.month_budget, (key, value), table, project, statuses, limit, session.clock)
     say(f"# {line}")
 
 

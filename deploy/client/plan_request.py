@@ -119,14 +119,14 @@ def plan(
         return planned(*parse(plan_flags(), arguments))
 
 
-def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
+def planned(args: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
     """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured."""
-    places, usd_by_tier = _places(asked.regions, asked.prices), read_prices(asked.price_per_hour)
-    names, sources = asked.tiers or tier_names(), list(getattr(asked, "from"))
+    places, usd_by_tier = _places(args.regions, args.prices), read_prices(args.price_per_hour)
+    names, sources = args.tiers or tier_names(), list(getattr(args, "from"))
     specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
     if out:
         make_writable(out, "out")
-    step_plan = plan_in(asked.plan, config) if asked.plan else plan_of(config, overrides)
+    step_plan = plan_in(args.plan, config) if args.plan else plan_of(config, overrides)
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
     if sources:
@@ -136,16 +136,16 @@ def planned(asked: argparse.Namespace, overrides: Overrides, out: Path | None = 
     for region, file in places:
         for tier in read_tiers(names, file, usd_by_tier):
             if not region or _has(region, tier):
-                known, own_image = by_name.get(tier.name), remembered() is not None
-                if asked.fit and known:
+                extrapolation, own_image = by_name.get(tier.name), remembered() is not None
+                if args.fit and extrapolation:
                     say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
-                lever = cheapest_lever(tier, step_plan, config) if asked.fit and not known else None
+                lever = cheapest_lever(tier, step_plan, config) if args.fit and not extrapolation else None
                 run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
-                of_tier = forecast(tier, *run, load_machines(file), known, own_image=own_image)
+                of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
                 forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
-    within = asked.within and asked.within / 3600
-    return Plan(step_plan, forecasts, _about(step_plan, config), assumed, within, asked.budget, as_typed)
+    within = args.within and args.within / 3600
+    return Plan(step_plan, forecasts, _about(step_plan, config), assumed, within, args.budget, as_typed)
 
 
 def _places(regions: str, prices: str) -> list[tuple[str, str]]:

@@ -143,7 +143,7 @@ class PreparedSubmission:
     makes a line on time and cost, and the USD, where no plan is kept.
     """
 
-    asked: argparse.Namespace
+    args: argparse.Namespace
     options: JobOptions
     jobs: Sequence[RenderedJob]
     record: Submission
@@ -154,20 +154,20 @@ class PreparedSubmission:
 
     def run(self, verb: str) -> int:
         """Submits and follows the job as a verb does, or shows the request with --dry_run; returns the exit code."""
-        asked = self.asked
-        if asked.dry_run:
+        args = self.args
+        if args.dry_run:
             self._show(verb)
             return DONE
         say(*(f"# {line}" for _, line in self.about))
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
             job, code = self.send(), DONE
-            if asked.detach:
+            if args.detach:
                 say(f"watch it: python -m deploy watch {job.name}")
             else:
                 status = job.follow()
                 code = exit_code(status) if status else INTERRUPTED
         try:
-            write_document(asked, verb, submission=job.record.submission, job=job.name, attempts=job.record.attempts,
+            write_document(args, verb, submission=job.record.submission, job=job.name, attempts=job.record.attempts,
                            exit_code=code)  # fmt: skip
         except BrokenPipeError:  # the exit code of the job counts, whether or not anybody reads on
             forget_stdout()
@@ -176,30 +176,30 @@ class PreparedSubmission:
     def _show(self, verb: str) -> None:
         """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
         line, usd = self.plan() if self.plan else ("", None)
-        costs = cost_question([(job, 1) for job in self.jobs], self.asked.max_cost, alternatives=True, plan=usd).lines()
+        costs = cost_question([(job, 1) for job in self.jobs], self.args.max_cost, alternatives=True, plan=usd).lines()
         about = [*self.about, *((COST, line) for line in (line, *costs) if line)]
         for heading in (WHAT, WHERE, COST, ALONG):
             if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
                 say(f"## {heading}", *lines)
         job, label = self.jobs[0], attempt_label(self.record.submission)
         command = Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))
-        say("\n## The request", *filter(None, [package_command(job, self.asked), command]))
+        say("\n## The request", *filter(None, [package_command(job, self.args), command]))
         requests = [_as_document(job, label) for job in self.jobs]
-        write_document(self.asked, verb, requests=requests, about=[line for _, line in about])
+        write_document(self.args, verb, requests=requests, about=[line for _, line in about])
 
     def send(self) -> SubmittedJob:
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
 
         Raises UserError if it may cost much, without --max_cost, and nobody agrees.
         """
-        asked, jobs, session = self.asked, self.jobs, self.session
+        args, jobs, session = self.args, self.jobs, self.session
         with api_errors(jobs[0].gcp):
             if earlier := self._interrupted():
                 return self._resumed(earlier)
-            hold_to_budget(jobs, asked, session)
+            hold_to_budget(jobs, args, session)
             line, usd = self.plan() if self.plan else ("", None)
             say(*([f"# {line}"] if line else []))
-            cost_question([(job, 1) for job in jobs], asked.max_cost, alternatives=True, plan=usd).agree()
+            cost_question([(job, 1) for job in jobs], args.max_cost, alternatives=True, plan=usd).agree()
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
@@ -209,7 +209,7 @@ class PreparedSubmission:
             return submitted
 
     def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
-        return SubmittedJob(record, jobs, self.asked.backend, self.session, self.asked.max_wait, self.register)
+        return SubmittedJob(record, jobs, self.args.backend, self.session, self.args.max_wait, self.register)
 
     def _interrupted(self) -> Submission | None:
         """Returns the submission of the same command whose job was not followed to its end; None if there is none."""
@@ -217,7 +217,7 @@ class PreparedSubmission:
         if earlier is None:
             return None
         attempt = earlier.attempts[-1]
-        backend = self.session.open(self.asked.backend, attempt.project, attempt.region)
+        backend = self.session.open(self.args.backend, attempt.project, attempt.region)
         attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
         if not attempt.job:
             return None
@@ -242,26 +242,26 @@ class PreparedSubmission:
 
 def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail."""
-    asked, program = parse_program(submit_flags(), arguments)
-    check_budget_flags(asked)
-    register = _registration(asked, program) if asked.register else ("", "")
-    if asked.check and not program.values.keys() & {"recipe", "model"}:
+    args, program = parse_program(submit_flags(), arguments)
+    check_budget_flags(args)
+    register = _registration(args, program) if args.register else ("", "")
+    if args.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
-    options = read_options(asked, program)
-    if asked.check:
+    options = read_options(args, program)
+    if args.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
-    jobs = _candidates(asked, program, options)
-    if asked.month_budget:
-        checked_limit(jobs, asked.month_budget)
+    jobs = _candidates(args, program, options)
+    if args.month_budget:
+        checked_limit(jobs, args.month_budget)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
-    runs = [] if asked.check else [job.request for job in jobs]
+    runs = [] if args.check else [job.request for job in jobs]
     about = [*describe(jobs), *((COST, line) for line in (*cost_lines(jobs), *_in_turn(jobs))),
-             *((WHAT, line) for line in memory_lines(runs, plan=asked.plan, force=asked.force))]  # fmt: skip
-    if asked.dry_run:
-        budget = ", the month's budget" if asked.month_budget else ""
+             *((WHAT, line) for line in memory_lines(runs, plan=args.plan, force=args.force))]  # fmt: skip
+    if args.dry_run:
+        budget = ", the month's budget" if args.month_budget else ""
         about.append((WHERE, f"not checked here: login, bucket, data, quota{budget}"))
-    return PreparedSubmission(asked, options, jobs, record, session, about, register)
+    return PreparedSubmission(args, options, jobs, record, session, about, register)
 
 
 def submit(
@@ -281,26 +281,26 @@ def submit(
         return prepare(as_arguments(tiers, named, settings), session).send()
 
 
-def _registration(asked: argparse.Namespace, program: Program) -> tuple[str, str]:
+def _registration(args: argparse.Namespace, program: Program) -> tuple[str, str]:
     """Returns the name of the model of this job, and its image. Raises UserError if it could not be registered."""
-    if asked.detach or asked.check or isinstance(program, Script):
+    if args.detach or args.check or isinstance(program, Script):
         raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
-    return checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
+    return checked_name(args.register), serving_image("" if installs(args.image) else args.image)
 
 
-def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions) -> list[RenderedJob]:
+def _candidates(args: argparse.Namespace, program: Program, options: JobOptions) -> list[RenderedJob]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    tiers = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, read_changes(asked))
-    regions = regions_in(asked.region)
-    if asked.detach and len(tiers) * len(regions) > 1:
+    tiers = read_tiers_or_machine(args.tiers, args.machine_type, args.accelerator, args.prices, read_changes(args))
+    regions = regions_in(args.region)
+    if args.detach and len(tiers) * len(regions) > 1:
         raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
     jobs, left_out = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
-        request = request_on(one_machine(tier, CHECK_S) if asked.check else tier, _fitting(asked, tier, program))
+        request = request_on(one_machine(tier, CHECK_S) if args.check else tier, _fitting(args, tier, program))
         _check_named(request)
         for region in regions:
-            gcp = read_gcp_config(argparse.Namespace(**{**vars(asked), "region": region}))
+            gcp = read_gcp_config(argparse.Namespace(**{**vars(args), "region": region}))
             try:
                 jobs.append(render(request, gcp, with_limits(request, options)))
             except NoMachines as error:
@@ -310,19 +310,19 @@ def _candidates(asked: argparse.Namespace, program: Program, options: JobOptions
     if not jobs:
         raise left_out[-1][1]
     needed_project(jobs[0].gcp.project)
-    check_detached(asked, jobs[0].tier)
+    check_detached(args, jobs[0].tier)
     return jobs
 
 
-def check_detached(asked: argparse.Namespace, tier: Tier) -> None:
+def check_detached(args: argparse.Namespace, tier: Tier) -> None:
     """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than --max_wait."""
-    if asked.detach and asked.max_wait and tier.strategy != "FLEX_START":
+    if args.detach and args.max_wait and tier.strategy != "FLEX_START":
         raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
 
 
-def _fitting(asked: argparse.Namespace, tier: Tier, program: Program) -> Program:
+def _fitting(args: argparse.Namespace, tier: Tier, program: Program) -> Program:
     """Returns what runs on a tier, with the setting that --fit adds to a training."""
-    if not asked.fit or asked.check or isinstance(program, Script):
+    if not args.fit or args.check or isinstance(program, Script):
         return program
     config = program.resolve()
     lever = cheapest_lever(tier, plan_of(config, program), config)
@@ -357,8 +357,8 @@ def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
         if scheduling.get("disableRetries"):
             yield WHERE, "a worker that exits non-zero is not restarted (disableRetries)"
         else:
-            what = "with all other workers" if scheduling.get("restartJobOnWorkerRestart") else "in place"
-            yield WHERE, f"a worker that exits non-zero is restarted {what}, up to 5 times, then the job up to 3 times"
+            scope = "with all other workers" if scheduling.get("restartJobOnWorkerRestart") else "in place"
+            yield WHERE, f"a worker that exits non-zero is restarted {scope}, up to 5 times, then the job up to 3 times"
         yield from ((WHAT, f"warning: {line}") for line in job.warnings)
 
 

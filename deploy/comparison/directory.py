@@ -22,13 +22,14 @@ def check_no_run(out: Path) -> None:
 
 
 def refuse_other(
-    out: Path, kind: str, stored: Mapping[str, Any], given: Mapping[str, Any], names: Iterable[str]
+    out: Path, kind: str, stored: Mapping[str, Any], request: Mapping[str, Any], names: Iterable[str]
 ) -> None:
     """Raises UserError if one of the values `names` differs between the request that `out` stores and the given one."""
-    differing = [name for name in names if stored.get(name) != given.get(name)][:5]
+    differing = [name for name in names if stored.get(name) != request.get(name)][:5]
     if differing:
-        shown = (f"{name}: {stored.get(name, 'unset')} stored, {given.get(name, 'unset')} given" for name in differing)
-        raise UserError(f"{out} holds another {kind} ({'; '.join(shown)}): use another --out")
+        values = [(name, stored.get(name, "unset"), request.get(name, "unset")) for name in differing]
+        shown = "; ".join(f"{name}: {before} stored, {now} given" for name, before, now in values)
+        raise UserError(f"{out} holds another {kind} ({shown}): use another --out")
 
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
@@ -39,15 +40,15 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     check_no_run(out)
     if not any_begun(out):
         return
-    stored, given = _identity(read_json(out / COMPARISON)[0]), _identity(request)
-    if stored is None or given is None:
+    stored, wished = _identity(read_json(out / COMPARISON)[0]), _identity(request)
+    if stored is None or wished is None:
         problem = "damaged" if (out / COMPARISON).exists() else "missing"
         raise UserError(
             f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use another --out, or "
             f"see `python -m deploy report {out}`"
         )
-    added_tiers = {key for key in stored.keys() ^ given.keys() if key.startswith("tier ")}  # "tiers" shows them
-    refuse_other(out, "comparison", stored, given, [key for key in {**stored, **given} if key not in added_tiers])
+    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # "tiers" shows them
+    refuse_other(out, "comparison", stored, wished, [key for key in {**stored, **wished} if key not in added_tiers])
 
 
 def write_comparison(out: Path, request: Mapping[str, Any]) -> None:

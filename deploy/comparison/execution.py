@@ -58,7 +58,7 @@ class ComparisonRequest:
     repeats: int = 1
     command: str = ""
 
-    def asked(self, on: str, parallel: int) -> dict[str, Any]:
+    def summary(self, on: str, parallel: int) -> dict[str, Any]:
         """Returns the content of comparison.json."""
         about = {"scaling": self.scaling, "repeats": self.repeats, "command": self.command}
         tiers = [dataclasses.asdict(tier.facts) for tier in self.tiers]
@@ -122,7 +122,7 @@ def run_comparison(
     runner.preflight(missing)
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
-    write_comparison(out, plan.asked(runner.name, parallel))
+    write_comparison(out, plan.summary(runner.name, parallel))
     calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in plan.runs()]
     codes = in_threads(calls, parallel, runner.stop)
     if refused:
@@ -134,7 +134,7 @@ def announce(
     plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner
 ) -> list[tuple[JobRequest, Path]]:
     """Prints what is trained and what the runs may cost that are not done yet; returns these with their folders."""
-    check_folder(out, plan.asked(runner.name, 1))
+    check_folder(out, plan.summary(runner.name, 1))
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
     say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")

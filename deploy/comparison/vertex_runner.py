@@ -204,10 +204,10 @@ def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: Log) -> 
     result.json is written last, because it marks the copy as complete.
     """
     try:
-        found = fetched(sent.output, "output")
-        shutil.copytree(found, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
-        if (found / RESULT).is_file():
-            write_whole(job_dir / RESULT, (found / RESULT).read_bytes())
+        folder = fetched(sent.output, "output")
+        shutil.copytree(folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
+        if (folder / RESULT).is_file():
+            write_whole(job_dir / RESULT, (folder / RESULT).read_bytes())
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise

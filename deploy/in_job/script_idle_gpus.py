@@ -18,8 +18,8 @@ _QUERY = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,no
 def gpu_use() -> list[float]:
     """Returns how much each GPU of this machine is used, in percent; [] if that is not known of all."""
     try:
-        done = subprocess.run(_QUERY, capture_output=True, text=True, timeout=LOOK_S, check=True)
-        return [float(line) for line in done.stdout.split()]
+        query = subprocess.run(_QUERY, capture_output=True, text=True, timeout=LOOK_S, check=True)
+        return [float(line) for line in query.stdout.split()]
     except (OSError, subprocess.SubprocessError, ValueError):
         return []
 

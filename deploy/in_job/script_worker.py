@@ -45,18 +45,18 @@ def main() -> int:
         return ScriptProcess(plan["command"], _environment(torch, pipe), record).run()
 
 
-def torch_variables(given: Mapping[str, str]) -> dict[str, str]:
+def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of torch.distributed that CLUSTER_SPEC implies, one process a worker.
 
     https://docs.pytorch.org/docs/stable/distributed.html, "Environment variable initialization"; RANK 0 is the chief.
     """
-    spec = json.loads(given.get("CLUSTER_SPEC") or "{}")
+    spec = json.loads(environment.get("CLUSTER_SPEC") or "{}")
     cluster, task = spec.get("cluster", {}), spec.get("task", {})
     pools = [name for name in ("workerpool0", "workerpool1") if name in cluster]  # without a Reduction Server
     workers = [(pool, index) for pool in pools for index in range(len(cluster[pool]))] or [("workerpool0", 0)]
-    mine = (task.get("type", "workerpool0"), int(task.get("index", 0)))
+    own_place = (task.get("type", "workerpool0"), int(task.get("index", 0)))
     host, _, port = (cluster[pools[0]][0] if pools else "127.0.0.1:29500").rpartition(":")
-    rank = workers.index(mine) if mine in workers else 0
+    rank = workers.index(own_place) if own_place in workers else 0
     return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(len(workers)),
             "LOCAL_RANK": "0"}  # fmt: skip
 
@@ -71,11 +71,12 @@ def _machines(about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
     """Returns the script's variables: those of this process without ours, and one file of ours on its path."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
     ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
-    path = [each for each in kept.get("PYTHONPATH", "").split(os.pathsep) if each and os.path.abspath(each) != ours]
-    kept["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
-    return {"PYTHONUNBUFFERED": "1", **torch, **kept, PIPE: pipe}
+    path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
+    path = [folder for folder in path_before if folder and os.path.abspath(folder) != ours]
+    variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
+    return {"PYTHONUNBUFFERED": "1", **torch, **variables, PIPE: pipe}
 
 
 class ScriptProcess:

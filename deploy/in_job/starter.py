@@ -40,8 +40,8 @@ def main() -> None:
         become_script(plan)
     with tempfile.TemporaryDirectory() as folder:
         wheels = [download(address, digest, folder) for address, digest in plan["packages"]]
-        if what := [*plan["requirements"], *wheels]:
-            install(what)
+        if packages := [*plan["requirements"], *wheels]:
+            install(packages)
     os.execv(sys.executable, [sys.executable, "-m", plan["module"], *sys.argv[1:]])  # noqa: S606 (no shell is meant)
 
 
@@ -75,10 +75,10 @@ def find_driver() -> None:
 def download(address: str, digest: str, folder: str) -> str:
     """Returns the path of the wheel at a gs:// address, whose SHA-256 must be `digest`."""
     content = read(object_url(address), address, "roles/storage.objectViewer")
-    found = hashlib.sha256(content).hexdigest()
-    if found != digest:
-        told = f"{address}: its SHA-256 is {found}, not {digest} as when the job was submitted: submit it again"
-        end(told, MUST_CHANGE)
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != digest:
+        mismatch = f"{address}: its SHA-256 is {actual}, not {digest} as when the job was submitted: submit it again"
+        end(mismatch, MUST_CHANGE)
     path = os.path.join(folder, address.rsplit("/", 1)[-1])
     with open(path, "wb") as file:
         file.write(content)
@@ -132,9 +132,9 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
     problem = ""
     for attempt in range(TRIES):
         time.sleep(PAUSE_S * 2 ** (attempt - 1) if attempt else 0.0)
-        asked = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
+        message = urllib.request.Request(url, body, headers)  # noqa: S310 (always http or https)
         try:
-            with urllib.request.urlopen(asked, timeout=TIMEOUT_S) as response:  # noqa: S310
+            with urllib.request.urlopen(message, timeout=TIMEOUT_S) as response:  # noqa: S310
                 return bytes(response.read())
         except urllib.error.HTTPError as error:
             problem = f"status {error.code}"
@@ -147,15 +147,15 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
     raise OSError(problem)
 
 
-def install(what: list[str]) -> None:
+def install(packages: list[str]) -> None:
     """Installs requirements and wheels in one step, so that pip chooses versions that fit together."""
-    say(f"installs {' '.join(map(os.path.basename, what))}")
+    say(f"installs {' '.join(map(os.path.basename, packages))}")
     began = time.monotonic()
     flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
-    command = [sys.executable, "-m", "pip", "install", *flags, *what]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if "ERROR" in line] or done.stdout.splitlines() or [""]
+    command = [sys.executable, "-m", "pip", "install", *flags, *packages]
+    pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if pip.returncode:
+        lines = [line for line in pip.stdout.splitlines() if "ERROR" in line] or pip.stdout.splitlines() or [""]
         end(f"pip install failed: {lines[-1]}: the job needs a way to the package index, or use --image=URI", FAULT)
     say(f"installed in {time.monotonic() - began:.0f} s")
 

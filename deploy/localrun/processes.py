@@ -106,8 +106,8 @@ class LocalJob:
                 ask_at = time.monotonic() + ASK_S
                 if self.to_stop():
                     self.stop()
-            codes = [each.process.poll() for each in running]
-            restarts = sum(each.restarts for each in running)
+            codes = [worker.process.poll() for worker in running]
+            restarts = sum(worker.restarts for worker in running)
             if codes[0] == DONE:  # the job ends with its chief
                 return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
             for place, code in enumerate(codes):
@@ -124,17 +124,17 @@ class LocalJob:
     def _failed(self, failed: _RunningWorker, code: int, running: Sequence[_RunningWorker]) -> JobEnd:
         """Returns the end of a job whose first worker failed, after the others had time to log and exit."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while time.monotonic() < deadline and any(each.process.poll() is None for each in running):
+        while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
             time.sleep(_POLL_S)
         failed.reader.join(EXIT_TIMEOUT_S)
         error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
         of_job = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return JobEnd(of_job, "FAILED", error, sum(each.restarts for each in running), _status(code))
+        return JobEnd(of_job, "FAILED", error, sum(worker.restarts for worker in running), _status(code))
 
     def _stopped(self, running: Sequence[_RunningWorker]) -> JobEnd:
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
         self._terminate(running)
-        codes = {each.process.returncode for each in running}
+        codes = {worker.process.returncode for worker in running}
         killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in codes else ""
         return JobEnd(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
 
@@ -142,14 +142,14 @@ class LocalJob:
         """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs, with its processes."""
         for end in (subprocess.Popen.terminate, _kill):
             deadline = time.monotonic() + EXIT_TIMEOUT_S
-            for each in running:
-                if each.process.poll() is None:
-                    end(each.process)
-            for each in running:
+            for worker in running:
+                if worker.process.poll() is None:
+                    end(worker.process)
+            for worker in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    each.process.wait(max(0.0, deadline - time.monotonic()))
-        for each in running:
-            each.reader.join(EXIT_TIMEOUT_S)
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in running:
+            worker.reader.join(EXIT_TIMEOUT_S)
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:

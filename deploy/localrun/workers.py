@@ -124,12 +124,12 @@ def free_addresses(count: int) -> list[str]:
 
     The ports are below the range of outgoing connections, which could take one before it is used.
     """
-    found: list[str] = []
-    while len(found) < count:
+    addresses: list[str] = []
+    while len(addresses) < count:
         port = 10_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            found += [f"127.0.0.1:{port}"] if f"127.0.0.1:{port}" not in found else []
-    return found
+            addresses += [f"127.0.0.1:{port}"] if f"127.0.0.1:{port}" not in addresses else []
+    return addresses
 
 
 def _devices(accelerators: int, workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
@@ -153,8 +153,8 @@ def local_gpus() -> list[str]:
     if not shutil.which("nvidia-smi"):
         return []
     command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return found.stdout.split() if found.returncode == 0 else []
+    query = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return query.stdout.split() if query.returncode == 0 else []
 
 
 def _usable_cores() -> list[int]:

@@ -50,12 +50,12 @@ def cost_question(
     counts = [count for _, count in jobs]
     limit = most(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
     planned = [usd.times(count) for count, usd in zip(counts, plans, strict=True) if usd]
-    high, known = None, "there is no plan"
+    high, basis = None, "there is no plan"
     if len(planned) == len(jobs):
         low, high = least(usd.low for usd in planned), most(usd.high for usd in planned)
-        known = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
+        basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
     subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
-    text = f"{subject} may cost {limit:.2f} USD until the timeout; {known}"
+    text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
     if each:
         refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \

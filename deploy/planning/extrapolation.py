@@ -58,13 +58,14 @@ def estimate(
 
     Raises UserError if a run is of another training.
     """
-    asked = {_rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices)) for tier in tiers}
-    known = [_read(row, config, asked) for row in summarize(measured) if row.step_seconds]
-    if not known:
+    batch = config.global_batch_size
+    planned_rows = {_rows_of_pass(batch, tier.devices, config.passes(tier.devices)) for tier in tiers}
+    runs = [_read(row, config, planned_rows) for row in summarize(measured) if row.step_seconds]
+    if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
     estimates, sources, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        basis = _basis(tier, [run for run in known if is_of(tier, run.row)], config)
+        basis = _basis(tier, [run for run in runs if is_of(tier, run.row)], config)
         if basis:
             used, step, words = basis
             kind = used[0].row.kind
@@ -87,7 +88,7 @@ def _rows_of_pass(batch: float, devices: int, passes: float) -> float:
     return batch / devices / passes
 
 
-def _read(row: TierSummary, config: TrainConfig, asked: set[float]) -> _Measured:
+def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _Measured:
     """Returns what the first timed run of a tier tells, of those that are done if any is.
 
     Its batch may be another than the planned one if each pass has as many rows as on a tier that is asked for (weak
@@ -97,7 +98,8 @@ def _read(row: TierSummary, config: TrainConfig, asked: set[float]) -> _Measured
     batch = run.config.get("global_batch_size", config.global_batch_size)
     passes = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = _rows_of_pass(batch, row.devices, passes)
-    fixed = {name: value for name, value in fixed_settings(config).items() if name not in _BATCH or rows not in asked}
+    same_pass = _BATCH if rows in planned_rows else ()
+    fixed = {name: value for name, value in fixed_settings(config).items() if name not in same_pass}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
     if differing:
         key = differing[0]

@@ -44,10 +44,10 @@ class Forecast:
 
 
 def forecast(
-    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, known: Extrapolation | None = None, *,
+    tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, extrapolation: Extrapolation | None = None, *,
     own_image: bool = False,
 ) -> Forecast:  # fmt: skip
-    """Returns the forecast of a tier, whose times come from the graph unless they are `known` from runs.
+    """Returns the forecast of a tier, whose times come from the graph unless runs tell them by `extrapolation`.
 
     own_image: nothing is installed when a job starts, also where the tier's file names no image.
     """
@@ -64,8 +64,8 @@ def forecast(
         problems.append(f"does not fit: {fit.words}")
     problems += host_problems(plan, tier, table)
     step, seconds, basis = None, None, ""
-    if known:
-        seconds, step, basis = known.seconds, known.step, BY_RUNS
+    if extrapolation:
+        seconds, step, basis = extrapolation.seconds, extrapolation.step, BY_RUNS
     elif rows:
         rates, missing = _rates(tier, table, config)
         problems += [missing] if missing else []

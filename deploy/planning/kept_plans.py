@@ -36,12 +36,12 @@ def plan_in(file: str, config: TrainConfig) -> StepPlan:
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
-    kept = _kept(config)
-    if not kept:
+    plan = _kept(config)
+    if not plan:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
         run_program("trainer.plan", flags, lambda line: None if line.startswith("error: ") else say(line))
-    return kept or read_plan(kept_plan(config))
+    return plan or read_plan(kept_plan(config))
 
 
 def _kept(config: TrainConfig) -> StepPlan | None:
@@ -72,9 +72,9 @@ def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forec
     return forecast(tier, plan, config, load_machines(), own_image=own_image) if plan else None
 
 
-def _offer(tier: Tier, known: Forecast | None) -> Offer | None:
+def _offer(tier: Tier, forecast: Forecast | None) -> Offer | None:
     """Returns the job under the tier's own strategy; None without a plan, a time or a price."""
-    return next((offer for offer in (known.offers if known else ()) if offer.strategy == tier.strategy), None)
+    return next((offer for offer in (forecast.offers if forecast else ()) if offer.strategy == tier.strategy), None)
 
 
 def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
@@ -87,17 +87,17 @@ def _cost_line(job: RenderedJob) -> Iterator[str]:
     if not offer or tier.most_usd is None:
         return
     usd, hours = offer.usd, offer.hours
-    said = (
+    estimated = (
         f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as {STRATEGIES[tier.strategy]}, "
         f"{figures(hours.middle)} hours ({figures(hours.low)} - {figures(hours.high)})"
     )
     if usd.middle <= tier.most_usd:
-        yield f"{tier.name}: {said}"
+        yield f"{tier.name}: {estimated}"
         return
     second, most = offer.usd_per_hour / 3600, job.options.max_cost
     limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
     stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
-    yield f"{tier.name}: warning: {said}, {stopped}"
+    yield f"{tier.name}: warning: {estimated}, {stopped}"
 
 
 def estimate(job: RenderedJob) -> Offer | None:
@@ -146,22 +146,23 @@ def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> 
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)
-        said, cannot = _of_memory(tier, training.config)
+        line, cannot = _of_memory(tier, training.config)
         if cannot and not force:
-            raise UserError(f"{tier.name}: the run does not fit its memory: {said}: --force sends it anyway")
-        tiers.setdefault(f"warning: does not fit the memory: {said}" if cannot else said, []).append(tier.name)
-    return [f"{', '.join(dict.fromkeys(names))}: {said}" for said, names in tiers.items()]
+            raise UserError(f"{tier.name}: the run does not fit its memory: {line}: --force sends it anyway")
+        tiers.setdefault(f"warning: does not fit the memory: {line}" if cannot else line, []).append(tier.name)
+    return [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in tiers.items()]
 
 
 def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
     """Returns what is known of the tier's memory, and whether the run cannot fit it."""
     try:
-        known = _known(tier, config)
+        forecast = _known(tier, config)
         unknown = "--plan measures it (some steps on this CPU)"
     except UserError as error:
-        known, unknown = None, str(error)
-    if known and known.fit:
-        said = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[known.fit.verdict]
-        return f"{said}it {known.fit.words}", known.fit.verdict == TOO_LARGE
-    unknown = "that of its devices is not in the table of machines" if known else unknown
+        forecast, unknown = None, str(error)
+    if forecast and forecast.fit:
+        fit = forecast.fit
+        start = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[fit.verdict]
+        return f"{start}it {fit.words}", fit.verdict == TOO_LARGE
+    unknown = "that of its devices is not in the table of machines" if forecast else unknown
     return f"whether it fits the memory is not known: {unknown}", False

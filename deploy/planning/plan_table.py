@@ -65,8 +65,8 @@ class PlanTable:
 
     def to_markdown(self) -> str:
         """Returns the table with everything that is said about it."""
-        said = [*self.sentences(), *self.notes()]
-        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), said, _TEXTS)}"
+        lines = [*self.sentences(), *self.notes()]
+        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), lines, _TEXTS)}"
 
     def to_json(self) -> str:
         """Returns every number."""
@@ -88,12 +88,12 @@ class PlanTable:
         yield from self._trial()
         if self.within_hours is not None:
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
-            what = f"The cheapest that ends within {figures(self.within_hours)} hours"
-            yield _wished(what, self.offers, lambda offer: offer.hours, self.within_hours, least)
+            wish = f"The cheapest that ends within {figures(self.within_hours)} hours"
+            yield _wished(wish, self.offers, lambda offer: offer.hours, self.within_hours, least)
         if self.budget_usd is not None:
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
-            what = f"The fastest for {money(self.budget_usd)}"
-            yield _wished(what, by_time, lambda offer: offer.usd, self.budget_usd, least)
+            wish = f"The fastest for {money(self.budget_usd)}"
+            yield _wished(wish, by_time, lambda offer: offer.usd, self.budget_usd, least)
 
     def _trial(self) -> Iterator[str]:
         """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
@@ -166,12 +166,12 @@ def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
     for forecast in forecasts:
         for offer in forecast.offers:
             by_kind.setdefault((forecast.kind, offer.strategy), []).append((forecast, offer))
-    told = set()
+    kinds = set()
     for strategy in STRATEGIES:
         for (kind, offered), pairs in by_kind.items():
-            if offered != strategy or kind in told or len(pairs) < 2:
+            if offered != strategy or kind in kinds or len(pairs) < 2:
                 continue
-            told.add(kind)
+            kinds.add(kind)
             (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
             ratios = (
                 f"{forecast.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
@@ -181,15 +181,15 @@ def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
             yield f"Against {first.tier} ({STRATEGIES[strategy]}), by the middle values: {', '.join(ratios)}."
 
 
-def _best(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval]) -> str:
+def _best(wish: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval]) -> str:
     """Returns the first of the sorted choices, or the cheapest of those whose intervals reach to it: they are equal."""
     least = measure(choices[0][1]).middle
     equal = [choice for choice in choices if measure(choice[1]).low <= least]
     best = min(equal, key=lambda choice: choice[1].usd.middle)
     names = [f"{forecast.tier} as {STRATEGIES[offer.strategy]}" for forecast, offer in equal if offer is not best[1]]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    said = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
-    return f"{what}: {_offered(*best)}{said}."
+    others = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
+    return f"{wish}: {_offered(*best)}{others}."
 
 
 def _trial_usd(forecast: Forecast, offer: Offer) -> float:
@@ -198,13 +198,13 @@ def _trial_usd(forecast: Forecast, offer: Offer) -> float:
     return (forecast.install_seconds.plus(START_SECONDS).middle + steps) / 3600 * offer.usd_per_hour
 
 
-def _wished(what: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:
+def _wished(wish: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:
     """Returns the first choice whose measure is surely, or perhaps, within `most`; `least` if there is none."""
     for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
         for forecast, offer in choices:
             if getattr(measure(offer), attribute) <= most:
-                return f"{what}: {doubt}{_offered(forecast, offer)}."
-    return f"{what}: none; {least}."
+                return f"{wish}: {doubt}{_offered(forecast, offer)}."
+    return f"{wish}: none; {least}."
 
 
 def _offered(forecast: Forecast, offer: Offer) -> str:

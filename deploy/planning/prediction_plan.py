@@ -63,12 +63,12 @@ def seconds_measured_here(artifact: str, rows: RowFile, tier: Tier) -> Interval:
         sample.write_bytes(b"\n".join(rows.lines[:_MEASURED_ROWS]))
         command = [sys.executable, "-m", "trainer.predict", artifact, f"--rows_file={sample}", f"--out={out}"]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        trial = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         speed, _ = read_json(out / SPEED)
     seconds, count = positive(speed.get("seconds")), positive(speed.get("rows"))
     if not (seconds and count):
-        if done.returncode:
-            raise error_of_program(done.stdout.splitlines(), done.returncode, "python -m trainer.predict")
+        if trial.returncode:
+            raise error_of_program(trial.stdout.splitlines(), trial.returncode, "python -m trainer.predict")
         raise UserError(f"python -m trainer.predict could read none of {rows.name}'s first: leave out --plan")
     return (_GPU if tier.accelerators else _OTHER_CPU).times(seconds / count)
 
@@ -99,16 +99,16 @@ def prediction_plan(
     seconds = rows.count.product(a_row).plus(START_SECONDS)
     offered = {offer.strategy: offer for offer in offers(tier, load_machines(), seconds, seconds.middle / 2)}
     basis = f"by {run}" if run else f"by {min(len(rows.lines), _MEASURED_ROWS)} rows here"
-    said = f"{rows.count.middle:,.0f} rows, {basis}: {_times(seconds)}"
+    estimate = f"{rows.count.middle:,.0f} rows, {basis}: {_times(seconds)}"
     offer = offered.get(tier.strategy)
     if offer is None:
-        return f"plan: {said}; the cost is not known", None
-    said += f", {offer.usd.middle:.2f} USD ({offer.usd.low:.2f} - {offer.usd.high:.2f})"
+        return f"plan: {estimate}; the cost is not known", None
+    estimate += f", {offer.usd.middle:.2f} USD ({offer.usd.low:.2f} - {offer.usd.high:.2f})"
     if max_cost is not None and offer.usd.middle > max_cost:
-        raise UserError(f"max_cost={max_cost:g}: the job would be stopped before its end: {said}: raise --max_cost, or "
-                        "split the file of rows")  # fmt: skip
+        raise UserError(f"max_cost={max_cost:g}: the job would be stopped before its end: {estimate}: raise "
+                        "--max_cost, or split the file of rows")  # fmt: skip
     warned = max_cost is not None and offer.usd.high > max_cost
-    return f"plan: {said}{'; it may be stopped before its end' if warned else ''}", offer.usd
+    return f"plan: {estimate}{'; it may be stopped before its end' if warned else ''}", offer.usd
 
 
 def _times(seconds: Interval) -> str:

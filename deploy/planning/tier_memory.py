@@ -64,16 +64,16 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     available = available_bytes(tier, table)
     if available is None:
         return None
-    wanted, passes = _needed(plan, config, tier), config.passes(tier.devices)
-    verdict = FITS if wanted.high <= available else TOO_LARGE if wanted.low > available else NEAR
+    required, passes = _needed(plan, config, tier), config.passes(tier.devices)
+    verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     most = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), most) * passes * tier.devices
     levers = [] if verdict == FITS else [
-        Lever(name, value, wanted.middle - needed.middle, _slower(plan, config, tier, table, name, value))
+        Lever(name, value, required.middle - needed.middle, _slower(plan, config, tier, table, name, value))
         for name, value, needed in _tried(plan, config, tier, available)
     ]  # fmt: skip
     levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
-    return Fit(verdict, wanted, available, largest, tuple(levers))
+    return Fit(verdict, required, available, largest, tuple(levers))
 
 
 def _tried(
@@ -147,9 +147,9 @@ def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
     """Yields why the data do not fit the memory or the disk of the tier's machines."""
     machine = table.machines.get(tier.machine_type)
     # In memory once as it was read and once as TensorFlow's tensors; a checkpoint's copy of the state comes on top.
-    wanted = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
-    if tier.accelerators and machine and machine.memory_gb and wanted > USABLE * machine.memory_gb * GIB:
-        yield (f"the data need {math.ceil(wanted / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
+    required = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
+    if tier.accelerators and machine and machine.memory_gb and required > USABLE * machine.memory_gb * GIB:
+        yield (f"the data need {math.ceil(required / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
                "prepare them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
     disk = int(tier.spec["workerPoolSpecs"][0].get("diskSpec", {}).get("bootDiskSizeGb", 100))
     if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:

@@ -69,10 +69,10 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    wanted = (*RUN_FILES, COMPARISON)
-    if not any(PurePosixPath(below).name in wanted for below in staged.objects):
+    names = (*RUN_FILES, COMPARISON)
+    if not any(PurePosixPath(below).name in names for below in staged.objects):
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
-    return staged.fetch(lambda below: PurePosixPath(below).name in (*wanted, BILLED) or below in newest, quiet=True)
+    return staged.fetch(lambda below: PurePosixPath(below).name in (*names, BILLED) or below in newest, quiet=True)
 
 
 def _collect(folder: Path) -> Collection:

@@ -82,8 +82,8 @@ def _of_images(name: str, title: str) -> Measure:
 
 def _quality(row: TierSummary) -> str:
     """Returns what the measures of images of all its runs were computed with."""
-    about = {run.quality for run in row.done}
-    return MIXED if len(about) > 1 else "".join(about)
+    qualities = {run.quality for run in row.done}
+    return MIXED if len(qualities) > 1 else "".join(qualities)
 
 
 def _kind(row: TierSummary) -> str:

@@ -126,15 +126,15 @@ def _legend_above(axes: "Axes") -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
-def _scale(axes: "Axes", which: str, values: Sequence[float]) -> None:
+def _scale(axes: "Axes", axis_name: str, values: Sequence[float]) -> None:
     """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
     if max(values) > _WIDE * min(values) > 0:
-        axes.set(**{f"{which}scale": "log"})
-        axis = axes.xaxis if which == "x" else axes.yaxis
+        axes.set(**{f"{axis_name}scale": "log"})
+        axis = axes.xaxis if axis_name == "x" else axes.yaxis
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
     else:
-        axes.set(**{f"{which}lim": (0, None)})
+        axes.set(**{f"{axis_name}lim": (0, None)})
 
 
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
@@ -171,6 +171,6 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
         look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
         axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
     axes.set(xlabel="s per million images", ylabel="USD per million images")
-    for which, values in zip("xy", zip(*points, strict=True), strict=True):
-        _scale(axes, which, values)
+    for axis_name, values in zip("xy", zip(*points, strict=True), strict=True):
+        _scale(axes, axis_name, values)
     _legend_above(axes)

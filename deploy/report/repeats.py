@@ -16,28 +16,28 @@ class Spread:
     count: int
 
 
-def _known(values: Iterable[Any]) -> list[Any]:
+def _numbers(values: Iterable[Any]) -> list[Any]:
     return [value for value in values if value is not None]
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Returns median and quartiles; None of no values."""
-    known = _known(values)
-    if len(known) < 2:
-        return Spread(known[0], known[0], known[0], 1) if known else None
-    low, middle, high = statistics.quantiles(known, n=4, method="inclusive")
-    return Spread(middle, low, high, len(known))
+    numbers = _numbers(values)
+    if len(numbers) < 2:
+        return Spread(numbers[0], numbers[0], numbers[0], 1) if numbers else None
+    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return Spread(middle, low, high, len(numbers))
 
 
 def median(values: Iterable[float | None]) -> float | None:
     """Returns the median; None of no values."""
-    known = _known(values)
-    return statistics.median(known) if known else None
+    numbers = _numbers(values)
+    return statistics.median(numbers) if numbers else None
 
 
 def largest(values: Iterable[Any]) -> Any:
     """Returns the largest value; None of no values."""
-    return max(_known(values), default=None)
+    return max(_numbers(values), default=None)
 
 
 def common(values: Iterable[Any]) -> Any:

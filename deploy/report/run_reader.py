@@ -89,9 +89,9 @@ class RunRecord:
     @property
     def goodput(self) -> dict[str, float]:
         """Returns the seconds of each class, of those that were paid for; {} if they are not known."""
-        if known := classes_of(self.result):
-            known[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(known.values()))
-        return known
+        if classes := classes_of(self.result):
+            classes[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(classes.values()))
+        return classes
 
     @property
     def sample(self) -> Path | None:

@@ -118,5 +118,5 @@ def _reasons(rows: Sequence[TierSummary]) -> Iterator[str]:
     for (title, reason), names in tiers.items():
         together.setdefault((reason, tuple(names)), {})[title] = None
     for (reason, of), titles in together.items():
-        what = ", ".join(titles) if len(titles) <= _MANY else "measurements"
-        yield f"No {what} for {'any tier' if len(of) == len(rows) else ', '.join(of)}: {reason}."
+        absent = ", ".join(titles) if len(titles) <= _MANY else "measurements"
+        yield f"No {absent} for {'any tier' if len(of) == len(rows) else ', '.join(of)}: {reason}."

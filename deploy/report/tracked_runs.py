@@ -82,11 +82,11 @@ def _sources(path: str) -> Iterator[RunFiles]:
 
 
 def _parent(folder: Path, where: str) -> TrackedRun:
-    table, asked = read_json(folder / "table.json")[0], dict[str, Any]()
+    table, request = read_json(folder / "table.json")[0], dict[str, Any]()
     for name in (COMPARISON, "study.json"):
-        asked |= read_json(folder / name)[0]
-    settings = {name: text_of(value) for name, value in asked.items() if name != "command"}
-    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(asked.get("command"))}
+        request |= read_json(folder / name)[0]
+    settings = {name: text_of(value) for name, value in request.items() if name != "command"}
+    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(request.get("command"))}
     files = [file for name in TABLES if (file := folder / name).is_file()]
     name = where.rsplit("/", 1)[-1]
     return TrackedRun(digest([where, settings]), name, folder, "", settings, tags, "finished", files)

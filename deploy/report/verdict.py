@@ -41,11 +41,11 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     return [in_units(sentence, rows) for sentence in sentences]
 
 
-def _equally_fast(row: TierSummary, other: TierSummary) -> bool:
+def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
     """Returns whether two medians differ by no more than the larger interquartile range, or than 1 %."""
-    speeds = row.images_per_second, other.images_per_second
+    speeds = first.images_per_second, second.images_per_second
     widths = (speed.high - speed.low for speed in speeds)
-    return bool(abs(_speed(row) - _speed(other)) <= max(*widths, _RESOLUTION * max(_speed(row), _speed(other))))
+    return bool(abs(_speed(first) - _speed(second)) <= max(*widths, _RESOLUTION * max(_speed(first), _speed(second))))
 
 
 def _speed(row: TierSummary) -> float:
@@ -93,7 +93,7 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
     for first, *others in by_kind.values():
         gains, reasons, fewer = [], [], [first]
         for row in others:
-            less = [other for other in fewer if other.devices < row.devices]
+            less = [smaller for smaller in fewer if smaller.devices < row.devices]
             reason = _no_gain(row, best(less, "images_per_second")) if less else ""
             reasons += [reason] if reason else []
             gains += [f"{_devices(row)} {_gain(row, first)}"] if less and not reason else []
@@ -115,12 +115,12 @@ def _gain(row: TierSummary, first: TierSummary) -> str:
     return f"{faster} for {dearer:.2f} x the cost per million images"
 
 
-def _no_gain(row: TierSummary, other: TierSummary) -> str:
+def _no_gain(row: TierSummary, smaller: TierSummary) -> str:
     """Returns that a tier is not faster than the fastest one with fewer devices; "" if it is."""
-    if _equally_fast(row, other):
-        return f"{_devices(row)} and {_devices(other)} are equally fast, within the spread; {_MORE_WORK}"
-    ratio, slower = _speed(row) / _speed(other), f"{row.devices} devices are slower than {other.devices}"
-    return f"{slower}: {row.tier} reaches {ratio:.2f} x {other.tier}; {_MORE_WORK}" if ratio < 1 else ""
+    if _equally_fast(row, smaller):
+        return f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread; {_MORE_WORK}"
+    ratio, slower = _speed(row) / _speed(smaller), f"{row.devices} devices are slower than {smaller.devices}"
+    return f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}; {_MORE_WORK}" if ratio < 1 else ""
 
 
 def _waiting(rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -172,10 +172,10 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
 
     They differ if it is by more than 5 %, and by more than the loss changes between reports.
     """
-    known = [row for row in rows if row.final_loss is not None]
-    if len(known) < 2:
+    rows_with_loss = [row for row in rows if row.final_loss is not None]
+    if len(rows_with_loss) < 2:
         return
-    first, *others = known
+    first, *others = rows_with_loss
     alike, most = True, 0.0
     for row in others:
         apart, larger = abs(row.final_loss - first.final_loss), max(abs(row.final_loss), abs(first.final_loss))
@@ -192,7 +192,7 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
                 "tells, the speeds are not comparable."
             )
     if alike:
-        losses = sorted(row.final_loss for row in known)
+        losses = sorted(row.final_loss for row in rows_with_loss)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
         agree = f"agree within {figures(100 * most, 2)} %{noise}" if most else "are equal"
@@ -202,8 +202,8 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
 def _noise(row: TierSummary) -> float:
     """Returns the median change of the loss between its last ten reports, the largest of the runs."""
     last = [[line.scalars.get(row.loss_name) for line in (run.reports or run.epochs)[-10:]] for run in row.group.runs]
-    known = [[value for value in values if value is not None] for values in last]
-    changes = [[abs(after - before) for before, after in pairwise(values)] for values in known]
+    curves = [[value for value in values if value is not None] for values in last]
+    changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
     return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)
 
 
@@ -218,8 +218,8 @@ def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 
 def _startup(rows: Sequence[TierSummary]) -> Iterator[str]:
-    known = [row for row in rows if row.startup_seconds and row.total_seconds]
-    most, tier = max(((row.startup_seconds / row.total_seconds, row.tier) for row in known), default=(0.0, ""))
+    timed = [row for row in rows if row.startup_seconds and row.total_seconds]
+    most, tier = max(((row.startup_seconds / row.total_seconds, row.tier) for row in timed), default=(0.0, ""))
     if most > _MUCH_STARTUP:
         on = f"on {tier}" if len(rows) == 1 else f"at most, on {tier}"
         yield f"Start-up is a large part of the total ({percent(most)} {on}): it matters less in a longer run."

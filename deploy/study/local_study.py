@@ -56,7 +56,7 @@ class LocalStudy:
         load()
         make_writable(out, "out")
         keep_others_out(out, "out", str(out))
-        write_study(out, plan.asked("local"))
+        write_study(out, plan.summary("local"))
         self._study = open_journal(out, plan.goal)
         self._to_run = self._begin()
         try:
@@ -137,8 +137,8 @@ class LocalStudy:
 
     def _report(self, trial: "Trial", job_dir: Path, prune: bool) -> bool:
         """Reports the metric's new values to Optuna, up to one by which, with `prune`, the trial is hopeless."""
-        known = len(self._trials()[trial.number].intermediate_values)
-        for step, value in enumerate(metric_reports(job_dir, self._plan.metric)[known:], start=known):
+        reported = len(self._trials()[trial.number].intermediate_values)
+        for step, value in enumerate(metric_reports(job_dir, self._plan.metric)[reported:], start=reported):
             trial.report(value, step)
             if prune and trial.should_prune():
                 return True

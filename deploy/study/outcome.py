@@ -70,17 +70,17 @@ class StudyOutcome:
     def verdict(self) -> list[str]:
         """Returns sentences: the best trial, how it compares with the recipe's own settings, and which are as good."""
         counts = Counter(map(state_of, self.ranked))
-        told = f"{len(self.trials)} trials: {', '.join(f'{count} {state}' for state, count in counts.items())}."
+        counted = f"{len(self.trials)} trials: {', '.join(f'{count} {state}' for state, count in counts.items())}."
         if not self.complete:
-            return [told, "No trial is complete: there is no best one."]
+            return [counted, "No trial is complete: there is no best one."]
         best, *others = self.complete
-        lines = [f"Best: trial {best.number + 1}, {self.plan.metric} {_value(best)}: {shown(best.params)}.", told]
+        lines = [f"Best: trial {best.number + 1}, {self.plan.metric} {_value(best)}: {shown(best.params)}.", counted]
         default = of_recipe(self.plan.space, self.plan.overrides)
         lines += [_against(best, trial) for trial in self.complete if trial.params == default]
         same = [str(trial.number + 1) for trial in others if _equal(best, trial)]
         if same:
-            which = f"Trial {same[0]} is" if len(same) == 1 else f"Trials {', '.join(same)} are"
-            lines.append(f"{which} {'within its spread' if self.plan.repeats > 1 else 'equal to it'}.")
+            equals = f"Trial {same[0]} is" if len(same) == 1 else f"Trials {', '.join(same)} are"
+            lines.append(f"{equals} {'within its spread' if self.plan.repeats > 1 else 'equal to it'}.")
         return lines
 
     def notes(self) -> list[str]:

@@ -85,9 +85,9 @@ def read_space(texts: Sequence[str], overrides: Overrides) -> list[StudyParamete
 
 
 def _parameter(text: str, overrides: Overrides) -> StudyParameter:
-    name, _, asked = (part.strip() for part in text.partition("="))
+    name, _, choices = (part.strip() for part in text.partition("="))
     name = name.removeprefix("--").replace("-", "_")
-    if not name or not asked:
+    if not name or not choices:
         raise UserError(f"tune={text}: {_FORM}")
     fields = {field.name: field for field in dataclasses.fields(overrides.own.settings)}
     if name not in fields:
@@ -95,7 +95,7 @@ def _parameter(text: str, overrides: Overrides) -> StudyParameter:
     if name in _NOT_VARIED:
         raise UserError(f"tune={text}: a study does not vary {name}: {_NOT_VARIED[name]}")
     field, (kind, _) = fields[name], value_type(fields[name])
-    span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", asked)
+    span = re.fullmatch(r"(.+?)\.\.(.+?)(:log)?", choices)
     try:
         if span and kind in (int, float):
             low, high = coerce(field, span[1]), coerce(field, span[2])
@@ -104,7 +104,7 @@ def _parameter(text: str, overrides: Overrides) -> StudyParameter:
             if span[3] and low <= 0:
                 raise UserError(f"a logarithmic range begins above 0, not at {as_text(low)}")
             return StudyParameter(name, kind, (), low, high, bool(span[3]))
-        values = tuple(coerce(field, value.strip()) for value in asked.split(","))
+        values = tuple(coerce(field, value.strip()) for value in choices.split(","))
     except UserError as error:
         raise UserError(f"tune={text}: {error}") from None
     if len(set(values)) < max(2, len(values)):

@@ -57,28 +57,28 @@ class StudyRequest:
         """Returns the settings of some trial, where only those that all trials share matter."""
         return {parameter.name: parameter.samples()[0] for parameter in self.space}
 
-    def asked(self, on: str) -> dict[str, Any]:
+    def summary(self, on: str) -> dict[str, Any]:
         """Returns the content of study.json."""
         names = ("metric", "goal", "repeats", "trials", "parallel", "pruning", "command")
         of_space = [parameter.text for parameter in self.space]
-        asked = {"on": on, "tier": self.tier.name, "flags": self.overrides.arguments(), "tune": of_space}
-        return {**asked, **{name: getattr(self, name) for name in names}}
+        about = {"on": on, "tier": self.tier.name, "flags": self.overrides.arguments(), "tune": of_space}
+        return {**about, **{name: getattr(self, name) for name in names}}
 
 
-def goal_of(metric: str, asked: str) -> str:
+def goal_of(metric: str, goal: str) -> str:
     """Returns whether the metric is to fall or to rise: a loss falls, an accuracy rises, as for best_metric.
 
-    Raises UserError if its name does not tell and `asked` is empty.
+    Raises UserError if its name does not tell and `goal` is empty.
     """
     falls, rises = metric.endswith("loss") or metric in FALLING, "accuracy" in metric or metric in OF_IMAGES
-    if not (asked or falls or rises):
+    if not (goal or falls or rises):
         raise UserError(
             f"metric={metric}: it is unknown whether higher or lower is better: add --goal=maximize or minimize"
         )
-    return asked or ("minimize" if falls else "maximize")
+    return goal or ("minimize" if falls else "maximize")
 
 
-def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
+def check_study_folder(out: Path, request: Mapping[str, Any]) -> None:
     """Raises UserError if `out` is not writable or holds something else than this study; creates no folder.
 
     More trials, others at a time and another pruning are allowed, but not for a job of Vertex AI.
@@ -93,10 +93,10 @@ def check_study_folder(out: Path, asked: Mapping[str, Any]) -> None:
     if problem:
         raise UserError(f"{problem}, but the folder holds trials of unknown settings: use another --out")
     may_change = ("command",) if sent else _MAY_CHANGE
-    refuse_other(out, "study", stored, asked, [name for name in asked if name not in may_change])
+    refuse_other(out, "study", stored, request, [name for name in request if name not in may_change])
 
 
-def write_study(out: Path, asked: Mapping[str, Any]) -> None:
+def write_study(out: Path, request: Mapping[str, Any]) -> None:
     """Writes study.json."""
     make_writable(out, "out")
-    write_whole(out / STUDY_FILE, json.dumps(dict(asked), indent=2) + "\n")
+    write_whole(out / STUDY_FILE, json.dumps(dict(request), indent=2) + "\n")

@@ -127,7 +127,7 @@ class VertexStudy:
     def run(self) -> "tuple[int, list[FrozenTrial]]":
         """Submits or finds the study and follows it; returns the exit code and its trials, none while it runs."""
         load()
-        write_study(self._out, self._plan.asked("vertex"))
+        write_study(self._out, self._plan.summary("vertex"))
         keep_others_out(self._out, "out", str(self._out))
         with api_errors(self._gcp), on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
             name = self._job_name()
@@ -184,8 +184,8 @@ def read_vertex_trial(content: Mapping[str, Any], plan: StudyRequest, result: Ma
     values = _metric(mapping(content, "finalMeasurement"), plan.metric)
     if state == "COMPLETE" and not values:
         state = "FAIL"
-    known = {"FAIL": f"it reported no {plan.metric}", "RUNNING": "it was cancelled with the study"}
-    reason = str(limit or content.get("infeasibleReason") or known.get(state, ""))
+    reasons = {"FAIL": f"it reported no {plan.metric}", "RUNNING": "it was cancelled with the study"}
+    reason = str(limit or content.get("infeasibleReason") or reasons.get(state, ""))
     began, ended = (parse_time(str(content.get(key) or "")) for key in ("startTime", "endTime"))
     seconds = max((ended or time.time()) - began, 0.0) if began else 0.0
     reports = [value for measured in content.get("measurements", []) for value in _metric(measured, plan.metric)]

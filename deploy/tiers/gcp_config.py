@@ -80,10 +80,10 @@ def checked_region(region: str) -> str:
         zone = re.fullmatch(rf"({_REGION.pattern})-[a-z]", region)
         fix = f"this is a zone: use --region={zone[1]}" if zone else "regions look like us-central1"
         raise UserError(f"region={region}: {fix}")
-    known = load_machines().regions
-    if region not in known:
+    regions = load_machines().regions
+    if region not in regions:
         raise UserError(
-            f"region={region}: not a region of Vertex AI training{nearest(region, known)} `python -m "
+            f"region={region}: not a region of Vertex AI training{nearest(region, regions)} `python -m "
             "deploy machines` lists them"
         )
     return region

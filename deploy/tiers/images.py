@@ -33,8 +33,8 @@ class BuiltImage:
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
         """Returns why a job on `tier` with these packages cannot run in this image; empty if it can."""
-        wanted = {package.name: package.digest for package in packages}
-        differing = sorted({name for name, _ in self.sources.items() ^ wanted.items()})
+        digests = {package.name: package.digest for package in packages}
+        differing = sorted({name for name, _ in self.sources.items() ^ digests.items()})
         if differing:
             return f"has other sources of {', '.join(differing)} than this folder"
         return "has no CUDA" if tier.accelerators and self.tensorflow and "cuda" not in self.tensorflow else ""
@@ -54,12 +54,12 @@ class Image:
     about: str = ""
 
 
-def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
-    """Returns the image of a job on `tier`. `asked`: the value of --image=; `built`: what this folder remembers."""
-    if installs(asked):
-        return Image(asked.partition(":")[2] or PLAIN_IMAGE, plain=True)
-    if asked:
-        return Image(asked)
+def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
+    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: what this folder remembers."""
+    if installs(image):
+        return Image(image.partition(":")[2] or PLAIN_IMAGE, plain=True)
+    if image:
+        return Image(image)
     if "containerSpec" in tier.spec["workerPoolSpecs"][0]:
         return Image("")
     misfit = built.misfit(tier, packages) if built else ""
@@ -71,20 +71,20 @@ def choose_image(tier: Tier, asked: str, built: BuiltImage | None, packages: Seq
     return Image(PLAIN_IMAGE, plain=True, about=about)
 
 
-def installs(asked: str) -> bool:
+def installs(image: str) -> bool:
     """Returns whether --image= asks for a plain Python image: `install`, or `install:URI` for one of the user's own."""
-    return asked == INSTALL or asked.startswith(f"{INSTALL}:")
+    return image == INSTALL or image.startswith(f"{INSTALL}:")
 
 
-def check_asked_image(asked: str) -> None:
+def check_asked_image(image: str) -> None:
     """Raises UserError unless --image= is `install`, or has the address of an image in a repository."""
-    if asked in ("", INSTALL):
+    if image in ("", INSTALL):
         return
-    uri = asked.removeprefix(f"{INSTALL}:")
+    uri = image.removeprefix(f"{INSTALL}:")
     check_format("ContainerSpec.imageUri", uri, "image")
-    if "/" not in uri and not installs(asked):
+    if "/" not in uri and not installs(image):
         raise UserError(
-            f"image={asked}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
+            f"image={image}: it names no repository: write REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME, or {INSTALL}"
         )
 
 

@@ -84,7 +84,8 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
     if package is None and (top != "trainer" or packages):
-        holder = next((other.name for other in packages if _modules(f"{other.name}/{top}") & other.files.keys()), "")
+        holders = (package.name for package in packages if _modules(f"{package.name}/{top}") & package.files.keys())
+        holder = next(holders, "")
         raise UserError(
             f"{field}={value}: the job has the module {top} as {holder}.{top}: use --{field}={holder}.{value}, or "
             f"--package with the folder {top} itself"

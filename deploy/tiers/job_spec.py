@@ -56,9 +56,9 @@ def training_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
     """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
     expected = tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
-        wanted = overrides.values["expect_devices"]
+        count = overrides.values["expect_devices"]
         raise UserError(
-            f"--expect_devices={wanted}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+            f"--expect_devices={count}: the workers of {tier.name} have {expected} accelerators: drop the flag"
         )
     pool = tier.spec["workerPoolSpecs"][0]
     arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])

@@ -51,8 +51,8 @@ def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: s
     tags = {"tier": tier.name, "image": image, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
             "project": gcp.project, "region": gcp.region}  # fmt: skip
     tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it as well
-    known = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
-    return [{"name": name, "value": value} for name, value in {**known, TENSORBOARD: tensorboard}.items() if value]
+    variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
+    return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
 
 
 def warnings_of_trackers(track: str, spec: Mapping[str, Any]) -> Iterator[str]:

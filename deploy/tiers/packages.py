@@ -107,11 +107,11 @@ class Package:
         copy = out.with_name("copy")
         write_copy(self, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
-        done = subprocess.run(
+        build = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | _TIME, umask=0o022
         )
-        if done.returncode or not (out / self.wheel).is_file():
-            lines = [line for line in done.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
+        if build.returncode or not (out / self.wheel).is_file():
+            lines = [line for line in build.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
             errors = [line for line in lines if "error" in line or "Error:" in line]  # of setuptools, not of its caller
             raise UserError(f"{self.name} could not be built: {(errors or lines)[-1].strip()}")
 
@@ -209,16 +209,16 @@ def check_requirement(line: str) -> None:
     from packaging.version import InvalidVersion, Version
 
     try:
-        wanted = Requirement(line)
-        name = re.sub("[-_.](cpu|gpu|intel)$", "", wanted.name.lower())
+        requirement = Requirement(line)
+        name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
         if name not in ADMITTED:
             return
-        both = wanted.specifier & ADMITTED[name]
-        limits = [Version(limit.version.removesuffix(".*")) for limit in both]
+        allowed = requirement.specifier & ADMITTED[name]
+        limits = [Version(limit.version.removesuffix(".*")) for limit in allowed]
     except (InvalidRequirement, InvalidVersion):
         return  # building the package says why
     tried = [Version("9999"), *limits, *(Version(f"{limit.base_version}.1") for limit in limits)]
-    if not any(both.contains(version, prereleases=True) for version in tried):
+    if not any(allowed.contains(version, prereleases=True) for version in tried):
         raise UserError(
             f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
             "own is used"

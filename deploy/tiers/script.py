@@ -152,10 +152,10 @@ class ScriptRequest(JobRequest):
         listed = files.get("requirements.txt")
         if listed:
             missing = unnamed(missing, listed.read_text(encoding="utf-8", errors="replace"))
-        certain = [found for found in missing if found.certain and not (listed or options.force)]
-        about = ", ".join(f"{found.top} ({found.file}, line {found.line})" for found in (certain or missing)[:5])
+        certain = [name for name in missing if name.certain and not (listed or options.force)]
+        about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in (certain or missing)[:5])
         tensorflow = requirements(self.tier.accelerators)[0]  # brings keras
-        lines = {tensorflow if found.top in ("keras", "tensorflow") else found.distribution for found in certain}
+        lines = {tensorflow if name.top in ("keras", "tensorflow") else name.distribution for name in certain}
         if certain:
             raise UserError(
                 f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "

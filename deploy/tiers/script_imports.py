@@ -56,7 +56,7 @@ def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
 
     `files`: of the folder, by their paths in it; those that the script does not import are not looked at.
     """
-    known = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE
+    present = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE
     missing: dict[str, Import] = {}
     for certain in (True, False):  # first what is executed in any case, then the rest
         waiting, visited = [program], set[str]()
@@ -65,26 +65,27 @@ def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
             if file in visited or file not in files:
                 continue
             visited.add(file)
-            for found in imports_of(file, ast.parse(files[file].read_bytes())):
-                if found.certain < certain:
+            for statement in imports_of(file, ast.parse(files[file].read_bytes())):
+                if statement.certain < certain:
                     continue
-                if found.top in known or not found.top:
-                    waiting += _files_of(found)
+                if statement.top in present or not statement.top:
+                    waiting += _files_of(statement)
                 else:
-                    missing.setdefault(found.top, dataclasses.replace(found, certain=certain))
+                    missing.setdefault(statement.top, dataclasses.replace(statement, certain=certain))
     return list(missing.values())
 
 
-def _files_of(found: Import) -> Iterator[str]:
+def _files_of(statement: Import) -> Iterator[str]:
     """Yields the files, in the script's folder, that an import would execute."""
-    dots = len(found.module) - len(found.module.lstrip("."))
-    folder = PurePosixPath(found.file).parents[dots - 1] if dots else PurePosixPath()
-    parts = list(filter(None, found.module.lstrip(".").split(".")))
-    for path in (*(parts[:end] for end in range(len(parts) + 1)), *([*parts, name] for name in found.names)):
+    dots = len(statement.module) - len(statement.module.lstrip("."))
+    folder = PurePosixPath(statement.file).parents[dots - 1] if dots else PurePosixPath()
+    parts = list(filter(None, statement.module.lstrip(".").split(".")))
+    for path in (*(parts[:end] for end in range(len(parts) + 1)), *([*parts, name] for name in statement.names)):
         inner = folder.joinpath(*path)
         yield from (f"{inner}.py", str(inner / "__init__.py"))
 
 
 def unnamed(missing: Collection[Import], requirements: str) -> list[Import]:
     """Returns the imports whose package the text of a requirements.txt does not name."""
-    return [found for found in missing if found.distribution.lower() not in requirements.lower().replace("_", "-")]
+    listed = requirements.lower().replace("_", "-")
+    return [statement for statement in missing if statement.distribution.lower() not in listed]

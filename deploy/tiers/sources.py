@@ -73,9 +73,9 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
                 continue
             is_folder = path.is_dir()
             leaves = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
-            kept = (is_folder or path.is_file()) and path.suffix != ".ipynb"
-            made = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
-            if leaves or made or not kept or is_ignored(path, rules, is_folder=is_folder):
+            is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
+            is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
+            if leaves or is_output or not is_source or is_ignored(path, rules, is_folder=is_folder):
                 left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append((path, rules))
@@ -116,16 +116,16 @@ def _parsed(name: str, path: Path) -> ast.Module:
             return ast.parse(path.read_bytes(), name)
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        what = error.msg if isinstance(error, SyntaxError) else reason(error)
-        raise UserError(f"package: {name}{line}: {what}: the job could not import it: fix it") from None
+        problem = error.msg if isinstance(error, SyntaxError) else reason(error)
+        raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
 
 
 def _check_alone(module: Path, tree: ast.Module) -> None:
     """Raises UserError if a module that goes along alone imports one from its folder."""
-    for found in imports_of(module.name, tree):
-        beside = [module.parent / file for file in (f"{found.top}.py", f"{found.top}/__init__.py")]
-        if not found.top or (found.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)):
+    for statement in imports_of(module.name, tree):
+        beside = [module.parent / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
+        if not statement.top or (statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)):
             raise UserError(
-                f"package: {module.name}, line {found.line}, imports from its folder, which does not go along: use "
+                f"package: {module.name}, line {statement.line}, imports from its folder, which does not go along: use "
                 "--package=FOLDER with both and an __init__.py"
             )

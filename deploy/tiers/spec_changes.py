@@ -67,8 +67,8 @@ class SpecChanges:
         variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
         for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
             if task is not None and variables:
-                kept = [variable for variable in task.get("env", []) if variable["name"] not in variables]
-                task["env"] = [*kept, *({"name": name, "value": value} for name, value in variables.items())]
+                unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
+                task["env"] = [*unchanged, *({"name": name, "value": value} for name, value in variables.items())]
 
 
 NO_CHANGES = SpecChanges()

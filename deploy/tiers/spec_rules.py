@@ -105,7 +105,7 @@ def _accelerators_like(name: str) -> str:
     if "TPU" in name.upper():
         return f": {NO_TPU}."
     models = set(name.upper().replace("-", "_").split("_")) - {"NVIDIA", "TESLA", "80GB"}
-    alike = [known for known in ENUMS["AcceleratorType"] if models & set(known.split("_"))]
+    alike = [name for name in ENUMS["AcceleratorType"] if models & set(name.split("_"))]
     return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else nearest(name, ENUMS["AcceleratorType"])
 
 
@@ -180,9 +180,9 @@ def _of_machine(machine: Spec, where: str) -> Iterator[str]:
     if re.match(r"ct\d|cloud-tpu|tpu", kind) or accelerator.startswith("TPU"):
         yield f"{where}: machineType={kind}, acceleratorType={accelerator or None}: {NO_TPU}"
     if host is None and (accelerator or kind not in table.cpu_machines):
-        known = table.machines if accelerator else [*table.machines, *table.cpu_machines]
+        machines = table.machines if accelerator else [*table.machines, *table.cpu_machines]
         yield (
-            f"{where}.machineType={kind}: no such machine{nearest(kind, known)} `python -m deploy machines` lists "
+            f"{where}.machineType={kind}: no such machine{nearest(kind, machines)} `python -m deploy machines` lists "
             "those with prices"
         )
     if accelerator and accelerator not in table.accelerators:
@@ -205,7 +205,8 @@ def _other_machines(host: Machine, accelerator: str, count: int) -> str:
     """Returns what the machine takes instead of so many accelerators, and which machines have these."""
     has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
     text = f"{accelerator} x {count}" if accelerator else "none"
-    others = [name for name, other in load_machines().machines.items() if count in other.counts.get(accelerator, ())]
+    machines = load_machines().machines.items()
+    others = [name for name, machine in machines if count in machine.counts.get(accelerator, ())]
     advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
     return f"{host.name} takes {has}, not {text}{advice}"
 

@@ -101,10 +101,8 @@ def read_tiers_or_machine(
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UserError(f"tier {twice} is given twice: drop one of them")
     if names and (machine_type or accelerator):
-        given = "machine_type" if machine_type else "accelerator"
-        raise UserError(
-            f"tier {names[0]} and --{given} contradict each other: a tier has its machine: drop one of them"
-        )
+        flag = "machine_type" if machine_type else "accelerator"
+        raise UserError(f"tier {names[0]} and --{flag} contradict each other: a tier has its machine: drop one of them")
     if not names and not machine_type:
         raise UserError(
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
@@ -122,7 +120,7 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
     """
     kind, _, count = accelerator.partition(":")
     allowed = load_machines().machines[machine_type].counts if machine_type in load_machines().machines else {}
-    name = next((known for known in allowed if kind and kind.upper().replace("-", "_") in known), kind)
+    name = next((full for full in allowed if kind and kind.upper().replace("-", "_") in full), kind)
     if not count and name in allowed:
         count = str(min(allowed[name]))
     if accelerator and not re.fullmatch(r"[1-9]\d?", count or "1"):
@@ -159,8 +157,8 @@ def find_tier(name: str) -> Path:
             return path
     if "," in name:
         raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
-    known = tier_names()
-    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), known)  # l4x4 is easily read as 14x4
+    names = tier_names()
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), names)  # l4x4 is easily read as 14x4
     raise UserError(f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml file")
 
 

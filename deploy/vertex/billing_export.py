@@ -32,14 +32,14 @@ GROUP BY label, currency
 
 
 @contextmanager
-def billing_errors(what: str, fix: str) -> Iterator[None]:
+def billing_errors(action: str, fix: str) -> Iterator[None]:
     """Raises an ApiError as one line: UserError with `fix` if the user can do something, else VertexFault."""
     try:
         yield
     except ApiError as error:
         if not error.transient:
-            raise UserError(f"{what}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
-        raise VertexFault(f"{what}: {error}") from None
+            raise UserError(f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
+        raise VertexFault(f"{action}: {error}") from None
 
 
 def checked_table(table: str) -> str:
@@ -67,8 +67,8 @@ def billed(table: str, key: str, values: Sequence[str], since: str, clock: Clock
         ],
     }  # fmt: skip
     rows = list(_rows(url, query, clock))
-    if other := {currency for _, currency, _ in rows} - {"USD"}:
-        raise UserError(f"{table} is in {', '.join(sorted(other))}: only exports in USD can be compared with estimates")
+    if others := ", ".join(sorted({currency for _, currency, _ in rows} - {"USD"})):
+        raise UserError(f"{table} is in {others}: only exports in USD can be compared with estimates")
     return {label: float(cost) for label, _, cost in rows}
 
 

@@ -23,17 +23,17 @@ def upload(file: Path, uri: str) -> None:
 def read(uri: str, *, quick: bool = False) -> tuple[str, int]:
     """Returns text and generation of a small object; ("", 0) if there is none."""
     client = connect(QUICK if quick else None)
-    found = client.get(_address(uri))
-    return (client.read(found).decode(errors="replace"), found.generation) if found else ("", 0)
+    item = client.get(_address(uri))
+    return (client.read(item).decode(errors="replace"), item.generation) if item else ("", 0)
 
 
 def read_first(uri: str) -> tuple[bytes, int]:
     """Returns the first bytes of an object, at most 8 MiB of them, and its size. Raises UserError if there is none."""
     client = connect(dataclasses.replace(LIMITS, piece=8 << 20))
-    found = client.get(_address(uri))
-    if found is None:
+    item = client.get(_address(uri))
+    if item is None:
         raise UserError(f"{uri}: there is no such object")
-    return client.read_first(found), found.size
+    return client.read_first(item), item.size
 
 
 def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
@@ -43,9 +43,9 @@ def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
 
 def delete(uri: str, generation: int) -> None:
     """Deletes an object of this generation, if it still has that."""
-    found = connect().get(_address(uri))
-    if found and found.generation == generation:
-        connect().delete(found)
+    item = connect().get(_address(uri))
+    if item and item.generation == generation:
+        connect().delete(item)
 
 
 def exists(uri: str) -> bool:

@@ -85,8 +85,8 @@ def look_for(label: str, backend: Backend, clock: Clock, since: float, listings:
     while True:
         failure: ApiError | None = None
         try:
-            if found := newest_original(backend.jobs(label), backend, clock):
-                return found.name
+            if job := newest_original(backend.jobs(label), backend, clock):
+                return job.name
             listings -= 1
         except ApiError as error:
             failure = error

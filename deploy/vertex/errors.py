@@ -131,5 +131,5 @@ def describe_failure(status: JobStatus) -> str:
 
 
 def _replica_exit(status: JobStatus) -> int:
-    found = re.search(r"non-zero status of (\d+)", status.error)
-    return int(found[1]) if found else 0
+    match = re.search(r"non-zero status of (\d+)", status.error)
+    return int(match[1]) if match else 0

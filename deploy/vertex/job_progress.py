@@ -89,11 +89,11 @@ class LiveLines:
         return {progress: "; ".join(filter(None, [progress, money])), warning: warning}
 
     def _read(self) -> None:
-        found = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
-        if found and found.generation != self._generation:
+        stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
+        if stats and stats.generation != self._generation:
             about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
-            entries = parse_stats(connect(buckets.QUICK).read(found).decode(errors="replace"))
-            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), found.generation
+            entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
+            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), stats.generation
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | None:

@@ -96,14 +96,14 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
     family = machine.name.split("-")[0]
     parts += [("cores", machine.vcpus or 0, {family, "core"}, {"gpu"}),
               ("memory", machine.memory_gb or 0, {family, "ram"}, {"gpu"})]  # fmt: skip
-    found = _sum(parts, skus, kind)
-    if found.usd is None or not machine.local_ssd_gib:
-        return found
+    price = _sum(parts, skus, kind)
+    if price.usd is None or not machine.local_ssd_gib:
+        return price
     ssd = [sku for sku in skus if sku.monthly and {"local", "ssd"} <= sku.words and not sku.words & {"spot", "dws"}]
     ssd = [sku for sku in ssd if sku.service == "compute" and not sku.words & _NEVER]
     if len(ssd) != 1:
         return CatalogPrice(None, why=f"local SSD: {_named(ssd)}")
-    return CatalogPrice(found.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*found.skus, *ssd))
+    return CatalogPrice(price.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*price.skus, *ssd))
 
 
 def price_of_gpu(accelerator: str, table: Machines, skus: Sequence[Sku], kind: str) -> CatalogPrice:
@@ -115,7 +115,7 @@ def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
     """Returns the words of an accelerator, and those of its relatives, as H100 Mega, that its SKUs have not."""
     named: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
     own = named(accelerator)
-    return own, {word for other in table.accelerators if own < named(other) for word in named(other) - own}
+    return own, {word for gpu in table.accelerators if own < named(gpu) for word in named(gpu) - own}
 
 
 def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> CatalogPrice:
@@ -123,12 +123,12 @@ def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[
     for name, count, words, without in parts:
         for service, of_kind, not_of_kind in _KINDS[kind]:
             barred = without | not_of_kind | _NEVER - of_kind
-            some = [sku for sku in skus if sku.service == service and not sku.monthly
+            priced = [sku for sku in skus if sku.service == service and not sku.monthly
                     and words | of_kind <= sku.words and not barred & sku.words]  # fmt: skip
-            if len(some) != 1:
-                return CatalogPrice(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(some)}")
-            total += count * some[0].usd
-            used.append(some[0])
+            if len(priced) != 1:
+                return CatalogPrice(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(priced)}")
+            total += count * priced[0].usd
+            used.append(priced[0])
     return CatalogPrice(total, 0.0, tuple(used))
 
 

@@ -32,14 +32,14 @@ class Registration:
     files: Path | None  # the run's model/, if it is on this machine
 
 
-def serving_image(asked: str) -> str:
+def serving_image(image: str) -> str:
     """Returns the image that serves a model. Raises UserError if none is named and none was built in this folder."""
-    check_asked_image(asked)
-    if installs(asked):
-        raise UserError(f"image={asked}: a server needs an image with all packages: python -m deploy image --image=URI")
+    check_asked_image(image)
+    if installs(image):
+        raise UserError(f"image={image}: a server needs an image with all packages: python -m deploy image --image=URI")
     built = remembered()
-    if asked or built:
-        return asked or (built.uri if built else "")
+    if image or built:
+        return image or (built.uri if built else "")
     raise UserError("no image to serve the model: build one with python -m deploy image --image=URI, or use --image=")
 
 

@@ -51,12 +51,12 @@ class Backend:
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
         job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-        wanted = f'{job} AND timestamp>="{since}"' if since else job
+        query = f'{job} AND timestamp>="{since}"' if since else job
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": wanted, "pageSize": 1000}
-        found = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": 1000}
+        entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         with api.unreadable_as_lost():
-            return [_log_entry(entry) for entry in found]
+            return [_log_entry(entry) for entry in entries]
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""

@@ -31,13 +31,13 @@ SYSTEM_CLOCK = Clock()
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def told(action: str) -> Iterator[None]:
     """Prints every TELL_S, while the block runs, what is waited for; by the system's clock."""
     ended, began = threading.Event(), time.monotonic()
 
     def tell_on() -> None:
         while not ended.wait(TELL_S):
-            tell(f"{what}: {time.monotonic() - began:.0f} s")
+            tell(f"{action}: {time.monotonic() - began:.0f} s")
 
     threading.Thread(target=contextvars.copy_context().run, args=(tell_on,), daemon=True).start()
     try:

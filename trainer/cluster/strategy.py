@@ -155,8 +155,8 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     _check_cluster(config, cluster)
     gpus = tf.config.get_visible_devices("GPU")
     _check_expected(config.expect_devices, len(gpus) or simulated_devices())
-    wanted = 1 if config.strategy == "one_device" else config.replicas
-    return _gpus(wanted, gpus) if gpus else _cpus(wanted or simulated_devices() or 1)
+    count = 1 if config.strategy == "one_device" else config.replicas
+    return _gpus(count, gpus) if gpus else _cpus(count or simulated_devices() or 1)
 
 
 def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
@@ -202,12 +202,12 @@ def _check_expected(expected: int, visible: int) -> None:
     )
 
 
-def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
-    if wanted > len(gpus):
+def _gpus(count: int, gpus: list[Any]) -> tuple[str, ...]:
+    if count > len(gpus):
         raise UserError(
-            f"replicas={wanted}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
+            f"replicas={count}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
         )
-    used = gpus[: wanted or len(gpus)]
+    used = gpus[: count or len(gpus)]
     with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
         tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
         for gpu in used:
@@ -215,17 +215,17 @@ def _gpus(wanted: int, gpus: list[Any]) -> tuple[str, ...]:
     return tuple(f"GPU:{index}" for index in range(len(used)))
 
 
-def _cpus(wanted: int) -> tuple[str, ...]:
-    """Returns the first `wanted` logical CPU devices, which it creates if TensorFlow has not started yet."""
+def _cpus(count: int) -> tuple[str, ...]:
+    """Returns the first `count` logical CPU devices, which it creates if TensorFlow has not started yet."""
     cpu = tf.config.list_physical_devices("CPU")[0]
-    if wanted > 1:
+    if count > 1:
         try:
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
+            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         except RuntimeError:  # TensorFlow has started already, with a fixed number
             existing = len(tf.config.list_logical_devices("CPU"))
-            if existing < wanted:
+            if existing < count:
                 raise UserError(
-                    f"replicas={wanted}, but TensorFlow already runs in this process with {existing} CPU devices: "
+                    f"replicas={count}, but TensorFlow already runs in this process with {existing} CPU devices: "
                     "start a new process"
                 ) from None
-    return tuple(f"CPU:{index}" for index in range(wanted))
+    return tuple(f"CPU:{index}" for index in range(count))

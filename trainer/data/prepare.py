@@ -155,7 +155,7 @@ def _prepare(arguments: Sequence[str] | None) -> int:
     destination = output_address(options.destination, "DST") or local_path(options.destination, "DST")
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
         index = prepare(
-            config, destination, options.shard_mib, lambda done, total: bar.update(completed=done, total=total)
+            config, destination, options.shard_mib, lambda count, total: bar.update(completed=count, total=total)
         )
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)

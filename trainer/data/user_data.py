@@ -100,7 +100,7 @@ def _check_repeatable(config: TrainConfig, examples: AnyExamples, read_again: Ca
 
 def _equal_rows(rows: Any, others: Any) -> bool:
     pairs = zip(tf.nest.flatten(rows), tf.nest.flatten(others), strict=True)
-    return all(np.array_equal(row, other, equal_nan=row.dtype.kind == "f") for row, other in pairs)
+    return all(np.array_equal(first, second, equal_nan=first.dtype.kind == "f") for first, second in pairs)
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:

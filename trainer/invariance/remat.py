@@ -151,7 +151,7 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
         training = outside.training
         variables, uses, forward = layer.trainable_variables, Counter(step.uses), list[Any]()
         others = [variable for variable in layer.variables if id(variable) not in set(map(id, variables))]
-        kept = [held[id(variable)] for variable in others]
+        held_values = [held[id(variable)] for variable in others]
         masks = [mask_of(values[place]) for place in places]
         around = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
 
@@ -161,7 +161,7 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             changed = dict(enumerate(values)) | dict(zip(places, tensors, strict=True))
             words, keys = keras.tree.pack_sequence_as((args, named), [*changed.values()])
             with keras.StatelessScope(collect_losses=True) as scope:
-                for pair in itertools.chain(zip(variables, weights, strict=True), zip(others, kept, strict=True)):
+                for pair in zip([*variables, *others], [*weights, *held_values], strict=True):
                     scope.add_update(pair)  # the scope's own argument would be cast to 16 bits
                 outputs = within(tensors[0], function=lambda: original(*words, **keys), training=training)
             if scope.losses:
@@ -194,7 +194,7 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
         inputs = [*(values[place] for place in places), *(held[id(variable)] for variable in variables)]
         flat = tf.custom_gradient(block)(*inputs)
         outputs, scope = forward
-        for variable, before in zip(others, kept, strict=True):
+        for variable, before in zip(others, held_values, strict=True):
             if (value := scope.get_current_value(variable)) is not before:
                 variable.assign(value)
         results = tf.nest.flatten(flat)

@@ -85,18 +85,18 @@ class Evaluation:
     def __call__(self) -> dict[str, float]:
         """Returns the values by name. Every worker must call it."""
         replicas, takers = self.replicas, self._takers
-        mine = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
-        shares = [len(range(index, self._batches, takers)) for index in mine]
-        iterators, totals = [iter(self._part(takers, index)) for index in mine], [self._begin for _ in mine]
-        done, rounds = 0, math.ceil(self._batches / takers)
-        while done < rounds:
+        parts = [index for index in range(replicas.first, replicas.first + replicas.local) if index < takers]
+        shares = [len(range(index, self._batches, takers)) for index in parts]
+        iterators, totals = [iter(self._part(takers, index)) for index in parts], [self._begin for _ in parts]
+        start, rounds = 0, math.ceil(self._batches / takers)
+        while start < rounds:
             # A few batches a call: between calls workers synchronise, and a signal can interrupt.
-            count, began = self._call_size(rounds - done), time.monotonic()
-            if mine:
-                totals = self._ran(iterators, totals, [min(done + count, share) - done for share in shares])
+            count, began = self._call_size(rounds - start), time.monotonic()
+            if parts:
+                totals = self._ran(iterators, totals, [min(start + count, share) - start for share in shares])
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
-            done += count
+            start += count
         whole = self._summed(totals)
         if count := self._classes:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name

@@ -223,9 +223,9 @@ class Fid:
 
         def of_all_workers(start: int) -> Features:
             with _without_tf32():
-                mine = features_of(tf.constant(start)).numpy()
-            whole = np.zeros((batch, mine.shape[1]))
-            whole[first : first + len(mine)] = mine
+                features = features_of(tf.constant(start)).numpy()
+            whole = np.zeros((batch, features.shape[1]))
+            whole[first : first + len(features)] = features
             return self._replicas.sum_over_workers(whole)
 
         return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]

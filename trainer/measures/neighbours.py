@@ -22,7 +22,7 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
 
     At most MOST_IMAGES of each set are compared. All but density are at most 1, and higher is better.
     """
-    real, fake = _some(real), _some(fake)
+    real, fake = _sample(real), _sample(fake)
     if min(len(real), len(fake)) <= neighbours:
         return {}
     real_radii, fake_radii = _radii(real, neighbours), _radii(fake, neighbours)
@@ -40,7 +40,7 @@ def neighbour_metrics(real: Features, fake: Features, neighbours: int = NEIGHBOU
     }
 
 
-def _some(features: Features) -> Features:
+def _sample(features: Features) -> Features:
     """Returns all rows if they are few, else MOST_IMAGES, evenly spread: they may be sorted by class."""
     if len(features) <= MOST_IMAGES:
         return features

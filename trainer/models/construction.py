@@ -137,7 +137,7 @@ def _has_loss(model: keras.Model, rows: Any) -> bool:
     x, *_ = keras.utils.unpack_x_y_sample_weight(rows)
     with keras.StatelessScope(collect_losses=True) as scope:
         model(x, training=True)
-    return bool(scope.losses) or any(one.regularizer for one in model.trainable_weights)
+    return bool(scope.losses) or any(variable.regularizer for variable in model.trainable_weights)
 
 
 def _check_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:

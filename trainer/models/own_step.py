@@ -21,7 +21,7 @@ from trainer.user_code.mistakes import as_user_mistake, message_of
 def build_if_called(model: keras.Model, dataset: Dataset) -> None:
     """Builds a compiled model, its loss and its metrics, if its `call` takes x; a GAN's may take something else."""
     if model.compiled and type(model).call is not keras.Model.call:
-        rows = tf.nest.map_structure(lambda one: tf.zeros((1, *one.shape), one.dtype), dataset.spec)
+        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
         with suppress(Exception):  # the train_step tells what is wrong
             build_compiled(model, dataset.as_fit(rows))
 
@@ -35,15 +35,15 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     optimizers = [optimizer for optimizer in _optimizers(model) if not sums_first(optimizer)]
     if not optimizers:
         return
-    given, asked = _traced(model, optimizers, config, dataset)
+    variables_of, wants_replicas = _traced(model, optimizers, config, dataset)
     for optimizer in optimizers:
-        if variables := given.get(id(optimizer)):
+        if variables := variables_of.get(id(optimizer)):
             if not optimizer.built:
                 optimizer.build(variables)
-            sum_first(optimizer, mean=not asked)
+            sum_first(optimizer, mean=not wants_replicas)
             # A step may read `model.losses` after it: these are still those of its replica.
             optimizer.apply = losses_kept(model)(optimizer.apply)
-    model.means_of_rows = not asked
+    model.means_of_rows = not wants_replicas
 
 
 def _optimizers(model: keras.Model) -> list[Any]:
@@ -56,21 +56,21 @@ def _traced(
     model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
 ) -> tuple[dict[int, list[Any]], bool]:
     """Traces one step, without running it; returns each optimizer's variables, and if it asks for its context."""
-    given: dict[int, list[Any]] = {}
+    trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     rows, passes = config.rows_per_replica(replicas), config.passes(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
-    asked = False
+    wants_replicas = False
 
     def record(optimizer: Any) -> Any:
         def apply(gradients: Any, variables: Sequence[Any] | None = None) -> None:
-            given.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
+            trained.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
 
         return apply
 
     def step(*parts: Any) -> None:
-        nonlocal asked
+        nonlocal wants_replicas
         zero = tf.constant(0, tf.int64)
         context = StepContext(
             config.seed, zero, 0, rows, config.global_batch_size, micro_batches=passes,
@@ -78,12 +78,12 @@ def _traced(
         )  # fmt: skip
         with in_step(context):
             model.train_step(dataset.as_fit(parts))
-        asked = asked or context.uses[ASKED] > 0
+        wants_replicas = wants_replicas or context.uses[ASKED] > 0
 
     def on_each(*parts: Any) -> None:
         tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
 
-    specs = tf.nest.map_structure(lambda one: tf.TensorSpec((*shape, *one.shape), one.dtype), dataset.spec)
+    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.spec)
     for optimizer in optimizers:
         optimizer.apply = record(optimizer)
     try:
@@ -95,4 +95,4 @@ def _traced(
     finally:
         for optimizer in optimizers:
             del optimizer.apply
-    return given, asked
+    return trained, wants_replicas

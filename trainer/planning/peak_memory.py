@@ -149,14 +149,14 @@ def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[
         for group, indices, allocations in zip(groups, left, (small, large), strict=True):
             for index in sorted(indices):
                 group[name(allocations[index])].append(index)
-        for key, those in groups[1].items():
-            these = groups[0].get(key, [])
+        for key, larger in groups[1].items():
+            smaller = groups[0].get(key, [])
             if name is _without_numbers:
-                these = sorted(these, key=lambda index: -small[index].bytes)
-                those = sorted(those, key=lambda index: -large[index].bytes)
-            elif len(these) != len(those):
+                smaller = sorted(smaller, key=lambda index: -small[index].bytes)
+                larger = sorted(larger, key=lambda index: -large[index].bytes)
+            elif len(smaller) != len(larger):
                 continue
-            for few, many in zip(these, those, strict=False):
+            for few, many in zip(smaller, larger, strict=False):
                 partners[many] = small[few].bytes
                 left[0].discard(few)
                 left[1].discard(many)

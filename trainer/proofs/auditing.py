@@ -45,21 +45,21 @@ class Finding(NamedTuple):
 def audit(request: RequestedRun, count: int, seed: int, out: Path) -> int:
     """Trains `count` stretches again, logs a line each, writes the certificate; returns the exit code."""
     with request.naming():
-        kept = manifests(request.folder)
-        every = stretches(kept)
+        checkpoints = manifests(request.folder)
+        every = stretches(checkpoints)
         if not every:
             raise UserError(
                 f"{request.name} keeps no two checkpoints that follow each other: only runs that kept them can be "
                 "audited (--keep_checkpoints=all)"
             )
-        links, picked = broken_links(kept), chosen(every, count, seed)
+        links, picked = broken_links(checkpoints), chosen(every, count, seed)
         for link in links:
             log.error("%s", link)
         log.info(f"trains {len(picked)} of {len(every)} stretches again, by seed {seed}: one forged stretch is found "
                  f"with probability {100 * len(picked) / len(every):.0f} %")  # fmt: skip
         again = Reexecution(request)
         findings = [_finding(again, request.folder / CHECKPOINTS, stretch) for stretch in picked]
-    statement = _statement(request, kept, every, findings, links, seed)
+    statement = _statement(request, checkpoints, every, findings, links, seed)
     write_whole(out, json.dumps(statement, indent=2) + "\n")
     log.info(f"the certificate is in {out}: {statement['predicate']['result']}")
     return DONE if statement["predicate"]["result"] == "PASSED" else USER_MUST_CHANGE
@@ -150,13 +150,13 @@ def _distances(values: Values, others: Values) -> dict[str, float]:
 
 
 def _statement(
-    request: RequestedRun, kept: Mapping[int, Mapping[str, Any]], every: Sequence[Stretch],
+    request: RequestedRun, saved: Mapping[int, Mapping[str, Any]], every: Sequence[Stretch],
     findings: Sequence[Finding], links: Sequence[str], seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the certificate: https://github.com/in-toto/attestation, its Statement and its test-result predicate."""
     subjects = {path.relative_to(request.folder).as_posix(): sha256_of(path)
                 for path in sorted((request.folder / MODEL).rglob("*.keras"))}  # fmt: skip
-    subjects |= {f"{CHECKPOINTS}/{step_name(step)}": str(manifest.get("sha256")) for step, manifest in kept.items()}
+    subjects |= {f"{CHECKPOINTS}/{step_name(step)}": str(manifest.get("sha256")) for step, manifest in saved.items()}
     checked = {finding.stretch for finding in findings}
     failed = [f"{finding.stretch}: {finding.reason}" for finding in findings if finding.kind == CHANGED]
     about = {

@@ -59,11 +59,11 @@ def _starting(config: TrainConfig, cluster: Cluster) -> TrainingSetup:
 def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None) -> Iterator[State]:
     """Yields the state after each of `steps`, in which the rows are in the order of this seed, if one is given."""
     runner, rows = (setup.step_runner(), setup.rows_from(0)) if order is None else reordered(setup, order)
-    variables, done = variables_of(setup.model), 0
+    variables, start = variables_of(setup.model), 0
     with setup.dataset.reading():
         for step in steps:
-            logs = runner(rows, done, step - done)
-            done = step
+            logs = runner(rows, start, step - start)
+            start = step
             yield snapshot(variables), logs.means()
 
 

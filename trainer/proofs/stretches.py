@@ -31,24 +31,24 @@ def manifests(job_dir: Path) -> dict[int, Mapping[str, Any]]:
     return result
 
 
-def stretches(kept: Mapping[int, Mapping[str, Any]]) -> list[Stretch]:
+def stretches(checkpoints: Mapping[int, Mapping[str, Any]]) -> list[Stretch]:
     """Returns the stretches between checkpoints that follow each other, by the digest that each names.
 
     The first one of a run follows None. One without the name is of an older version.
     """
-    by_digest = {manifest.get("sha256"): step for step, manifest in kept.items()}
-    links = ((step, manifest.get("previous", {})) for step, manifest in kept.items())
+    by_digest = {manifest.get("sha256"): step for step, manifest in checkpoints.items()}
+    links = ((step, manifest.get("previous", {})) for step, manifest in checkpoints.items())
     firsts = ((0 if link is None else by_digest.get(link.get("sha256"), -1), step) for step, link in links)
     return [Stretch(first, last) for first, last in firsts if first >= 0]
 
 
-def broken_links(kept: Mapping[int, Mapping[str, Any]]) -> list[str]:
+def broken_links(checkpoints: Mapping[int, Mapping[str, Any]]) -> list[str]:
     """Returns the checkpoints whose forerunner is kept under its step, and is another one than they name."""
-    links = ((step, manifest.get("previous") or {}) for step, manifest in kept.items())
+    links = ((step, manifest.get("previous") or {}) for step, manifest in checkpoints.items())
     return [
         f"{step_name(step)} follows another {step_name(before['step'])} than the one that is kept"
         for step, before in links
-        if before.get("step") in kept and kept[before["step"]].get("sha256") != before["sha256"]
+        if before.get("step") in checkpoints and checkpoints[before["step"]].get("sha256") != before["sha256"]
     ]
 
 

@@ -21,9 +21,9 @@ _SAMPLE = re.compile(rf"{STEP_PREFIX}\d{{8,12}}\.png")
 
 def frames_of(names: Iterable[str]) -> list[str]:
     """Returns the names of the sample grids to show: the first, the last, and evenly many of those between them."""
-    known = sorted(name for name in names if _SAMPLE.fullmatch(name))
-    shown = min(len(known), _MOST_FRAMES)
-    return [known[round(place * (len(known) - 1) / max(shown - 1, 1))] for place in range(shown)]
+    samples = sorted(name for name in names if _SAMPLE.fullmatch(name))
+    shown = min(len(samples), _MOST_FRAMES)
+    return [samples[round(place * (len(samples) - 1) / max(shown - 1, 1))] for place in range(shown)]
 
 
 def animated(files: Sequence[Path]) -> bytes:

@@ -20,8 +20,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
         memory, used = gpu["memory_gib"], gpu["utilization_percent"]
-        known = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
-        parts += ["GPU" + "".join(known)] if any(known) else []
+        readings = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
+        parts += ["GPU" + "".join(readings)] if any(readings) else []
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)

@@ -89,8 +89,8 @@ class Reporter:
         Raises UserError if the run never reports the tuning metric.
         """
         if self._tuning and not progress.call_timed:  # the first call: only now the names are known
-            known = {*logs.means(), *self.metric_names}
-            check_known("tuning_metric", self._tuning.name, "this run reports", known)
+            names = {*logs.means(), *self.metric_names}
+            check_known("tuning_metric", self._tuning.name, "this run reports", names)
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:

@@ -47,16 +47,16 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     for rows in (few, whole):
         try:
             fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
-            problems, told = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
+            problems, warnings = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
             if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
                 fewer = dataclasses.replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
-                problems, told = compare(fewer)
+                problems, warnings = compare(fewer)
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
                 raise
-    if problems and told:
-        return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(told)}"}
+    if problems and warnings:
+        return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(warnings)}"}
     plain = config.sync_batch_norm and config.micro_batches == 1
     compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
     equal_bits = bool(config.virtual_replicas and not problems)
@@ -65,13 +65,13 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
 
 def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     """Returns a line if variables have other bits on so many replicas than on one, else nothing."""
-    one, several = (snapshot(variables_of(_steps(config, count, config.precision)[0])) for count in (1, replicas))
-    log.info(f"SHA-256 of {len(one)} variables: {digest_of(one)} on 1 replica, {digest_of(several)} on {replicas}")
-    differing = [name for name in one if one[name].tobytes() != several[name].tobytes()]
+    alone, several = (snapshot(variables_of(_steps(config, count, config.precision)[0])) for count in (1, replicas))
+    log.info(f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)} on {replicas}")
+    differing = [name for name in alone if alone[name].tobytes() != several[name].tobytes()]
     if not differing:
         return []
     return [
-        f"{config.model}: on {replicas} replicas {len(differing)} of {len(one)} variables have other bits after "
+        f"{config.model}: on {replicas} replicas {len(differing)} of {len(alone)} variables have other bits after "
         f"{COMPARED_STEPS} steps, {differing[0]} the first: a layer keeps numbers of its own from pass to pass or "
         "draws by tf.random, or a gradient is taken outside of accumulate"
     ]
@@ -104,8 +104,8 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
         difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
-    told = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
-    return [*problems, *([*_advice(ratios, draws), *told] or [_OTHERWISE])], told
+    warnings = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
+    return [*problems, *([*_advice(ratios, draws), *warnings] or [_OTHERWISE])], warnings
 
 
 def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> tuple[Any, Any, list[str]]:

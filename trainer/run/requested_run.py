@@ -154,8 +154,8 @@ def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
         return expanded(run)
     steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
 
-    def wanted(below: str) -> bool:
+    def is_needed(below: str) -> bool:
         template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
         return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
 
-    return Staged(address, "run", cache_dir).fetch(wanted)
+    return Staged(address, "run", cache_dir).fetch(is_needed)

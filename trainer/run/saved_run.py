@@ -97,8 +97,8 @@ def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
 
 def weights_of(run: RequestedRun) -> Path:
     """Returns the file of the template model, or the folder of the checkpoint. Raises UserError if there is none."""
-    wanted = run.options.checkpoint
-    if not wanted:
+    choice = run.options.checkpoint
+    if not choice:
         files = [run.folder / MODEL / name for name in ("model.keras", "model.weights.h5")]
         file = next((file for file in files if file.is_file()), None)
         if file is None:
@@ -106,19 +106,20 @@ def weights_of(run: RequestedRun) -> Path:
                 f"{run.name} has no {MODEL}/model.keras yet: wait until the run is done, or use --checkpoint={NEWEST}"
             )
         return file
-    kept = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
-    if not kept:
+    checkpoints = {folder.name: folder for folder in checkpoint_folders(run.folder / CHECKPOINTS)}
+    if not checkpoints:
         raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use the template model")
-    name = _best(run, kept) if wanted == BEST else [*kept][-1] if wanted == NEWEST else step_name(int(wanted))
-    if name not in kept:
-        raise UserError(f"{run.name} has no checkpoint {name}: it keeps {', '.join(kept)}")
-    return kept[name]
+    newest = [*checkpoints][-1]
+    name = _best(run, checkpoints) if choice == BEST else newest if choice == NEWEST else step_name(int(choice))
+    if name not in checkpoints:
+        raise UserError(f"{run.name} has no checkpoint {name}: it keeps {', '.join(checkpoints)}")
+    return checkpoints[name]
 
 
-def _best(run: RequestedRun, kept: dict[str, Path]) -> str:
+def _best(run: RequestedRun, checkpoints: dict[str, Path]) -> str:
     """Returns the name of the best checkpoint, which the newest one knows."""
     try:
-        manifest, _ = read_checkpoint([*kept.values()][-1])
+        manifest, _ = read_checkpoint([*checkpoints.values()][-1])
     except Damaged as error:
         raise UserError(f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP") from None
     best = manifest["state"].get("best") or {}

@@ -147,9 +147,9 @@ class Checkpoints:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
         whole = checkpoint_folders(self._folder)
         best = (state.get("best") or {}).get("step")
-        kept = [folder for folder in whole if step_of(folder.name) <= step][-(self._keep or len(whole)) :]
+        newest = [folder for folder in whole if step_of(folder.name) <= step][-(self._keep or len(whole)) :]
         for folder in whole:
-            if folder not in kept and step_of(folder.name) != best:
+            if folder not in newest and step_of(folder.name) != best:
                 self._mirror.remove(folder)
         for folder in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
             shutil.rmtree(folder, ignore_errors=True)
@@ -157,8 +157,8 @@ class Checkpoints:
     @property
     def latest(self) -> str | None:
         """Returns the address of the newest checkpoint."""
-        kept = checkpoint_folders(self._folder)
-        return self._mirror.where(kept[-1]) if kept else None
+        folders = checkpoint_folders(self._folder)
+        return self._mirror.where(folders[-1]) if folders else None
 
 
 def checkpoint_folders(folder: Path) -> list[Path]:
@@ -225,10 +225,10 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
         _, values = read_checkpoint(whole)
     except Damaged as error:
         raise UserError(f"{origin}: damaged ({error}): use another one") from None
-    wanted = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
+    variables = {name: variable for name, variable in variables_of(model).items() if name.startswith(WEIGHTS)}
     saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
-    check_fits(wanted, {name: value.shape for name, value in saved.items()}, origin)
-    put_back(wanted, saved if replicas.cluster.is_chief else None, replicas)
+    check_fits(variables, {name: value.shape for name, value in saved.items()}, origin)
+    put_back(variables, saved if replicas.cluster.is_chief else None, replicas)
 
 
 def _link(manifest: Mapping[str, Any]) -> Link:

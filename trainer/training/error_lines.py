@@ -47,9 +47,9 @@ def _saved(config: TrainConfig, replicas: Replicas, name: str, value: Any) -> st
     except Exception:  # whatever a plan lacks, the line on memory counts
         return ""
     gpu, peaks = replicas.devices[0].startswith("GPU"), []
-    for other, changed in ((plan, config), plan.with_setting(config, name, value)):
-        lines, rows = other.memory.lines(config, gpu=gpu), replicas.rows / changed.passes(replicas.count)
-        sharded = other.sharded_bytes(changed, replicas.count, replicas.cluster.workers)
+    for step_plan, changed in ((plan, config), plan.with_setting(config, name, value)):
+        lines, rows = step_plan.memory.lines(config, gpu=gpu), replicas.rows / changed.passes(replicas.count)
+        sharded = step_plan.sharded_bytes(changed, replicas.count, replicas.cluster.workers)
         peaks.append(peak_of(lines, rows) - sharded)
     return f" (-{(peaks[0] - peaks[1]) / 2**30:.1f} GiB by its plan)" if peaks[0] > peaks[1] else ""
 

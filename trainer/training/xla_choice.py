@@ -111,12 +111,12 @@ def choose(
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    wanted = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
+    choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     if reason := barrier(config, trial.replicas.devices, trial.replicas.cluster) or why_plain:
-        return _plain(trial, reason) if wanted and wanted.compiled else XlaChoice(False, reason)
-    if wanted:
+        return _plain(trial, reason) if choice and choice.compiled else XlaChoice(False, reason)
+    if choice:
         with trial:
-            return _if_possible(wanted, trial)
+            return _if_possible(choice, trial)
     if why := _not_tried(config, trial, steps_left):
         return XlaChoice(False, why)
     with trial:

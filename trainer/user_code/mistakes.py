@@ -97,8 +97,8 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
     while cause is not None and cause not in chain:
         chain.append(cause)
         for frames in _stacks(cause):
-            if mine := [frame for frame in frames if _is_users(frame[0])]:
-                file, line, function = mine[-1]
+            if users := [frame for frame in frames if _is_users(frame[0])]:
+                file, line, function = users[-1]
                 inside = f" in {function}" if function and function != "<module>" else ""
                 return f"{_short(file)}:{line}{inside}", cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

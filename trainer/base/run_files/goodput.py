@@ -123,8 +123,8 @@ def kept_alive(folder: Path, began: float) -> Iterator[None]:
 
 def classes_of(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns the seconds of each class in the content of a result.json; {} if it has none."""
-    known = mapping(result, "goodput")
-    return {name: number(known.get(name)) or 0.0 for name in CLASSES} if known else {}
+    seconds = mapping(result, "goodput")
+    return {name: number(seconds.get(name)) or 0.0 for name in CLASSES} if seconds else {}
 
 
 def share_of_steps(*runs: Mapping[str, float]) -> float | None:

@@ -86,11 +86,11 @@ class Mirror(Uploader):
 
             in_parallel(download, files, self._gcs.limits.workers)
 
-    def restore(self, folder: Path, wanted: Callable[[list[str]], list[str]]) -> None:
-        """Downloads those files of an outlined folder which `wanted` returns of their names."""
+    def restore(self, folder: Path, select: Callable[[list[str]], list[str]]) -> None:
+        """Downloads those files of an outlined folder which `select` returns of their names."""
         if address := self.address_of(folder):
             remotes = {remote.address.name.removeprefix(address.prefix): remote for remote in self._gcs.list(address)}
-            for name in wanted([*remotes]):
+            for name in select([*remotes]):
                 folder.mkdir(parents=True, exist_ok=True)
                 self._gcs.download(remotes[name], folder / name)
 
@@ -154,6 +154,6 @@ def _keep_unsent(scratch: Path) -> None:
     if (scratch / _UNSENT).exists():
         for older in scratch.parent.glob("unsent-*"):
             shutil.rmtree(older, ignore_errors=True)
-        kept = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        scratch.rename(kept)
-        log.warning(f"files that an earlier start of this run could not upload are kept in {kept}")
+        backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+        scratch.rename(backup)
+        log.warning(f"files that an earlier start of this run could not upload are kept in {backup}")

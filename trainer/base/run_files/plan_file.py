@@ -109,7 +109,7 @@ class StepPlan:
         changed, work = dataclasses.replace(config, **{name: value}), self.recomputed_work
         if value != BLOCKS or not self.recomputed or not work:
             return self, changed
-        counts = (Counter({op._replace(times=0): op.times for op in each.operations}) for each in (work, self.work))
+        counts = (Counter({op._replace(times=0): op.times for op in step.operations}) for step in (work, self.work))
         more = [op._replace(times=times) for op, times in (next(counts) - next(counts)).items()]
         two = self.work_of_two
         of_two = two and dataclasses.replace(two, operations=[*two.operations, *more])

@@ -65,7 +65,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = tuple(known)
     if (usual := _USUAL_NAMES.get(name)) in known:
         return f"; did you mean '{usual}'?"
-    ratios = {other: difflib.SequenceMatcher(None, other, name).ratio() for other in known}
+    ratios = {candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known}
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
 

@@ -208,7 +208,7 @@ class _Module:
 
         Raises Unreadable if there is none, UserError if the module cannot have such a name.
         """
-        node, there = self.bindings.get(name, (None, ""))
+        node, original = self.bindings.get(name, (None, ""))
         elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
         if node is None and not re.search(elsewhere, self.source):
             raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, [*self.bindings])}")
@@ -219,7 +219,7 @@ class _Module:
                 module = importlib.util.resolve_name("." * node.level + (node.module or ""), self.package)
             except ImportError as error:
                 raise Unreadable(f"{self.place(node)}: {reason(error)}") from None
-            return _Module.load(module, self.first, self.origin).find(there, steps + 1)
+            return _Module.load(module, self.first, self.origin).find(original, steps + 1)
         return self.find(node.id, steps + 1) if isinstance(node, ast.Name) else (self, node)
 
 

@@ -90,9 +90,12 @@ class Staged:
         if not single:
             _refuse_names(self.objects, self.local, self._setting)
 
-    def fetch(self, wanted: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
-        """Downloads the `wanted` objects, removes files without an object, and returns the local copy."""
-        chosen = {below: remote for below, remote in self.objects.items() if wanted(below)}
+    def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
+        """Downloads objects, removes files without an object, and returns the local copy.
+
+        is_needed: tells by a name below the folder whether the object is downloaded.
+        """
+        chosen = {below: remote for below, remote in self.objects.items() if is_needed(below)}
         with explained(self._setting), self._alone():
             _clear(self.local, self.objects.keys())
             with ThreadPoolExecutor(self._gcs.limits.workers) as pool:

@@ -73,8 +73,8 @@ class MlflowRuns:
         fresh = {name: value for name, value in values.items() if name not in self._parameters}
         # A parameter of MLflow never changes: another value of it, as more replicas on resuming, is a tag.
         changed = {name: value for name, value in values.items() if self._parameters.get(name, value) != value}
-        wanted = {**{_allowed(name): value for name, value in run.tags.items()}, **changed}
-        tags = {name: value for name, value in wanted.items() if self._tags.get(name) != value}
+        all_tags = {**{_allowed(name): value for name, value in run.tags.items()}, **changed}
+        tags = {name: value for name, value in all_tags.items() if self._tags.get(name) != value}
         parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
         while metrics or any(parts):
             self._client.log_batch(self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts))
@@ -92,15 +92,15 @@ class MlflowRuns:
         from mlflow.exceptions import MlflowException
 
         name = self._address.name
-        if (known := self._client.get_experiment_by_name(name)) is None:
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
             try:
                 return str(self._client.create_experiment(name))
             except MlflowException:  # another run may have made it at the same time
-                if (known := self._client.get_experiment_by_name(name)) is None:
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
                     raise
-        if known.lifecycle_stage != "active":
+        if experiment.lifecycle_stage != "active":
             raise UserError(f"{self._text}: the experiment was deleted: restore it, or use another name")
-        return str(known.experiment_id)
+        return str(experiment.experiment_id)
 
     def _find(self, experiment: str, identity: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)

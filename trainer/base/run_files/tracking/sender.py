@@ -65,8 +65,8 @@ class Sender(threading.Thread):
                 self.opened = self._tracker.begin(self._source.run(ended=False))
             unsent = []
             for point in self._source.points(ended=ended):
-                there = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
-                if new := {name: value for name, value in point.values.items() if point.step > there[name]}:
+                sent = {name: max(self._steps.get(name, -1), self.opened.last_step(name)) for name in point.values}
+                if new := {name: value for name, value in point.values.items() if point.step > sent[name]}:
                     unsent.append(point._replace(values=new))
                     self._steps.update(dict.fromkeys(new, point.step))
             for start in range(0, max(len(unsent), int(ended)), _BATCH):

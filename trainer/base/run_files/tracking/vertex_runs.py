@@ -59,8 +59,8 @@ class VertexApi:
     def made(self, collection: str, identity: str, key: str, body: Json) -> Json:
         """Returns the resource with this id, which is made if it is not there; `key`: of the id in the request."""
         name = f"{collection}/{identity}"
-        if (known := self.call("GET", name, allowed=404)) is not None:
-            return known
+        if (resource := self.call("GET", name, allowed=404)) is not None:
+            return resource
         self.call("POST", collection, body, allowed=409, **{key: identity})  # 409: another process was faster
         return self.call("GET", name) or {}
 
@@ -111,8 +111,8 @@ class VertexRuns:
     def _made_context(self, contexts: str, identity: str, schema: str, title: str, metadata: Json) -> Json:
         about = {"displayName": title, "schemaTitle": schema, "schemaVersion": "0.0.1", "metadata": metadata}
         context = self._api.made(contexts, identity, "contextId", about)
-        if (there := context.get("schemaTitle")) != schema:
-            raise UserError(f"{self._text}: {identity} is a {there} in {contexts}, not a {schema}: use another name")
+        if (actual := context.get("schemaTitle")) != schema:
+            raise UserError(f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another name")
         return context
 
     def _made_board_run(self, board: str, run: TrackedRun, identity: str) -> str:
