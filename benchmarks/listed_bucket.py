@@ -25,10 +25,10 @@ class _Listing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answers with the page that the token names; the objects are class folders of 1,000 images."""
-        asked = parse_qs(urlsplit(self.path).query)
-        start = int(asked.get("pageToken", ["0"])[0])
+        args = parse_qs(urlsplit(self.path).query)
+        start = int(args.get("pageToken", ["0"])[0])
         end = min(start + _PAGE, self._objects)
-        items = [_item(asked["prefix"][0], number) for number in range(start, end)]
+        items = [_item(args["prefix"][0], number) for number in range(start, end)]
         body = json.dumps({"items": items, **({"nextPageToken": str(end)} if end < self._objects else {})}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

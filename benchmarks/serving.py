@@ -70,19 +70,19 @@ def main() -> None:
     cli.add_argument("run")
     cli.add_argument("--seconds", type=float, default=8)
     cli.add_argument("--port", type=int, default=8093)
-    asked = cli.parse_args()
-    about = json.loads(Path(asked.run, "model", "serving.json").read_text(encoding="utf-8"))
+    args = cli.parse_args()
+    about = json.loads(Path(args.run, "model", "serving.json").read_text(encoding="utf-8"))
     shape = about["image"] or next(iter(about["inputs"].values()))[1]
     body = json.dumps({"instances": np.zeros((1, *shape), int).tolist()}).encode()
-    served = started(asked.run, asked.port)
-    plain = subprocess.Popen([sys.executable, "-c", PLAIN, asked.run, str(asked.port + 1)])
+    served = started(args.run, args.port)
+    plain = subprocess.Popen([sys.executable, "-c", PLAIN, args.run, str(args.port + 1)])
     try:
-        once_healthy(plain, asked.port + 1)
+        once_healthy(plain, args.port + 1)
         print("clients  served/s  median ms  99 % ms   plain/s  median ms  99 % ms  ratio")
         for clients in CLIENTS:
-            for port in (asked.port, asked.port + 1):
+            for port in (args.port, args.port + 1):
                 load(port, body, clients, 1)  # warm
-            ours, theirs = (load(port, body, clients, asked.seconds) for port in (asked.port, asked.port + 1))
+            ours, theirs = (load(port, body, clients, args.seconds) for port in (args.port, args.port + 1))
             cells = "  ".join(f"{value:9.1f}" for value in (*ours, *theirs))
             print(f"{clients:7}{cells}  {ours[0] / theirs[0]:5.2f}", flush=True)
     finally:

@@ -93,9 +93,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    asked = parser.parse_args()
-    moments, failed = random.Random(asked.seed), 0
-    for case in range(asked.cases):
+    args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would ours
+    moments, failed = random.Random(args.seed), 0
+    for case in range(args.cases):
         backend = ("gcloud", "sdk")[case % 2]
         since = POSTS if case % 4 > 1 else RESERVES  # half of them once the request is sent
         after_s = moments.uniform(0.0, SLOW_S + 2.0 * (since == RESERVES))
@@ -105,7 +106,7 @@ def main() -> int:
         failed += not good
         print(f"{case:2} {backend:6} {after_s:4.2f} s: {outcome.first}, then {outcome.second}: {outcome.jobs} job: "
               f"{'' if good else 'WRONG '}{outcome.said.partition(' | ')[0][:150]}", flush=True)  # fmt: skip
-    print(f"{asked.cases - failed} of {asked.cases} made one job, found by the same command")
+    print(f"{args.cases - failed} of {args.cases} made one job, found by the same command")
     return 1 if failed else 0
 
 

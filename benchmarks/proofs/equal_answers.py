@@ -64,23 +64,23 @@ def main() -> None:
     cli.add_argument("--splits", type=int, default=1000)
     cli.add_argument("--rows", type=int, default=500)
     cli.add_argument("--port", type=int, default=8097)
-    asked = cli.parse_args()
+    args = cli.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "predictions.npz")
-        subprocess.run([sys.executable, "-m", "trainer.predict", asked.run, f"--out={out}"], check=True)
-        expected = np.load(out)["predictions"][: asked.rows]
-    rows = evaluation_rows(asked.run, len(expected))
-    server, draw, wrong = started(asked.run, asked.port), random.Random(0), 0
+        subprocess.run([sys.executable, "-m", "trainer.predict", args.run, f"--out={out}"], check=True)
+        expected = np.load(out)["predictions"][: args.rows]
+    rows = evaluation_rows(args.run, len(expected))
+    server, draw, wrong = started(args.run, args.port), random.Random(0), 0
     try:
         with ThreadPoolExecutor(8) as clients:
-            for _ in range(asked.splits):
+            for _ in range(args.splits):
                 requests = splits(rows, draw)
-                answers = [row for part in clients.map(lambda part: ask(asked.port, part), requests) for row in part]
+                answers = [row for part in clients.map(lambda part: ask(args.port, part), requests) for row in part]
                 wrong += np.array(answers, expected.dtype).tobytes() != expected.tobytes()
     finally:
         server.terminate()
         server.wait()
-    print(f"{asked.splits - wrong} of {asked.splits} splits of {len(rows)} rows gave the bytes of trainer.predict")
+    print(f"{args.splits - wrong} of {args.splits} splits of {len(rows)} rows gave the bytes of trainer.predict")
     sys.exit(bool(wrong))
 
 

@@ -94,11 +94,11 @@ def seconds_of(case: int, steps: int, folder: Path) -> tuple[float, float, dict[
 
 def main() -> int:
     """Runs the cases; returns 1 if one differs by more than LARGEST."""
-    asked = PARSER.parse_args()
+    args = PARSER.parse_args()
     worst = 0.0
-    for case in range(asked.first, asked.first + asked.cases):
+    for case in range(args.first, args.first + args.cases):
         with tempfile.TemporaryDirectory() as folder:
-            paid, leaving, result = seconds_of(case, asked.steps, Path(folder) / "run")
+            paid, leaving, result = seconds_of(case, args.steps, Path(folder) / "run")
         counted = sum(result["goodput"].values())
         off_by = (counted + leaving) / paid - 1
         worst = max(worst, abs(off_by))

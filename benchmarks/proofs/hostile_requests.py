@@ -72,28 +72,28 @@ def main() -> None:
     cli.add_argument("run")
     cli.add_argument("--requests", type=int, default=2000)
     cli.add_argument("--port", type=int, default=8095)
-    asked = cli.parse_args()
-    about = json.loads(Path(asked.run, "model", "serving.json").read_text(encoding="utf-8"))
+    args = cli.parse_args()
+    about = json.loads(Path(args.run, "model", "serving.json").read_text(encoding="utf-8"))
     shape = about["image"] or next(iter(about["inputs"].values()))[1]
     good = np.zeros((1, *shape), int).tolist()
-    server, draw, statuses = started(asked.run, asked.port), random.Random(0), Counter[int]()
+    server, draw, statuses = started(args.run, args.port), random.Random(0), Counter[int]()
     try:
-        for _ in range(asked.requests):
-            status, error = ask(asked.port, mutated(good, draw))
+        for _ in range(args.requests):
+            status, error = ask(args.port, mutated(good, draw))
             statuses[status] += 1
             if status not in (200, 400, 413) or "\n" in error:
                 raise SystemExit(f"status {status}: {error}")
-        assert ask(asked.port, b" " * 1_500_001)[0] == 413
+        assert ask(args.port, b" " * 1_500_001)[0] == 413
         body = json.dumps({"instances": good * 100}).encode()
         with ThreadPoolExecutor(16) as clients:
-            open_requests = [clients.submit(ask, asked.port, body) for _ in range(16)]
+            open_requests = [clients.submit(ask, args.port, body) for _ in range(16)]
             time.sleep(0.3)
             server.terminate()
             ended = Counter(future.result()[0] for future in open_requests)
     finally:
         server.terminate()
         code = server.wait()
-    print(f"{asked.requests} hostile requests: {dict(statuses)}; SIGTERM with 16 open: {dict(ended)}, exit code {code}")
+    print(f"{args.requests} hostile requests: {dict(statuses)}; SIGTERM with 16 open: {dict(ended)}, exit code {code}")
     sys.exit(ended != {200: 16})
 
 

@@ -137,11 +137,11 @@ def wrong(name: str, flags: list[str], folder: Path) -> Iterator[str]:
 
 def main() -> int:
     """Trains the recipes; returns 1 if anything differs."""
-    asked = PARSER.parse_args().recipes
+    args = PARSER.parse_args().recipes
     os.environ[LIMITS] = LIMIT.text
     failures = list[str]()
     for name, flags in commands():
-        if flags[0] == f"--recipe={name}" and (name in asked or not asked):
+        if flags[0] == f"--recipe={name}" and (name in args or not args):
             more = GAN if "gan" in name else ["--evaluation_fraction=0.2"]
             with tempfile.TemporaryDirectory() as folder:
                 failures += wrong(name, [*flags, *SMALL, *more], Path(folder) / "run")

@@ -58,10 +58,10 @@ def main() -> None:
     cli.add_argument("run")
     cli.add_argument("--rows", type=int, default=200)
     cli.add_argument("--port", type=int, default=8095)
-    asked = cli.parse_args()
-    rows, draw, answers = evaluation_rows(asked.run, asked.rows), random.Random(0), []
-    for port, start in ((asked.port, started), (asked.port + 1, googles)):
-        server = start(asked.run, port)
+    args = cli.parse_args()
+    rows, draw, answers = evaluation_rows(args.run, args.rows), random.Random(0), []
+    for port, start in ((args.port, started), (args.port + 1, googles)):
+        server = start(args.run, port)
         try:
             answers.append([answer for part in splits(rows, draw) for answer in ask(port, part)])
         finally:

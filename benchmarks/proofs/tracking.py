@@ -188,19 +188,19 @@ def case(number: int, folder: Path, server: Server, draw: random.Random) -> str:
 
 def main() -> int:
     """Runs the cases; returns 0 if all are equal."""
-    asked = PARSER.parse_args()
+    args = PARSER.parse_args()
     good = 0
     with tempfile.TemporaryDirectory() as scratch:
         server = Server(Path(scratch))
         try:
-            for number in range(asked.first, asked.first + asked.cases):
+            for number in range(args.first, args.first + args.cases):
                 line = case(number, Path(scratch), server, random.Random(number))
                 good += ": equal (" in line
                 print(line, flush=True)
         finally:
             server.stop()
-    print(f"{good} of {asked.cases} equal", flush=True)
-    return int(good < asked.cases)
+    print(f"{good} of {args.cases} equal", flush=True)
+    return int(good < args.cases)
 
 
 if __name__ == "__main__":
