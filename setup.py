@@ -52,7 +52,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*", "vertex_trainer"]),
-    entry_points={"console_scripts": ["vertex-trainer = deploy.__main__:main"]},
+    entry_points={"console_scripts": ["vertex-trainer = deploy.__main__:program"]},
     package_data={
         "vertex_trainer": ["py.typed"],
         "trainer": ["py.typed", "commit.txt", "recipes/*.yaml", "data/digits.npz"],

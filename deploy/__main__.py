@@ -1,6 +1,7 @@
 """Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         forget_stdout()
         return INTERRUPTED
+    return code
+
+
+def program() -> int:
+    """Runs the command line. A Ctrl-C after its last line changes nothing of what was done, and neither the exit code."""
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends its threads
     return code
 
 
@@ -109,4 +117,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(program())

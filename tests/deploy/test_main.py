@@ -107,6 +107,16 @@ def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Pat
     assert capsys.readouterr().err == shown
 
 
+def test_ctrl_c_while_python_ends_keeps_the_exit_code() -> None:
+    late = (
+        "import atexit, os, signal, sys; from deploy.__main__ import program; sys.argv = ['deploy', 'machines'];"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); sys.exit(program())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, env=environment, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "written"),
     [(["machines"], 75, []), (["report", "run"], 75, ["report.html", "table.csv", "table.json", "table.md"])],

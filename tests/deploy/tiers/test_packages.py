@@ -167,7 +167,7 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     assert built(trainer_package()).uri("gs://my-bucket") in done.stdout
     assert not (site / "setup.py").exists()
     (entry,) = site.glob("*.dist-info/entry_points.txt")
-    assert "vertex-trainer = deploy.__main__:main" in entry.read_text()
+    assert "vertex-trainer = deploy.__main__:program" in entry.read_text()
     assert (site / "vertex_trainer" / "py.typed").is_file()
 
 
