@@ -115,7 +115,7 @@ CHANGES = {
     "dropout's rate": edit("Dropout(0.25", "Dropout(0.26"),
     "dropout's seed": edit("seed=1", "seed=2"),
     "the loss's reduction": edit("from_logits=True", 'from_logits=True, reduction="sum"'),
-    "label smoothing": Case({}, {"label_smoothing": "0.001"}),
+    "a class that the loss ignores": edit("from_logits=True", "from_logits=True, ignore_class=2"),
     "a label": edit("return x, draw.integers(0, 3, 96)",
                     "y = draw.integers(0, 3, 96); y[5] = (y[5] + 1) % 3; return x, y"),
     "one row dropped": edit("return x, draw.integers(0, 3, 96)", "return x[:-1], draw.integers(0, 3, 96)[:-1]"),

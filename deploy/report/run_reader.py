@@ -107,10 +107,15 @@ class RunRecord:
 
 
 def billed(folder: Path) -> tuple[float | None, float | None]:
-    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None for what no bill tells."""
+    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None for what is not known of each."""
     jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
-    seconds, usd = (sum(number(job.get(unit)) or 0.0 for job in jobs) or None for unit in ("seconds", "usd"))
-    return seconds, usd
+    seconds, usd = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
+    return _sum(seconds), _sum(usd)
+
+
+def _sum(numbers: Sequence[float | None]) -> float | None:
+    known = [value for value in numbers if value is not None]
+    return sum(known) if known and len(known) == len(numbers) else None
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:

@@ -253,6 +253,10 @@ def offer_of(name: str, hours: Interval, usd: float) -> Any:
     return tier, Offer("STANDARD", usd, hours, hours.times(usd))
 
 
+def test_the_half_width_of_an_interval_is_relative_to_the_middle_of_its_ends() -> None:
+    assert Interval(1.0, 1.2, 3.0).half_width == 0.5
+
+
 def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() -> None:
     near, far, cheap = Interval(0.9, 1, 1.1), Interval(0.95, 1.2, 1.4), Interval(4, 5, 6)
     four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)

@@ -21,6 +21,28 @@ def test_a_whole_directory_is_read(tmp_path: Path) -> None:
     assert (run.restarts, run.problems, run.sample) == (0, (), None)
 
 
+@pytest.mark.parametrize(("steps", "shown"), [(35, 35), (None, 30)])
+def test_steps_are_those_of_the_result_or_of_the_last_report(steps: int | None, shown: int, tmp_path: Path) -> None:
+    """A run that is stopped ends between two reports; one that was killed has no result."""
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    edit(folder / "result.json", steps=steps)
+    assert RunRecord(folder).steps == shown
+
+
+@pytest.mark.parametrize(("jobs", "bill"), [
+    ({"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": 0.04}}, (90, pytest.approx(0.34))),
+    ({"7": {"seconds": 60, "usd": 0.3}, "8": {"seconds": 30, "usd": None}}, (90, None)),
+    ({"7": "damaged"}, (None, None)),
+    ({}, (None, None)),
+])  # fmt: skip
+def test_the_bill_of_all_jobs_is_known_or_unknown_as_a_whole(
+    jobs: dict[str, object], bill: tuple[float | None, float | None], tmp_path: Path
+) -> None:
+    (tmp_path / "billed.json").write_text(json.dumps({"jobs": jobs}))
+    run = RunRecord(tmp_path)
+    assert (run.billed_seconds, run.billed_usd) == bill
+
+
 def test_an_empty_directory_is_all_none_with_reasons(tmp_path: Path) -> None:
     run = RunRecord(tmp_path)
     assert (run.state, run.steps, run.wall_seconds, run.reports, run.final) == ("missing", None, None, (), {})
