@@ -47,7 +47,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """Runs the command line. A Ctrl-C after its last line changes nothing of what was done, and neither the exit code."""
+    """Runs the command line, which SIGTERM and a closed terminal interrupt as Ctrl-C does.
+
+    A Ctrl-C after its last line changes nothing of what was done, and neither the exit code.
+    """
+    for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, signal.default_int_handler)
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends its threads
     return code

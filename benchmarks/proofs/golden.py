@@ -123,8 +123,8 @@ CHANGES = {
     "two rows swapped": edit("return x,", "x[[0, 1]] = x[[1, 0]]; return x,"),
     "the seed": Case({}, {"seed": "1"}),
     "the order of layers": edit(
-        "keras.layers.Flatten(),\n        keras.layers.Dropout(0.25, seed=1),",
-        "keras.layers.Dropout(0.25, seed=1),\n        keras.layers.Flatten(),",
+        "keras.layers.BatchNormalization(),\n        keras.layers.Flatten(),",
+        "keras.layers.Flatten(),\n        keras.layers.BatchNormalization(),",
     ),
     "an augmentation's probability": edit("< 0.5", "< 0.6"),
     "an edited history": Case({}, {}, history=1.001),
@@ -144,6 +144,10 @@ NO_CHANGES = {
     "another named layer": edit("Flatten()", 'Flatten(name="flat")'),
     "refactored layers": edit("keras.Sequential([", "keras.Sequential(list([",
                               "Dense(3),\n    ])", "Dense(3),\n    ]))"),
+    "dropout before flattening": edit(  # it draws by row and element, whatever the shape
+        "keras.layers.Flatten(),\n        keras.layers.Dropout(0.25, seed=1),",
+        "keras.layers.Dropout(0.25, seed=1),\n        keras.layers.Flatten(),",
+    ),
     "an activation as a layer": edit(DENSE, 'Dense(8),\n        keras.layers.Activation("tanh")'),
     "an activation as a function": edit('activation="tanh"', "activation=keras.activations.tanh"),
     "the loss by another spelling": edit(

@@ -49,7 +49,10 @@ def checked_limit(jobs: Sequence[RenderedJob], budget: float) -> float:
     """Returns the most that one of the jobs may cost. Raises UserError if it is not known, or exceeds the budget."""
     limits = [job.tier.most_usd for job in jobs]
     if None in limits:
-        raise UserError(f"month_budget={budget:g}: the price of this job is not known: give it with --prices=FILE")
+        raise UserError(
+            f"month_budget={budget:g}: the {jobs[0].tier.price_name} of this job is not known: give it with "
+            "--prices=FILE"
+        )
     limit = max(usd or 0.0 for usd in limits)
     if limit > budget:
         raise UserError(

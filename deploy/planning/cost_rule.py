@@ -63,7 +63,7 @@ def cost_question(
     allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
     much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
-        unknown = f"the price of {unpriced[0].name} is not known"
+        unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
         advice = f"{unknown}: not submitted: give it, as --prices=FILE"
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if much else advice

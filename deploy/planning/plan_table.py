@@ -18,6 +18,7 @@ from deploy.tiers.machine_table import load_machines
 from trainer.base.run_files.plan_file import StepPlan
 
 Choice = tuple[Forecast, Offer]
+Measure = Callable[[Offer], Interval]
 MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 _TEXTS = 3  # of the titles: texts, not numbers
@@ -89,11 +90,13 @@ class PlanTable:
         if self.within_hours is not None:
             least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
             wish = f"The cheapest that ends within {figures(self.within_hours)} hours"
-            yield _wished(wish, self.offers, lambda offer: offer.hours, self.within_hours, least)
+            yield _wished(
+                wish, self.offers, lambda offer: offer.usd, lambda offer: offer.hours, self.within_hours, least
+            )
         if self.budget_usd is not None:
             least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
             wish = f"The fastest for {money(self.budget_usd)}"
-            yield _wished(wish, by_time, lambda offer: offer.usd, self.budget_usd, least)
+            yield _wished(wish, by_time, lambda offer: offer.hours, lambda offer: offer.usd, self.budget_usd, least)
 
     def _trial(self) -> Iterator[str]:
         """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
@@ -111,6 +114,8 @@ class PlanTable:
         if all(step.half_width <= MOST_DOUBT for step in steps):
             return
         usd = sum(_trial_usd(*pair) for pair in tried.values())
+        if usd > self.offers[0][1].usd.middle / 2:  # the run itself tells it for little more
+            return
         widest = max(steps, key=lambda step: step.half_width)
         place = f" --region={region}" if region else ""
         yield (f"A step may take {widest.low / widest.middle:.2g} to {widest.high / widest.middle:.2g} times as long: "
@@ -181,7 +186,7 @@ def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
             yield f"Against {first.tier} ({STRATEGIES[strategy]}), by the middle values: {', '.join(ratios)}."
 
 
-def _best(wish: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval]) -> str:
+def _best(wish: str, choices: Sequence[Choice], measure: Measure, doubt: str = "") -> str:
     """Returns the first of the sorted choices, or the cheapest of those whose intervals reach to it: they are equal."""
     least = measure(choices[0][1]).middle
     equal = [choice for choice in choices if measure(choice[1]).low <= least]
@@ -189,7 +194,7 @@ def _best(wish: str, choices: Sequence[Choice], measure: Callable[[Offer], Inter
     names = [f"{forecast.tier} as {STRATEGIES[offer.strategy]}" for forecast, offer in equal if offer is not best[1]]
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     others = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
-    return f"{wish}: {_offered(*best)}{others}."
+    return f"{wish}: {doubt}{_offered(*best)}{others}."
 
 
 def _trial_usd(forecast: Forecast, offer: Offer) -> float:
@@ -198,12 +203,13 @@ def _trial_usd(forecast: Forecast, offer: Offer) -> float:
     return (forecast.install_seconds.plus(START_SECONDS).middle + steps) / 3600 * offer.usd_per_hour
 
 
-def _wished(wish: str, choices: Sequence[Choice], measure: Callable[[Offer], Interval], most: float, least: str) -> str:
-    """Returns the first choice whose measure is surely, or perhaps, within `most`; `least` if there is none."""
+def _wished(
+    wish: str, choices: Sequence[Choice], measure: Measure, limited: Measure, most: float, least: str
+) -> str:  # fmt: skip
+    """Returns the best of the sorted choices that are surely, or perhaps, within `most`; `least` if there is none."""
     for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
-        for forecast, offer in choices:
-            if getattr(measure(offer), attribute) <= most:
-                return f"{wish}: {doubt}{_offered(forecast, offer)}."
+        if within := [choice for choice in choices if getattr(limited(choice[1]), attribute) <= most]:
+            return _best(wish, within, measure, doubt)
     return f"{wish}: none; {least}."
 
 

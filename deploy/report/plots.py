@@ -154,8 +154,12 @@ def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
 def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
     for index, group in enumerate(groups):
         width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
-        look = {**looks[group.name], "marker": "", "linewidth": width}
-        axes.plot(*_losses(group.runs[0]), label=_label(group.name), **look)
+        steps, losses = _losses(group.runs[0])
+        marker = looks[group.name]["marker"] if len(steps) == 1 else ""
+        axes.plot(
+            steps, losses, label=_label(group.name), **{**looks[group.name], "marker": marker, "linewidth": width}
+        )
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.set(xlabel="step")
     axes.locator_params("x", integer=True)
     _legend_above(axes)

@@ -107,7 +107,7 @@ class RunRecord:
 
 
 def billed(folder: Path) -> tuple[float | None, float | None]:
-    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None for what is not known of each."""
+    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None if one is unknown."""
     jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
     seconds, usd = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
     return _sum(seconds), _sum(usd)

@@ -34,7 +34,9 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_waiting(real),
         *_goodput(rows),
         *_different_work(collection, rows),
-        *(() if collection.scaling == "weak" else _final_losses(timed)),  # another global batch has other losses
+        *(
+            () if collection.scaling == "weak" else _final_losses([row for row in rows if row.done])
+        ),  # another global batch has other losses
         *_ends(rows),
         *_startup(timed),
     ]
@@ -54,7 +56,7 @@ def _speed(row: TierSummary) -> float:
 
 def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
     if len(rows) < 2:
-        yield "No verdict: fewer than two tiers have a speed to compare."
+        yield "No verdict: fewer than two tiers of real devices have a speed to compare."
         return
     fastest = best(rows, "images_per_second")
     compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline

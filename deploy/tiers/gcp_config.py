@@ -84,7 +84,7 @@ def checked_region(region: str) -> str:
     if region not in regions:
         raise UserError(
             f"region={region}: not a region of Vertex AI training{nearest(region, regions)} `python -m "
-            "deploy machines` lists them"
+            "deploy machines --all` lists them"
         )
     return region
 

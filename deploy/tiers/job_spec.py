@@ -150,7 +150,9 @@ def _limited(tier: Tier, options: JobOptions) -> Tier:
 def _seconds_for(max_cost: float, tier: Tier) -> int:
     hourly = tier.price_per_hour
     if hourly is None:
-        raise UserError(f"max_cost={max_cost:g}: the price of {tier.name} is not known: give it with --prices=FILE")
+        raise UserError(
+            f"max_cost={max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with --prices=FILE"
+        )
     seconds = math.floor(max_cost / hourly * 3600)
     if seconds < START_S:
         raise UserError(

@@ -220,7 +220,7 @@ def _with_prices(table: Machines, file: str) -> Machines:
         elif name in table.cpu_machines:  # a machine that is not in the table
             machines[name] = Machine(name, None, None, {}, attached=True, price=price)
         else:
-            hint = nearest(str(name), [*machines, *accelerators])
+            hint = nearest(str(name), [*machines, *accelerators]) + " `python -m deploy machines --all` lists them"
             raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")
     return dataclasses.replace(table, machines=machines, accelerators=accelerators)
 
@@ -231,5 +231,5 @@ def _parse_price(origin: str, value: Any) -> Price:
         if kind not in KINDS:
             raise UserError(f"{origin}: {kind}: unknown price; use one of {', '.join(KINDS)}")
         if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
-            raise UserError(f"{origin}: {usd!r} is not a price: use a number, in USD an hour")
+            raise UserError(f"{origin}: {usd!r} is not a price: use a number above 0, in USD an hour")
     return Price(**kinds)

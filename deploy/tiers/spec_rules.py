@@ -182,8 +182,8 @@ def _of_machine(machine: Spec, where: str) -> Iterator[str]:
     if host is None and (accelerator or kind not in table.cpu_machines):
         machines = table.machines if accelerator else [*table.machines, *table.cpu_machines]
         yield (
-            f"{where}.machineType={kind}: no such machine{nearest(kind, machines)} `python -m deploy machines` lists "
-            "those with prices"
+            f"{where}.machineType={kind}: no such machine{nearest(kind, machines)} `python -m deploy "
+            "machines --all` lists those with prices"
         )
     if accelerator and accelerator not in table.accelerators:
         yield (

@@ -68,6 +68,11 @@ class Tier(TierFacts):
         return str(self.spec.get("scheduling", {}).get("strategy", "STANDARD"))
 
     @property
+    def price_name(self) -> str:
+        """Returns what the price of its strategy is called."""
+        return {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(self.strategy, "price")
+
+    @property
     def timeout_s(self) -> float:
         """Returns the seconds after which Vertex AI ends the job."""
         timeout = self.spec.get("scheduling", {}).get("timeout")

@@ -16,10 +16,9 @@ def price_and_limit(tier: Tier) -> str:
     """Describes the hourly price, the highest cost and the timeout of a job on `tier`."""
     limit = f"until its timeout of {format_duration(tier.timeout_s)}"
     if tier.price_per_hour is None:
-        kind = {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(tier.strategy, "price")
         bound = tier.price.under(tier.strategy)
         least = f" (at least {bound:.2f} USD an hour, and Vertex AI's fee, which is not known)" if bound else ""
-        return f"the {kind} of {tier.machine} is not known{least} (--prices=FILE); it runs {limit} at most"
+        return f"the {tier.price_name} of {tier.machine} is not known{least} (--prices=FILE); it runs {limit} at most"
     table = load_machines()
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
     hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"

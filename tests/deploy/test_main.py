@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -105,6 +106,18 @@ def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Pat
     monkeypatch.setattr("deploy.cli.report.main", Mock(side_effect=KeyboardInterrupt(*told)))
     assert main(["report", "run"]) == 75
     assert capsys.readouterr().err == shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_a_process_interrupts_a_verb_as_ctrl_c_does(number: signal.Signals) -> None:
+    waits = (
+        "import os, sys, deploy.cli.machines; from deploy.__main__ import program;"
+        f"deploy.cli.machines.main = lambda words: os.kill(os.getpid(), {number:d}); sys.argv = ['deploy', 'machines'];"
+        "sys.exit(program())"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", waits], capture_output=True, text=True, env=environment, timeout=120)
+    assert (ended.returncode, ended.stderr) == (75, "stopped: run the same command again to go on\n")
 
 
 def test_ctrl_c_while_python_ends_keeps_the_exit_code() -> None:

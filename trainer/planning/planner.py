@@ -68,7 +68,8 @@ class _Measured(NamedTuple):
 
 
 def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
-    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU")
+    again = ", again with --remat=blocks" if config.remat else ""
+    log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
     built: list[MeasuredStep] = []
 
     def build() -> MeasuredStep:

@@ -217,10 +217,10 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
         (one["hours"], of_four["hours"]), (of_four["usd"], one["usd"])))  # fmt: skip
     assert f", l4x4 {faster} as fast for {dearer} the money, " in four
     assert within.startswith("The cheapest that ends within 48.0 hours: ")
-    named = within.removeprefix("The cheapest that ends within 48.0 hours: ").removesuffix(".")
+    named = within.removeprefix("The cheapest that ends within 48.0 hours: ").partition(";")[0]
     assert cheapest.startswith(f"The cheapest: {named}; within its interval, and so equal: ")
     assert fastest.startswith("The fastest: ")
-    assert budget.startswith("The fastest for $2,000.00: h100x8 ")
+    assert budget.startswith("The fastest for $2,000.00: h100x4 as flex-start, ")
     assert trial.startswith(
         "A step may take 0.52 to 1.9 times as long: try it: `python -m deploy compare h100x1 h100x8 "
     )
@@ -260,12 +260,20 @@ def test_the_half_width_of_an_interval_is_relative_to_the_middle_of_its_ends() -
 def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() -> None:
     near, far, cheap = Interval(0.9, 1, 1.1), Interval(0.95, 1.2, 1.4), Interval(4, 5, 6)
     four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
-    table = PlanTable(PLAN, [], "", [])
+    table = PlanTable(PLAN, [], "", [], budget_usd=10.0)
     table.__dict__["offers"] = [one, four, eight]
-    cheapest, fastest, *_ = table.sentences()
+    cheapest, fastest, *_, affordable = table.sentences()
     assert cheapest == "The cheapest: l4x1 as standard, 5.00 (4.00 - 6.00) hours, $1.25 ($1.00 - $1.50)."
     assert fastest.startswith("The fastest: l4x4 as standard, 1.20 ")
     assert fastest.endswith("; within its interval, and so equal: l4x8 as standard.")
+    assert affordable.startswith("The fastest for $10.00: l4x4 as standard, 1.20 ")
+
+
+def test_a_trial_that_costs_most_of_the_run_is_not_proposed(tmp_path: Path, capsys: Capture) -> None:
+    trial = "times as long: try it: `python -m deploy compare l4x1 --on=vertex --steps=50 …`"
+    for steps, proposed in ((20_000, True), (20, False)):
+        assert main(planned(tmp_path, "l4x1", f"--steps={steps}", gflop=1e4)) == 0
+        assert (trial in capsys.readouterr().out) == proposed
 
 
 def test_what_a_wish_cannot_have_is_said(tmp_path: Path, capsys: Capture) -> None:

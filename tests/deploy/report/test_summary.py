@@ -142,7 +142,7 @@ def test_a_failed_and_a_missing_tier_are_reported_and_not_ranked(tmp_path: Path)
     ended = "the run ended as 'failed': step 7: loss is NaN or infinite"
     assert {rows["b"].missing[key] for key in ("cost", "total_seconds", "speed_up", "final_loss", "fid")} == {ended}
     words = words_of(tmp_path)
-    assert "No verdict: fewer than two tiers have a speed to compare." in words
+    assert "No verdict: fewer than two tiers of real devices have a speed to compare." in words
     assert "b: the run ended as 'failed': step 7: loss is NaN or infinite." in words
 
 

@@ -248,7 +248,7 @@ def test_too_little_money_or_no_price_is_refused() -> None:
         job("l4x4", max_cost=0.1)
     unpriced = tier_with(scheduling={"strategy": "FLEX_START", "maxWaitDuration": "60s"})
     assert unpriced.price_per_hour is None
-    with pytest.raises(UserError, match="the price of changed is not known: give it with --prices=FILE"):
+    with pytest.raises(UserError, match="the FLEX_START price of changed is not known: give it with --prices=FILE"):
         job(unpriced, max_cost=5.0)
 
 

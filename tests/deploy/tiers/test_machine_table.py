@@ -101,7 +101,7 @@ def test_a_price_file_replaces_and_extends(tmp_path: Path) -> None:
     ("content", "line"),
     [
         ("g2-standrd-48: 5", "unknown machine type or accelerator; did you mean 'g2-standard-48'?"),
-        ("g2-standard-48: cheap", "'cheap' is not a price: use a number, in USD an hour"),
+        ("g2-standard-48: cheap", "'cheap' is not a price: use a number above 0, in USD an hour"),
         ("g2-standard-48: true", "True is not a price"),
         ("g2-standard-48: {liste: 5}", "liste: unknown price; use one of list, spot, flex_start"),
         ("- 5", "'setting: value' lines are needed"),

@@ -57,7 +57,8 @@ def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> An
 
 
 _USUAL_NAMES = {"lr": "learning_rate", "batch_size": "global_batch_size", "batch": "global_batch_size",
-                "gpus": "replicas", "num_epochs": "epochs", "output": "job_dir", "output_dir": "job_dir"}  # fmt: skip
+                "gpus": "replicas", "num_epochs": "epochs", "output": "job_dir", "output_dir": "job_dir",
+                "budget": "max_cost", "max_cost": "budget"}  # fmt: skip
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

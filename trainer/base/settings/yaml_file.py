@@ -21,7 +21,8 @@ def read_yaml(path: Path, name: str) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not a possible file name
-        raise UserError(f"{name}: cannot be read: {error}") from None
+        problem = error.strerror if isinstance(error, OSError) else reason(error)
+        raise UserError(f"{name}: cannot be read ({problem}): name a text file of 'setting: value' lines") from None
     if len(text) > _MAX_CHARACTERS:
         raise UserError(f"{name}: too large for a file of settings (more than {_MAX_CHARACTERS:,} characters)")
     try:
