@@ -22,6 +22,7 @@ from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_hist
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import write_json
 from trainer.base.run_files.tracking import vertex_runs
+from trainer.base.storage import keep_others_out
 
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # MLflow's
 SERVER = "--track=mlflow:https://mlflow.example.org#tests"
@@ -92,6 +93,13 @@ def test_tune_sends_its_trials_at_the_end(cloud: Emulator, session: Session, sto
 def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
     assert "no run in it" in refused("track", str(tmp_path), "--track=wandb:x")
     assert "track is missing: name a tracker" in refused("track", str(tmp_path))
+
+
+def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None:
+    keep_others_out(plant_run(tmp_path / "run"), "job_dir", "run")
+    assert "run: the run goes on: give it --track, or wait for its end" in refused(
+        "track", str(tmp_path / "run"), "--track=wandb:x"
+    )
 
 
 @pytest.mark.parametrize(("flags", "line"), [

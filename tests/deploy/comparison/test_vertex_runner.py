@@ -119,6 +119,8 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     )
     with pytest.raises(UserError, match=both.replace("n2-standard-8", "unpriced")):
         command("h100x8", str(unpriced))
+    with pytest.raises(UserError, match=r"these 9 jobs together may cost 539\.99 USD .*, or send fewer at once"):
+        command("l4x4", "--repeats=9", "--max_cost=60")  # of each
     assert cloud.jobs == {}
 
 

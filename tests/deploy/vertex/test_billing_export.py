@@ -155,6 +155,20 @@ def test_what_was_billed_stands_beside_the_estimate(
     assert query["queryParameters"][2]["parameterValue"] == {"arrayValues": [{"value": "20261101-1-1"}]}
 
 
+def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
+    services: Services, session: Session, capsys: Capture
+) -> None:
+    sent = [Attempt("l4x4", "my-proj", region, 4.6, "gs://b/x", "SUCCEEDED", f"projects/1/{region}/7", "", 12.4)
+            for region in ("us-central1", "us-east4")]  # fmt: skip
+    Submission("20261101-1", sent).write()
+    services.rows = [["20261101-1-1", "USD", "12.4"], ["20261101-1-2", "USD", "12.4"]]
+    for run, lines in (("20261101-1", 2), ("projects/1/us-east4/7", 1)):
+        assert bill.main([run, TABLE], session) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) == lines
+        assert shown[-1].startswith("projects/1/us-east4/7 (l4x4): estimated 12.40, billed 12.40, +0.0 %")
+
+
 def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Session, services: Services) -> None:
     for flags, line in (
         (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
@@ -201,18 +215,21 @@ def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
 def test_a_study_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
     services: Services, cloud: Emulator, session: Session
 ) -> None:
-    """A job without a price is named; no job is sent while a region's jobs are unknown."""
-    for kind, label in (("hyperparameterTuningJobs", {"usd-at-most": "250-5000"}), ("customJobs", {})):
+    """So does a job that runs; one without a price is named; no job is sent while a region's jobs are unknown."""
+    for kind, label in (
+        ("hyperparameterTuningJobs", {"usd-at-most": "250-5000"}), ("customJobs", {}),
+        ("customJobs", {"usd-per-hour": "0-1000"}),
+    ):  # fmt: skip
         labels = {"submission": "s1", "team": "vision", **label}
         cloud.create("projects/my-proj/locations/us-east4", {"displayName": "x", "labels": labels}, kind)
     flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, "--month_budget=300"]
-    counted = r"250\.50 for 2 jobs of the last 48 h in my-proj, all regions \(without a price, not counted: 1\)"
+    counted = r"267\.30 for 3 jobs of the last 48 h in my-proj, all regions \(without a price, not counted: 1\)"
     with pytest.raises(UserError, match=counted):
         submit.main(flags, session)
     cloud.faults = [Fault("GET .*/us-east1/customJobs", 403)]
     with pytest.raises(UserError, match=r"and those of us-east1 cannot be listed: .*: request roles/"):
         submit.main(flags, session)
-    assert len(cloud.jobs) == 2
+    assert len(cloud.jobs) == 3
 
 
 @pytest.mark.usefixtures("dist")

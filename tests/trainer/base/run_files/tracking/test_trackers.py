@@ -1,6 +1,7 @@
 """Tests what MLflow's real store, W&B's real offline files and a tracker of a user's own have of a run."""
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,7 @@ def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_pa
     assert tracker.states[-1] == "finished"
     assert set(tracker.states[:-1]) == {"running"}
     assert caplog.messages[0] == f"track={address}: the answer is lost: the training goes on, and is sent later"
+    assert re.fullmatch(rf"track={re.escape(address)}: \d+ steps sent: .*", caplog.messages[-1])
 
 
 def test_a_refusal_in_mid_run_is_told_at_the_end(own: Any, tmp_path: Path, caplog: Any) -> None:
@@ -226,6 +228,8 @@ def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: py
     tags = RunFiles(plant_run(tmp_path / "run"), "gs://b/run").run(ended=True).tags
     assert (tags["tier"], tags["image"], tags["usd_per_hour"]) == ("l4x1", "r/x:1", "0.8")
     assert tags["job"].endswith("/vertex-ai/locations/us-central1/training/1000?project=p")
+    monkeypatch.delenv("CLOUD_ML_JOB_ID")  # as in a rehearsal
+    assert "job" not in RunFiles(tmp_path / "run", "gs://b/run").run(ended=True).tags
 
 
 @pytest.mark.parametrize(("track", "missing", "tensorflow", "line"), [
