@@ -5,6 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.base.settings.train_config import AUGMENTATIONS, TrainConfig
 from trainer.invariance.step import StepContext
 
@@ -45,6 +46,8 @@ def augmentation(config: TrainConfig) -> Augment | None:
         return None
 
     def augment(images: Any, step: StepContext) -> Any:
+        if tf.nest.is_nested(images) or images.shape.rank != 4:
+            raise UserError(f"augment={config.augment}: it is for images (height, width, channels): drop it")
         for change in chosen:
             images = change(images, step)
         return images

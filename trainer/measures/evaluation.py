@@ -19,7 +19,7 @@ from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.measures.class_counts import confusion, counted_classes, outputs_kept
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
-from trainer.user_code.interface import ModelInterface, results_of, scalars_of
+from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
 _SAME = 1e-5  # relative difference of two sums that rounding explains
 
@@ -229,11 +229,12 @@ class Evaluation:
     def _results(self, totals: Totals) -> dict[str, float]:
         metrics = zip(self._variables, totals.metrics, strict=True)
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
-            values = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+            results = self.model.get_metrics_result()
+            values = numbers_of({name: results[name] for name in results if name in (self._returned or results)})
         means = totals.others / max(float(totals.rows), 1.0)
         values |= dict(zip(self._others, means.tolist(), strict=True))
         prefix = "val_ema" if self._optimizer else "val"
-        return {f"{prefix}_{name}": value for name, value in values.items() if name in (self._returned or values)}
+        return {f"{prefix}_{name}": value for name, value in values.items()}
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:

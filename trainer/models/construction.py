@@ -44,6 +44,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
     _refuse_made_at_import(model, config)
+    _refuse_unused_schedule(model, config)
     _check_text(model, config, dataset)
     _build_sequential(model, dataset)
     if has_own_step(model):
@@ -69,6 +70,22 @@ def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
     if tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UserError(f"{line}, as each replica needs weights of its own")
     log.warning(f"{line}: on several replicas it is refused")
+
+
+def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
+    """Raises UserError for a schedule or a warm-up that the user's optimizer, whose rate is a number, does not have."""
+    optimizer = getattr(model, "optimizer", None)
+    names = [name for name, unused in (("learning_rate_schedule", "constant"), ("warmup_steps", 0))
+             if getattr(config, name) != unused]  # fmt: skip
+    if (
+        names
+        and optimizer
+        and not isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
+    ):
+        raise UserError(
+            f"{names[0]}={getattr(config, names[0])}: the optimizer of model={config.model} has a rate that is a number: "
+            "give it learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
+        )
 
 
 def _build_sequential(model: keras.Model, dataset: Dataset) -> None:

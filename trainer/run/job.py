@@ -150,7 +150,7 @@ def _ended_before(run: TrainingRun) -> str | None:
         return None
     state, asked = before.get("state"), progress.asked_steps
     if state == "done" and (progress.finished or before.get("asked_steps") == asked):
-        more, steps = f"more than {asked:,} steps", f"{progress.step:,} of {asked:,} steps"
+        more, steps = f"more than {max(asked, progress.step):,} steps", f"{progress.step:,} of {asked:,} steps"
         if progress.total_steps < asked:
             more += " and a larger --patience" if config.early_stopping else ""
             return f"finished already: stopped early after {steps}: use {more} to continue"

@@ -64,9 +64,12 @@ def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[l
             errors.append({"row": number, "error": str(error)})
     for at in range(0, len(rows), model.fixed_batch):
         numbers, batch = zip(*rows[at : at + model.fixed_batch], strict=True)
-        pairs = zip(numbers, model.answers(batch), strict=True)
-        answers += [{"row": number, "prediction": answer} for number, answer in pairs]
-    return answers, errors
+        for number, answer in zip(numbers, model.answers_or_errors(batch), strict=True):
+            if isinstance(answer, BadRow):
+                errors.append({"row": number, "error": str(answer)})
+            else:
+                answers.append({"row": number, "prediction": answer})
+    return answers, sorted(errors, key=lambda error: error["row"])
 
 
 def _refuse_other_answers(target: Path | Address, earlier: set[str], now: dict[str, Any], out: str) -> None:

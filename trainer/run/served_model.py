@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import Servable, read_servable
 from trainer.data.decode import BadImage, decode
@@ -24,6 +24,7 @@ from trainer.data.images import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
 from trainer.run.export import load_template, model_inputs, named_leaves
 from trainer.user_code.interface import symbolic_inputs
+from trainer.user_code.mistakes import OUT_OF_RANGE
 
 Row = tuple[Any, ...]  # an array for each input
 Call = Callable[..., Any]  # maps a tensor of a batch for each input to outputs
@@ -78,6 +79,8 @@ class ServedModel:
             return self._noise(instance)
         named = isinstance(instance, Mapping) and "b64" not in instance
         values = instance if named else {next(iter(self._specs)): instance}
+        if len(self._specs) > 1 and not named:
+            raise BadRow(f"it must be an object with {_listed(self._specs)}")
         if values.keys() != self._specs.keys():
             raise BadRow(f"it has {_listed(values)}, and the model's inputs are {_listed(self._specs)}")
         return tuple(self._array(name, values[name], spec) for name, spec in self._specs.items())
@@ -92,6 +95,16 @@ class ServedModel:
         if len(columns) == 1:
             return next(iter(columns.values()))
         return [{name: values[at] for name, values in columns.items()} for at in range(len(rows))]
+
+    def answers_or_errors(self, rows: Sequence[Row]) -> list[Any]:
+        """Returns each row's answer, or the BadRow of one that the model cannot compute, as a token that it lacks."""
+        try:
+            return self.answers(rows)
+        except tf.errors.InvalidArgumentError as error:
+            if len(rows) > 1:
+                return [answer for row in rows for answer in self.answers_or_errors([row])]
+            value = OUT_OF_RANGE.search(str(error))
+            return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
 
     def images(self, *inputs: Any) -> UInt8Array:
         """Returns a generator's images, (count, height, width, channels), of noise (count, latent_dim) and labels."""

@@ -40,11 +40,15 @@ class Batcher:
         self._worker = asyncio.create_task(self._answer_batches())
 
     async def answers(self, rows: list[Row]) -> list[Any]:
-        """Returns the answers of the rows of one request, in their order."""
+        """Returns the answers of the rows of one request, in their order. Raises BadRow for one that has none."""
         futures: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in rows]
         self._requests.append(deque(zip(rows, futures, strict=True)))
         self._arrived.set()
-        return await asyncio.gather(*futures)
+        answers = await asyncio.gather(*futures, return_exceptions=True)
+        for at, answer in enumerate(answers):
+            if isinstance(answer, BaseException):
+                raise BadRow(f"instances[{at}]: {answer}") if isinstance(answer, BadRow) else answer
+        return answers
 
     def _batch(self) -> list[tuple[Row, asyncio.Future[Any]]]:
         """Takes the rows of the next call, one of each waiting request in turn."""
@@ -63,7 +67,7 @@ class Batcher:
                 self._arrived.clear()
                 continue
             try:
-                answers = await asyncio.to_thread(self.model.answers, [row for row, _ in items])
+                answers = await asyncio.to_thread(self.model.answers_or_errors, [row for row, _ in items])
             except Exception as error:  # the requests of this batch fail, the server lives
                 answers = [error] * len(items)
             for (_, future), answer in zip(items, answers, strict=True):

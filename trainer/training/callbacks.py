@@ -188,6 +188,8 @@ def bind(
             callback.evaluated = evaluated
             if callback.monitor.startswith("val_"):
                 refuse_unevaluated("early_stopping", callback.monitor, evaluated)
+        elif isinstance(callback, keras.callbacks.EarlyStopping) and callback.monitor.startswith("val_"):
+            refuse_unevaluated("callbacks: EarlyStopping of Keras with monitor", callback.monitor, evaluated)
     floats_of_variables()
     epochs = math.ceil(progress.total_steps / progress.steps_per_epoch)
     return keras.callbacks.CallbackList(

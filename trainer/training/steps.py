@@ -17,7 +17,7 @@ from trainer.invariance.micro_batches import train_step
 from trainer.invariance.step import NotCompilable, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.training.input_wait import input_wait, timestamp
-from trainer.user_code.interface import ModelInterface, results_of, scalars_of
+from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
 # Operations that give random numbers.
 _DRAWS = re.compile(
@@ -96,7 +96,7 @@ class StepRunner:
         updated = {id(counter) for counter, count in zip(self._counters(), counts, strict=True) if np.any(count)}
         with keras.StatelessScope(held):
             results = results_of(self.model, updated)
-        return {name: float(value) for name, value in results.items()}
+        return numbers_of(results)
 
     def _run_steps(self, iterator: Any, first_step: Any, count: Any) -> Any:
         """Returns the scalars of `count` steps (int32) from `first_step` (int64): (steps, scalars + 2) float64.

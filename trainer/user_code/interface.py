@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import keras
+import numpy as np
 
 
 class Trainable(Protocol):
@@ -149,6 +150,19 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
     results = {name: value for name, value in model.get_metrics_result().items() if name not in idle}
     # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.
     return {name: value.value if isinstance(value, keras.Variable) else value for name, value in results.items()}
+
+
+def numbers_of(results: Mapping[str, Any]) -> dict[str, float]:
+    """Returns results as numbers; those of a vector, as F1Score has one for each class, as name_0, name_1, …"""
+    numbers: dict[str, float] = {}
+    for name, value in results.items():
+        values = np.asarray(value, np.float64)
+        numbers |= (
+            {f"{name}_{place}": number for place, number in enumerate(values.ravel().tolist())}
+            if values.ndim
+            else {name: float(values)}
+        )
+    return numbers
 
 
 def symbolic_inputs(model: keras.Model) -> list[Any]:

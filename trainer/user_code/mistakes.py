@@ -40,7 +40,7 @@ _NO_FLOAT64 = re.compile(
     r"was expected to be a float tensor but is a double|type float32 that does not match type float64"
     r"|type float64 that does not match (expected )?type (of )?float32"
 )
-_OUT_OF_RANGE = re.compile(
+OUT_OF_RANGE = re.compile(
     r"Received a label value of -?\d+ which is outside the valid range of \[0, \d+\)"
     r"|indices\[[\d,]+\] = -?\d+ is not in \[0, \d+\)"
 )
@@ -76,7 +76,7 @@ def as_user_mistake(error: BaseException) -> UserError | None:
         )
     raised = where_raised(error)
     if raised is None:
-        value = _OUT_OF_RANGE.search(str(error))
+        value = OUT_OF_RANGE.search(str(error))
         return value and UserError(
             f"the data hold a number that the model has no place for: {value[0]}: a class is below the number of "
             "outputs, a token below the input_dim of its Embedding, and none is negative: change the data or the model"
