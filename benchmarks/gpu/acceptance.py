@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import Results, rehearsing, turn
 from trainer.base.run_files.records import read_json
 from trainer.base.run_files.run_layout import GPU_CHECK
 
@@ -13,6 +13,7 @@ RECIPES = {"wgan_gp_digits": ["--critic_steps=2"], "cnn_mnist": ["--data=digits"
 SMALL = ["--seconds=0", "--width=4", "--global_batch_size=8"]
 
 
+@turn(alone=False)
 def main() -> int:
     """Keeps the lines of each check's table; returns 1 if one does not agree."""
     results, code = Results(), 0

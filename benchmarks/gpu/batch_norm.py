@@ -12,7 +12,7 @@ from unittest.mock import patch
 import keras
 import tensorflow as tf
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import Results, rehearsing, turn
 from trainer.invariance.batch_norm import normalize_in_place
 
 SHAPES = ((64, 112, 112, 64), (64, 56, 56, 256), (64, 28, 28, 512), (64, 14, 14, 1024))  # in ResNet-50
@@ -30,6 +30,7 @@ class OneOfTwo:
         return values
 
 
+@turn(alone=True)
 def main() -> None:
     """Keeps microseconds of a layer's pass and its gradient by shape, both ways in turn."""
     results, lines = Results(), []

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import Results, rehearsing, turn
 from benchmarks.gpu.nvidia import used_gib
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
@@ -14,6 +14,7 @@ from trainer.proofs.rates import all_reduces
 FEW, MANY = 100, 1_100  # operations in a call; their difference leaves the cost of the call out
 
 
+@turn(alone=True)
 def main() -> None:
     """Keeps seconds and GiB."""
     results, before = Results(), used_gib()

@@ -1,12 +1,14 @@
 """Runs parts one after another, each as a process of its own within a limit; a part that fails ends no other."""
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from benchmarks.gpu.parts import Part
 from trainer.base.storage import write_whole
 
 DONE, FAILED, LATE, LEFT_OUT = "done", "failed", "out of time", "left out"
-RESULT, REHEARSE = "BENCHMARK_GPU_RESULT", "BENCHMARK_GPU_REHEARSE"  # variables of a part's process
+# Variables of a part's process.
+RESULT, REHEARSE, TURNS = "BENCHMARK_GPU_RESULT", "BENCHMARK_GPU_REHEARSE", "BENCHMARK_GPU_TURNS"
 _LEAST_SECONDS = 20.0  # a part is not begun with less
 _SLOWER_REHEARSAL = 5  # two cores, and other work on them
+_MOST_SECONDS_ALONE = 150.0  # for which a measurement waits for the parts that build beside it
 
 
 @dataclass
@@ -48,16 +52,41 @@ def run_parts(parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, re
         outcomes[part.name] = outcome
         reason = f": {outcome.reason}" if outcome.reason else ""
         print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{reason}", flush=True)
-        kept = {name: asdict(value) for name, value in outcomes.items()}
-        write_whole(out / "parts.json", json.dumps(kept, indent=1) + "\n")
+        _write(outcomes, out)
     return outcomes
 
 
-def run_part(part: Part, out: Path, limit: float, *, rehearse: bool) -> Outcome:
-    """Runs one part for at most `limit` seconds; all of its processes are ended afterwards."""
+def run_together(parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, rehearse: bool) -> dict[str, Outcome]:
+    """Runs all parts at once: they build beside each other, which takes most of the time, and measure in turn."""
+    turns = out / "turns"
+    with ThreadPoolExecutor(len(parts)) as threads:
+        futures = {}
+        for part in parts:
+            if gpus < part.gpus and not rehearse:
+                reason = f"it needs {part.gpus} GPUs, this machine has {gpus}"
+                futures[part.name] = threads.submit(Outcome, part.question, LEFT_OUT, reason=reason)
+            else:
+                limit = 60 * minutes if part.measures else min(60 * minutes, part.seconds)
+                futures[part.name] = threads.submit(run_part, part, out, limit, rehearse=rehearse, turns=turns)
+    outcomes = {name: future.result() for name, future in futures.items()}
+    _write(outcomes, out)
+    return outcomes
+
+
+def _write(outcomes: dict[str, Outcome], out: Path) -> None:
+    content = {name: asdict(outcome) for name, outcome in outcomes.items()}
+    write_whole(out / "parts.json", json.dumps(content, indent=1) + "\n")
+
+
+def run_part(part: Part, out: Path, limit: float, *, rehearse: bool, turns: Path | None = None) -> Outcome:
+    """Runs one part for at most `limit` seconds; all of its processes are ended afterwards.
+
+    turns: a file by which parts that run beside it measure in turn.
+    """
     result, log = out / f"{part.name}.json", out / f"{part.name}.log"
     result.unlink(missing_ok=True)
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, RESULT: str(result), REHEARSE: "1" if rehearse else ""}
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "1", **os.environ, RESULT: str(result), REHEARSE: "1" if rehearse else "",
+                   TURNS: str(turns or "")}  # fmt: skip
     began = time.monotonic()
     with log.open("wb") as output, _group(part.command, environment, output) as process:
         try:
@@ -107,6 +136,27 @@ class Results:
         print(json.dumps(measured), flush=True)
         if self._path:
             write_whole(Path(self._path), json.dumps(self._content, indent=1) + "\n")
+
+
+@contextlib.contextmanager  # a decorator of functions too
+def turn(*, alone: bool) -> Iterator[None]:
+    """Waits, where parts run together, until no other one measures; `alone`: until none builds either, or too long."""
+    path = os.environ.get(TURNS)
+    if not path:
+        yield
+        return
+    with open(path, "a", encoding="utf-8") as file:
+        until = time.monotonic() + _MOST_SECONDS_ALONE
+        while True:
+            try:
+                fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    print("measures although another part builds", flush=True)
+                    break
+                time.sleep(0.1)
+        yield
 
 
 def rehearsing() -> bool:

@@ -6,12 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import Results, rehearsing, turn
 from benchmarks.trainer_loop import setup_of
 
 REPEATS = 5
 
 
+@turn(alone=True)
 def main() -> None:
     """Keeps the median rate for photos of 224 x 224 x 3 in batches of 512, and the device."""
     results, size, rows = Results(), *((16, 8) if rehearsing() else (224, 512))

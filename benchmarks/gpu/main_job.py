@@ -7,13 +7,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu.execution import RESULT, Results, rehearsing
+from benchmarks.gpu.execution import RESULT, Results, rehearsing, turn
 from trainer.base.run_files.records import read_json
 from trainer.base.run_files.run_layout import RESULT as RESULT_FILE
 
 KEPT = ("state", "step", "seconds", "training_seconds", "images_per_second", "peak_device_memory_gib")
 
 
+@turn(alone=False)
 def main() -> None:
     """Keeps what result.json says, and main_job.png beside the results."""
     results, small = Results(), ["--steps=4", "--width=4", "--sample_every_steps=2"] if rehearsing() else []

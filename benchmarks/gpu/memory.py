@@ -1,7 +1,7 @@
 """Compares the peak memory of a step with the plan's: `python -m benchmarks.gpu.memory`.
 
 For each network: the plan, made on the CPU; the peak of TensorFlow's allocator; and, with a small budget of memory, the
-largest batch that the plan says fits, and one 10 % larger. On a GPU another process holds the rest of its memory.
+largest batch that the plan says fits, and one 10 % larger.
 """
 
 import contextlib
@@ -9,18 +9,17 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import RESULT, Results, rehearsing, turn
 from benchmarks.gpu.networks import ROWS
-from benchmarks.gpu.nvidia import used_gib
 from benchmarks.gpu.parts import CASES, MEMORY_CASES
 from benchmarks.runner import count, make_parser
-from trainer.base.run_files.plan_file import largest_rows, peak_of, read_plan
+from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of, read_plan
 from trainer.plan import ENVIRONMENT
 
 BUDGET_GIB = 6.0  # on a GPU
@@ -28,21 +27,32 @@ _STEPS = 3
 PARSER = make_parser(__doc__)
 PARSER.add_argument("--case", choices=CASES, help="measure this network in this process")
 PARSER.add_argument("--rows", type=count, default=0)
-PARSER.add_argument("--hold_gib", type=float, default=0.0, help="hold so much memory of the GPU until the end")
+PARSER.add_argument("--limit_mib", type=int, default=0, help="of the first GPU's memory (default: all of it)")
 
 
 def main() -> None:
     """Keeps one entry for each network, or does what a child is asked for."""
     options = PARSER.parse_args()
-    if options.hold_gib:
-        hold(options.hold_gib)
-    elif options.case:
-        print(json.dumps(step_memory(flags_of(options.case, options.rows))))
-    else:
-        results, lines = Results(), dict[str, Any]()
-        for case in MEMORY_CASES:
-            lines[case] = measured(case)
+    if options.case:
+        with _at_most(options.limit_mib) if options.limit_mib else contextlib.nullcontext():
+            print(json.dumps(step_memory(flags_of(options.case, options.rows))))
+        return
+    results, lines = Results(), dict[str, Any]()
+    with turn(alone=False), ThreadPoolExecutor(1 if rehearsing() else len(MEMORY_CASES)) as threads:
+        for case, line in zip(MEMORY_CASES, threads.map(measured, MEMORY_CASES), strict=True):
+            lines[case] = line
             results.keep(networks=lines)
+
+
+@contextlib.contextmanager
+def _at_most(mib: int) -> Iterator[None]:
+    """Gives TensorFlow so much memory of the first GPU; the trainer's growth cannot be set beside a limit."""
+    import tensorflow as tf
+
+    gpu = tf.config.list_physical_devices("GPU")[0]
+    tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(memory_limit=mib)])
+    with patch.object(tf.config.experimental, "set_memory_growth"):
+        yield
 
 
 def flags_of(case: str, rows: int = 0) -> list[str]:
@@ -55,11 +65,7 @@ def flags_of(case: str, rows: int = 0) -> list[str]:
 
 def measured(case: str) -> dict[str, Any]:
     """Returns the plan's peak and the measured one, in GiB, and what the largest batch does within the budget."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "plan.json"
-        command = [sys.executable, "-m", "trainer.plan", *flags_of(case), f"--out={file}"]
-        subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr)
-        plan = read_plan(file)
+    plan = _plan(case)
     from trainer.base.settings.resolution import resolve
 
     rows = resolve(flags_of(case)).config.global_batch_size
@@ -71,10 +77,20 @@ def measured(case: str) -> dict[str, Any]:
     # What a GPU needs beside the tensors was measured with the batch itself.
     most = largest_rows(lines, budget - 2**30 * result.get("workspace_gib", 0.0))
     most = min(most, ROWS * 10 // 11)  # one 10 % larger is tried too
-    with _only(budget) as environment:
-        tried = {each: _child(case, each, environment) for each in (most, -(-most * 11 // 10)) if each}
-    outcomes = {each: found.get("problem", "runs") for each, found in tried.items()}
+    tried = {rows: _child(case, rows, budget) for rows in (most, -(-most * 11 // 10)) if rows}
+    outcomes = {rows: outcome.get("problem", "runs") for rows, outcome in tried.items()}
     return {**result, "budget_gib": budget / 2**30, "largest_batch": outcomes}
+
+
+def _plan(case: str) -> StepPlan:
+    """Returns the plan, made without a GPU: one that lies beside the results is not made again."""
+    beside = Path(os.environ.get(RESULT) or Path.cwd() / "runs" / "gpu" / "memory.json").parent
+    file = beside / "plans" / f"{case}{'-rehearsed' if rehearsing() else ''}.json"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "trainer.plan", *flags_of(case), f"--out={file}"]
+        subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr)
+    return read_plan(file)
 
 
 def _budget(wanted: float) -> float:
@@ -82,45 +98,16 @@ def _budget(wanted: float) -> float:
     return max(wanted, 64 * 2**20) if rehearsing() else BUDGET_GIB * 2**30
 
 
-@contextlib.contextmanager
-def _only(budget: float) -> Iterator[dict[str, str]]:
-    """Yields variables for processes that then can have `budget` bytes of the device."""
-    if rehearsing():
-        yield {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(round(budget / 2**20))}
-        return
-    query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", "--id=0"]
-    free = float(subprocess.run(query, capture_output=True, text=True, check=True).stdout) / 1024
-    context = 2 * 0.6  # of the process that holds and of the one that is measured
-    command = [sys.executable, "-m", "benchmarks.gpu.memory", f"--hold_gib={free - budget / 2**30 - context}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        process.stdout.readline()  # it holds the memory
-        yield {}
-    finally:
-        process.kill()
-        process.communicate()
+def _child(case: str, rows: int, limit: float = 0.0) -> dict[str, Any]:
+    """Returns what `step_memory` finds in a process of its own; kernels may end it where memory runs out.
 
-
-def hold(gib: float) -> None:
-    """Allocates memory of the first GPU and waits to be ended."""
-    import tensorflow as tf
-
-    gpu = tf.config.list_physical_devices("GPU")[0]
-    limit = tf.config.LogicalDeviceConfiguration(memory_limit=round(1024 * gib))
-    tf.config.set_logical_device_configuration(gpu, [limit])
-    with tf.device("GPU:0"):
-        kept = tf.ones(8)
-    print(float(kept[0]), flush=True)
-    time.sleep(600)
-
-
-def _child(case: str, rows: int, environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Returns what `step_memory` finds in a process of its own; kernels may end it where memory runs out."""
+    limit: the bytes of the device that it can have; 0: all.
+    """
     command = [sys.executable, "-m", "benchmarks.gpu.memory", f"--case={case}", f"--rows={rows}"]
-    bfc = {"TF_CPU_ALLOCATOR_USE_BFC": "1"}
-    done = subprocess.run(command, env={**os.environ, **bfc, **(environment or {})}, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    command += [f"--limit_mib={round(limit / 2**20)}"] if limit and not rehearsing() else []
+    of_cpu = {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(round(limit / 2**20))} if limit else {}
+    environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", **of_cpu} if rehearsing() else None
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()
     if done.returncode or not last:
         return {"problem": _problem(done.stderr)}
@@ -137,8 +124,7 @@ def _problem(errors: str) -> str:
 
 
 def step_memory(flags: Sequence[str]) -> dict[str, Any]:
-    """Returns the peak of TensorFlow's allocator in some steps and what the process takes beside it, in GiB."""
-    before = used_gib()
+    """Returns the peak of TensorFlow's allocator in some steps, in GiB."""
     import tensorflow as tf
 
     from benchmarks.trainer_loop import TrainingLoop, setup_of
@@ -147,9 +133,7 @@ def step_memory(flags: Sequence[str]) -> dict[str, Any]:
     loop = TrainingLoop(setup)
     loop(_STEPS)
     peak = tf.config.experimental.get_memory_info(setup.replicas.devices[0])["peak"] / 2**30
-    after = used_gib()
-    beside = {} if before is None or after is None else {"process_gib": after - before}
-    return {"peak_gib": peak, **beside}
+    return {"peak_gib": peak}
 
 
 if __name__ == "__main__":

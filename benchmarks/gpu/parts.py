@@ -12,6 +12,10 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
         [f"--model={_OWN}:resnet50", f"--data={_OWN}:photos", "--global_batch_size=64"],
         ["--size=32", "--global_batch_size=4"],
     ),
+    "resnet50-bf16": (
+        [f"--model={_OWN}:resnet50", f"--data={_OWN}:photos", "--global_batch_size=128", "--precision=mixed_bfloat16"],
+        ["--size=32", "--global_batch_size=4"],
+    ),
     "wgan_gp-32": (["--recipe=wgan_gp_mnist", "--global_batch_size=64"], ["--width=4", "--global_batch_size=8"]),
     "unet": (
         [f"--model={_OWN}:unet", f"--data={_OWN}:masks", "--global_batch_size=32"],
@@ -40,6 +44,7 @@ class Part:
     arguments: Sequence[str]  # of `python -m benchmarks.gpu.MODULE`
     seconds: float
     gpus: int = 1  # that it needs at least
+    measures: bool = False  # times, so that it waits for its turn where parts run together
 
     @property
     def command(self) -> list[str]:
@@ -50,22 +55,25 @@ class Part:
 
 def _speeds(case: str) -> Part:
     question = f"{case}: steps a second of ours (plain, XLA, auto), Keras fit and PyTorch; where the time goes"
-    return Part(f"speeds_{case}", question, ["speeds", f"--case={case}"], 150)
+    arguments = ["speeds", f"--case={case}", "--repeats=3", "--seconds=0.5"]
+    return Part(f"speeds_{case}", question, arguments, 150, measures=True)
 
 
 PARTS: tuple[Part, ...] = (
     Part("acceptance", "does each precision, XLA and each number of GPUs agree with float64 on the CPU?",
          ["acceptance"], 240),
     _speeds("resnet50"), _speeds("wgan_gp-32"), _speeds("cnn"),
-    Part("batch_norm", "what does batch norm over replicas cost beside the fused kernel?", ["batch_norm"], 90),
+    Part("batch_norm", "what does batch norm over replicas cost beside the fused kernel?", ["batch_norm"], 90,
+         measures=True),
     Part("memory", "the peak beside what the plan predicts; CUDA's context and workspaces; the largest batch",
          ["memory"], 240),
-    Part("constants", "what does it take to start an operation and an all-reduce?", ["constants"], 60),
+    Part("constants", "what does it take to start an operation and an all-reduce?", ["constants"], 60, measures=True),
     _speeds("unet"), _speeds("dcgan"), _speeds("transformer"),
     Part("exactness", "are runs equal with --deterministic, and how far is TF32?", ["exactness"], 120),
-    Part("input_path", "images a second of the input alone, up to the device", ["input_path"], 90),
+    Part("input_path", "images a second of the input alone, up to the device", ["input_path"], 90, measures=True),
     Part("main_job", "the main job, with its picture", ["main_job"], 180),
-    _speeds("wgan_gp-64"), _speeds("mlp"),
+    _speeds("wgan_gp-64"), _speeds("mlp"), _speeds("resnet50-bf16"),
+    Part("halves", "are two replicas on GPU kernels equal to one, and virtual replicas in all bits?", ["halves"], 180),
     Part("several", "1 against 2, 4 and 8 GPUs: steps a second, equal numbers", ["several"], 300, gpus=2),
 )  # fmt: skip
 # For rehearsals: what a part that hangs, is killed, or runs out of memory leaves.

@@ -9,10 +9,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
-from benchmarks.gpu.execution import Results, rehearsing
+from benchmarks.gpu.execution import Results, rehearsing, turn
+from benchmarks.gpu.kernels import kernels_of
 from benchmarks.gpu.parts import CASES
 from benchmarks.keras_fit import Clock, batches_for, model_for
 from benchmarks.processes import CONSTANT_RATE, Candidate, digits_file, images_per_step
@@ -52,17 +52,26 @@ def main() -> None:
         setup = build_setup(config, make_replicas(config))
         results.keep(batch=setup.replicas.sentence(), network=config.model)
         trial = setup.timed_steps(0)
-        ways = _built(results, _ways(setup, trial))
-        counts = {name: _steps_in(run, seconds) for name, run in ways.items()}
-        speeds: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(repeats):
-            for name, run in ways.items():
-                speeds[name].append(counts[name] / run(counts[name]))
-            results.keep(steps_per_second={name: statistics.median(values) for name, values in speeds.items()})
-        with tempfile.TemporaryDirectory() as cache:
-            config_of_auto = dataclasses.replace(config, jit_compile="auto", cache_dir=cache)
-            results.keep(auto=choose(config_of_auto, trial, STEPS_OF_A_RUN).sentence())
-        _measure_torch(results, config, flags, seconds, repeats)
+        with turn(alone=False):
+            ways = _built(results, _ways(setup, trial))
+            peers = _torch_peers(config, flags, seconds)
+        with turn(alone=True):
+            _measure(results, ways, seconds, repeats)
+            with tempfile.TemporaryDirectory() as cache:
+                config_of_auto = dataclasses.replace(config, jit_compile="auto", cache_dir=cache)
+                results.keep(auto=choose(config_of_auto, trial, STEPS_OF_A_RUN).sentence())
+            _measure_torch(results, peers, images_per_step(config), repeats)
+            _trace(results, ways)
+
+
+def _measure(results: Results, ways: Mapping[str, Run], seconds: float, repeats: int) -> None:
+    """Keeps the median steps a second of each way, measured in turn."""
+    counts = {name: _steps_in(run, seconds) for name, run in ways.items()}
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, run in ways.items():
+            speeds[name].append(counts[name] / run(counts[name]))
+        results.keep(steps_per_second={name: statistics.median(values) for name, values in speeds.items()})
 
 
 def _ways(setup: TrainingSetup, trial: TimedSteps) -> Mapping[str, Callable[[], Run]]:
@@ -106,19 +115,40 @@ def _steps_in(run: Run, seconds: float) -> int:
     return 10 * max(1, round(seconds / max(run(10), 1e-6)))
 
 
-def _measure_torch(results: Results, config: TrainConfig, flags: list[str], seconds: float, repeats: int) -> None:
-    """Keeps PyTorch's images a second, beside ours in the same unit, for the networks that it has."""
-    if config.model not in ("wgan_gp", "dcgan", "cnn", "mlp"):
-        return
-    rows, speeds = images_per_step(config), dict[str, Any]()
-    for name, kind in possible(TORCH).items():
+def _trace(results: Results, ways: Mapping[str, Run]) -> None:
+    """Keeps what the GPU does in ten steps of each way."""
+    kernels: dict[str, Any] = {}
+    for name, run in ways.items():
         try:
-            candidate: Any = partial(Candidate, kind, flags, rows)()
-            candidate.calibrate(seconds)
-            speeds[name] = statistics.median(candidate() / rows for _ in range(repeats))
-            candidate.close()
-        except Exception as error:  # an own part of the machine: torch.compile needs a compiler
-            speeds[name] = str(error)[:200]
+            kernels[name] = kernels_of(run)
+        except Exception as error:  # CUDA's profiler needs permissions that a container may lack
+            kernels[name] = str(error)[:200]
+        results.keep(kernels=kernels)
+
+
+def _torch_peers(config: TrainConfig, flags: list[str], seconds: float) -> dict[str, Candidate | str]:
+    """Returns a process of PyTorch for each way of a network that it has, or why it failed."""
+    peers: dict[str, Candidate | str] = {}
+    if config.model in ("wgan_gp", "dcgan", "cnn", "mlp"):
+        for name, kind in possible(TORCH).items():
+            try:
+                candidate = Candidate(kind, flags, images_per_step(config))
+                candidate.calibrate(seconds)
+                peers[name] = candidate
+            except Exception as error:  # an own part of the machine: torch.compile needs a compiler
+                peers[name] = str(error)[:200]
+    return peers
+
+
+def _measure_torch(results: Results, peers: Mapping[str, Candidate | str], rows: int, repeats: int) -> None:
+    """Keeps PyTorch's steps a second."""
+    speeds: dict[str, float | str] = {}
+    for name, peer in peers.items():
+        if isinstance(peer, Candidate):
+            speeds[name] = statistics.median(peer() / rows for _ in range(repeats))
+            peer.close()
+        else:
+            speeds[name] = peer
         results.keep(pytorch=speeds)
 
 
