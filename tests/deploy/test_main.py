@@ -111,7 +111,8 @@ def test_ctrl_c_is_told_once(told: tuple[str, ...], shown: str, monkeypatch: Pat
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_a_process_interrupts_a_verb_as_ctrl_c_does(number: signal.Signals) -> None:
     waits = (
-        "import os, sys, deploy.cli.machines; from deploy.__main__ import program;"
+        "import os, signal, sys, deploy.cli.machines; from deploy.__main__ import program;"
+        f"signal.signal({number:d}, signal.SIG_DFL);"  # nohup, say, lets its processes ignore SIGHUP
         f"deploy.cli.machines.main = lambda words: os.kill(os.getpid(), {number:d}); sys.argv = ['deploy', 'machines'];"
         "sys.exit(program())"
     )

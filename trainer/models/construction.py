@@ -26,7 +26,7 @@ from trainer.invariance.losses import try_losses
 from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.models.own_step import build_if_called, prepare_own_step
 from trainer.user_code.dotted_names import load_function
-from trainer.user_code.interface import has_class_outputs, has_own_step, symbolic_inputs
+from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
 
@@ -74,17 +74,15 @@ def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
 
 def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
     """Raises UserError for a schedule or a warm-up that the user's optimizer, whose rate is a number, does not have."""
-    optimizer = getattr(model, "optimizer", None)
-    names = [name for name, unused in (("learning_rate_schedule", "constant"), ("warmup_steps", 0))
-             if getattr(config, name) != unused]  # fmt: skip
-    if (
-        names
-        and optimizer
-        and not isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
-    ):
+    optimizer = ModelInterface.of(model).optimizer
+    unused = {"learning_rate_schedule": "constant", "warmup_steps": 0}
+    asked = [name for name, value in unused.items() if getattr(config, name) != value]
+    # mixed_float16 wraps the optimizer, once it is compiled.
+    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+    if asked and isinstance(rate, keras.Variable):
         raise UserError(
-            f"{names[0]}={getattr(config, names[0])}: the optimizer of model={config.model} has a rate that is a number: "
-            "give it learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
+            f"{asked[0]}={getattr(config, asked[0])}: the optimizer of model={config.model} has a rate that is a "
+            "number: give it learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
         )
 
 

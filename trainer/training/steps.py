@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,6 +23,17 @@ from trainer.user_code.interface import ModelInterface, numbers_of, results_of, 
 _DRAWS = re.compile(
     "Random|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)|StatelessShuffle|DistortedBoundingBox"
 )
+
+
+def _numbered(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns float64 scalars; those of a vector under the names that `numbers_of` gives them."""
+    scalars: dict[str, Any] = {}
+    for name, value in logs.items():
+        value = tf.cast(value, tf.float64)
+        numbers = tf.unstack(tf.reshape(value, [-1])) if value.shape.rank else [value]
+        names = [f"{name}_{place}" for place in range(len(numbers))] if value.shape.rank else [name]
+        scalars |= dict(zip(names, numbers, strict=True))
+    return scalars
 
 
 class StepRunner:
@@ -179,10 +190,10 @@ class StepRunner:
     def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
         with in_step(self._context(step, around)):
-            logs = scalars_of(train_step(self.model, data))
+            logs = _numbered(scalars_of(train_step(self.model, data)))
         self._names = tuple(sorted(logs))
         parts = self.replicas.count if self._interface.means_of_rows else 1
-        return tf.stack([tf.cast(logs[name], tf.float64) / parts for name in self._names])
+        return tf.stack([logs[name] / parts for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
         """Returns the `data` of trainer.user_code.interface.Trainable."""

@@ -157,11 +157,8 @@ def numbers_of(results: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in results.items():
         values = np.asarray(value, np.float64)
-        numbers |= (
-            {f"{name}_{place}": number for place, number in enumerate(values.ravel().tolist())}
-            if values.ndim
-            else {name: float(values)}
-        )
+        names = [f"{name}_{place}" for place in range(values.size)] if values.ndim else [name]
+        numbers |= dict(zip(names, values.ravel().tolist(), strict=True))
     return numbers
 
 

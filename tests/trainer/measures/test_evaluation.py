@@ -16,10 +16,11 @@ from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.callbacks import rises
+from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
     ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("regression", "tf_batches"),
-    ("two_outputs", "named_pair"), ("smoothed", "pair"),
+    ("two_outputs", "named_pair"), ("smoothed", "pair"), ("f1_classifier", "one_hot"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("summed", "weighted_pair"), ("segmenter", "masks"), ("multi_label", "several_labels"),
         ("classifier", "classes"), ("regularized", "weighted_pair"),
@@ -39,7 +40,7 @@ def setup_of(model: str, data: str, *flags: str) -> tuple[TrainingSetup, Evaluat
 def by_keras(setup: TrainingSetup, evaluate: Evaluation) -> dict[str, float]:
     batches = evaluate._part(1, 0).map(lambda *parts: setup.dataset.as_fit(parts))
     found = setup.model.evaluate(batches, steps=evaluate._batches, return_dict=True, verbose=0)
-    return {f"val_{name}": value for name, value in found.items()}
+    return {f"val_{name}": value for name, value in numbers_of(found).items()}
 
 
 @pytest.mark.parametrize(("model", "data"), CASES)
@@ -51,6 +52,12 @@ def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(model: 
     for found in (evaluate(), setup_of(model, data, f"--replicas={replicas}")[1]()):
         assert found == pytest.approx(expected, rel=1e-10)
     assert sorted(evaluate.names) == sorted(expected)
+
+
+def test_each_number_of_a_metric_with_several_has_a_name(tmp_path: Path) -> None:
+    folder = run_job(settings("one_hot", "f1_classifier", f"--job_dir={tmp_path}"))
+    history = json.loads((folder / "result.json").read_text())["history"]
+    assert {f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)} < history.keys()
 
 
 def test_float32_agrees_to_its_rounding() -> None:

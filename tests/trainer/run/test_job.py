@@ -117,6 +117,8 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
     run(more)
     assert (folder / "result.json").read_text() == before
     assert "finished already: 9 of 9 steps are done" in caplog.text
+    run(small_config(*flags, "--steps=7"))
+    assert "finished already: 9 of 7 steps are done: use more than 9 steps to continue" in caplog.text
 
 
 @pytest.mark.parametrize("flags", [

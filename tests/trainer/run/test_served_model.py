@@ -145,7 +145,8 @@ def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved
     model = ServedModel(tmp_path / "model", "run", fixed_batch=1)
     assert model.fixed_batch == 1
     for bad, line in (
-        ({"size": [1, 2, 3]}, "it has size, and the model's inputs are size, word"), ([1], "it has size"),
+        ({"size": [1, 2, 3]}, "it has size, and the model's inputs are size, word"),
+        ([1], "it must be an object with size, word"),
         ({"size": [1, 2, 3], "word": 7}, "word: it must be text"),
         ({"size": [[1]], "word": "a"}, "size: it must have the shape [3]"),
         ({"size": ["a", "b", "c"], "word": "a"}, "size: it must hold finite numbers of float32 only"),
@@ -154,6 +155,41 @@ def test_inputs_have_names_and_a_class_that_is_not_here_is_served_from_the_saved
         with pytest.raises(BadRow) as caught:
             model.row(bad)
         assert str(caught.value).startswith(line)
+
+
+def tokens() -> keras.Model:
+    word = keras.Input((2,), dtype="int32", name="word")
+    return keras.Model(word, keras.layers.Flatten()(keras.layers.Embedding(5, 3)(word)))
+
+
+def test_a_row_that_the_model_cannot_compute_fails_alone(tmp_path: Path) -> None:
+    """The rows of other requests in its batch, and the other lines of its file, are answered."""
+    export(tokens(), tmp_path / "model", None)
+    model, problem = (
+        ServedModel(tmp_path / "model", "run"),
+        "the model cannot compute it: indices[0,1] = 9 is not in [0, 5)",
+    )
+    good = [model.answers([model.row(tokens)])[0] for tokens in ([1, 2], [4, 0])]
+
+    async def requested() -> list[Any]:
+        batcher = server_module.Batcher(model)
+        rows = [[model.row([1, 2])], [model.row([4, 0]), model.row([3, 9])], [model.row([4, 0])]]
+        return await asyncio.gather(*map(batcher.answers, rows), return_exceptions=True)
+
+    first, refused_one, last = asyncio.run(requested())
+    assert (first, last) == ([good[0]], [good[1]])
+    assert isinstance(refused_one, BadRow)
+    assert str(refused_one) == f"instances[1]: {problem}"
+    (tmp_path / "rows.jsonl").write_text("[1, 2]\n[3, 9]\n[4, 0]\n{")
+    flags = [f"--rows_file={tmp_path}/rows.jsonl", f"--out={tmp_path}/out"]
+    assert command.main([str(tmp_path / "model"), *flags]) == 0
+    answers, errors = (
+        [json.loads(line) for line in (tmp_path / "out" / f"{name}-00000.jsonl").read_text().splitlines()]
+        for name in ("predictions", "errors")
+    )
+    assert answers == [{"row": 0, "prediction": good[0]}, {"row": 2, "prediction": good[1]}]
+    assert [error["row"] for error in errors] == [1, 3]
+    assert errors[0]["error"] == problem
 
 
 def test_a_generator_draws_by_seed_and_label(tmp_path: Path) -> None:

@@ -84,6 +84,21 @@ def test_a_number_beyond_the_models_is_a_mistake_in_the_data(model: str, value: 
         run_job(config)
 
 
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--augment=flip"], "augment=flip: it is for images (height, width, channels): drop it"),
+    (["--learning_rate_schedule=cosine"], "learning_rate_schedule=cosine: the optimizer of model=tests.mistakes:embeds "
+     "has a rate that is a number: give it learning_rate(config, dataset) of trainer.models.optimizers, or drop"),
+    (["--warmup_steps=3"], "warmup_steps=3: the optimizer of model=tests.mistakes:embeds has a rate that is a number"),
+    (["--evaluation_fraction=0.5", "--callbacks=tests.mistakes:stops_on_what_is_not_evaluated"],
+     "callbacks: EarlyStopping of Keras with monitor=val_los: evaluation gives val_loss"),
+    (["--callbacks=tests.mistakes:stops_on_what_is_not_evaluated", "--evaluation_fraction=0"],
+     "callbacks: EarlyStopping of Keras with monitor=val_los: nothing is evaluated"),
+])  # fmt: skip
+def test_what_would_have_no_effect_is_refused_in_one_line(flags: list[str], line: str, small_config: Make) -> None:
+    with refused(line):
+        run_job(small_config("--model=tests.mistakes:embeds", "--data=tests.mistakes:numbers_to_7", *flags))
+
+
 @pytest.mark.parametrize(("content", "line"), [
     ("import tensorflow\nimport no_such_package\n", "written.py:2: No module named 'no_such_package'"),
     ("x = 1\ny = (\n", "written.py:2: '(' was never closed"),
