@@ -133,11 +133,6 @@ def classes(config: TrainConfig) -> Any:
     return (x, y), (x[:21], y[:21])
 
 
-def one_hot(config: TrainConfig) -> Any:
-    (x, y), (some_x, some_y) = classes(config)
-    return (x, keras.utils.to_categorical(y, 4)), (some_x, keras.utils.to_categorical(some_y, 4))
-
-
 def tokens(config: TrainConfig) -> Any:
     draw = np.random.default_rng(0)
     x = draw.integers(1, 20, (ROWS, 6)) * (np.arange(6) < draw.integers(2, 7, ROWS)[:, None])
@@ -332,19 +327,13 @@ def segmenter(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def multi_label(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="sigmoid")]
-    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=["accuracy", "auc"])
+    metrics = ["accuracy", "auc", keras.metrics.F1Score(threshold=0.5)]  # the last has a number for each label
+    return _compiled(keras.Sequential(layers), config, loss="binary_crossentropy", metrics=metrics)
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="softmax")]
     return _compiled(keras.Sequential(layers), config, loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-
-
-def f1_classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Has a metric whose result is a vector."""
-    layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(4, activation="softmax")]
-    metrics = [keras.metrics.F1Score()]
-    return _compiled(keras.Sequential(layers), config, loss="categorical_crossentropy", metrics=metrics)
 
 
 def masked_text(config: TrainConfig, dataset: Dataset) -> keras.Model:

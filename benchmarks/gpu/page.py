@@ -40,7 +40,9 @@ def page(outcomes: Mapping[str, Outcome], about: Mapping[str, Any]) -> str:
         if outcome.result and not name.startswith(("speeds_", "fault_")):
             lines += ["", f"## {name}: {outcome.question}", "", *_part(name, outcome.result)]
     speeds = {name.removeprefix("speeds_"): each.result for name, each in outcomes.items() if "speeds_" in name}
-    return "\n".join([*lines, "", "## Steps a second", "", *_speeds(speeds)]) + "\n"
+    lines += ["", "## Steps a second", "", *_speeds(speeds)]
+    lines += ["", "## What the GPU does in a step", "", *_kernels(speeds)]
+    return "\n".join(lines) + "\n"
 
 
 def _versions(about: Mapping[str, Any]) -> str:
@@ -61,10 +63,26 @@ def _speeds(speeds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"| {case} | {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
+def _kernels(speeds: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yields, of each network and way, how much of the time the GPU computes, while it is traced, and in what."""
+    yield "| network | way | computes | kernels a step | most of it in |"
+    yield "|---|---|--:|--:|---|"
+    for case, result in speeds.items():
+        for way, trace in result.get("kernels", {}).items():
+            if isinstance(trace, Mapping) and trace:
+                first = list(trace["longest"].items())[:2]
+                longest = ", ".join(f"{kernel[:40]} {share:.0%}" for kernel, share in first)
+                cells = f"{trace['busy']:.0%} | {trace['kernels']:,.0f} | {longest.replace('|', '/')}"
+                yield f"| {case} | {way} | {cells} |"
+
+
 def _part(name: str, result: Mapping[str, Any]) -> Iterator[str]:
     """Yields the lines of one part: tables of what has columns, else its JSON."""
     if name == "acceptance":
         yield from _acceptance(result)
+    elif name == "halves":
+        yield from _acceptance({"wgan_gp_digits": result["check"]})
+        yield from (*result["check"]["problems"], "", *result.get("differing_bits", ()))
     elif name == "batch_norm":
         yield from _table([dict(line, shape="x".join(map(str, line["shape"]))) for line in result["microseconds"]])
     elif name == "memory":

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.execution import DONE, FAILED, LATE, LEFT_OUT, Outcome, run_parts
+from benchmarks.gpu.execution import DONE, FAILED, LATE, LEFT_OUT, TURNS, Outcome, run_parts, run_together, turn
+from benchmarks.gpu.kernels import summary
 from benchmarks.gpu.page import REHEARSED, constants, page
 from benchmarks.gpu.parts import FAULTS, PARTS
 from deploy.planning.gpu_constants import CONSTANTS, read_constants
@@ -51,6 +53,39 @@ def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_p
     assert (read.launch_seconds, read.context_gib, read.workspace_gib) == (4e-6, 0.4, 0.6)
     assert read.nccl_gib == CONSTANTS.nccl_gib
     assert read.source == "measured on X, 2026-11-24; all_reduce_seconds, nccl_gib assumed"
+
+
+def test_parts_that_run_together_end_as_alone(tmp_path: Path) -> None:
+    several = next(part for part in PARTS if part.gpus > 1)
+    outcomes = run_together([*FAULTS, several], tmp_path, minutes=2, gpus=1, rehearse=False)
+    assert [outcome.state for outcome in outcomes.values()] == [LATE, FAILED, FAILED, LEFT_OUT]
+    assert [*json.loads((tmp_path / "parts.json").read_text())] == [*outcomes]
+
+
+def test_who_measures_waits_for_those_who_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TURNS, str(tmp_path / "turns"))
+    with turn(alone=False), turn(alone=False):
+        pass
+    order: list[str] = []
+
+    def measure() -> None:
+        with turn(alone=True):
+            order.append("measured")
+
+    thread = threading.Thread(target=measure)
+    with turn(alone=False):
+        thread.start()
+        order.append("built")
+    thread.join(timeout=60)
+    assert order == ["built", "measured"]
+
+
+def test_kernels_are_summed_by_name_and_overlaps_count_once() -> None:
+    events = [(0, 4, "a"), (2, 6, "b"), (8, 10, "a")]
+    assert summary(events) == {
+        "busy": 0.8, "step_ms": 1e-9, "kernels": 0.3, "longest": {"a": 0.6, "b": 0.4},
+    }  # fmt: skip
+    assert summary([]) == {}
 
 
 def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> None:
@@ -96,7 +131,7 @@ def test_the_command_is_rehearsed_from_a_folder_alone(tmp_path: Path) -> None:
     assert REHEARSED in (tmp_path / "out" / "gpu_results.md").read_text()
     assert read_constants(tmp_path / "out" / "gpu_constants.json").source.startswith("rehearsed on a CPU; ")
     assert (ROOT / "deploy" / "planning" / "gpu_constants.json").read_bytes() == before
-    assert not (ROOT / "docs" / "gpu_results.md").exists()
+    assert REHEARSED not in (ROOT / "docs" / "gpu_results.md").read_text()
 
 
 def test_without_a_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:

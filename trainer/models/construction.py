@@ -77,9 +77,10 @@ def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
     optimizer = ModelInterface.of(model).optimizer
     unused = {"learning_rate_schedule": "constant", "warmup_steps": 0}
     asked = [name for name, value in unused.items() if getattr(config, name) != value]
-    # mixed_float16 wraps the optimizer, once it is compiled.
-    rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-    if asked and isinstance(rate, keras.Variable):
+    if not asked or optimizer is None:
+        return
+    own = getattr(optimizer, "inner_optimizer", optimizer)  # mixed_float16 wraps an optimizer that is compiled
+    if isinstance(own.get_config().get("learning_rate"), float):
         raise UserError(
             f"{asked[0]}={getattr(config, asked[0])}: the optimizer of model={config.model} has a rate that is a "
             "number: give it learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"

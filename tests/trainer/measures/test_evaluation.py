@@ -20,9 +20,9 @@ from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
     ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("regression", "tf_batches"),
-    ("two_outputs", "named_pair"), ("smoothed", "pair"), ("f1_classifier", "one_hot"),
+    ("two_outputs", "named_pair"), ("smoothed", "pair"), ("multi_label", "several_labels"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("summed", "weighted_pair"), ("segmenter", "masks"), ("multi_label", "several_labels"),
+        ("summed", "weighted_pair"), ("segmenter", "masks"),
         ("classifier", "classes"), ("regularized", "weighted_pair"),
     ]),
 ]  # fmt: skip
@@ -55,7 +55,7 @@ def test_values_are_those_of_keras_with_a_remainder_and_on_more_replicas(model: 
 
 
 def test_each_number_of_a_metric_with_several_has_a_name(tmp_path: Path) -> None:
-    folder = run_job(settings("one_hot", "f1_classifier", f"--job_dir={tmp_path}"))
+    folder = run_job(settings("several_labels", "multi_label", f"--job_dir={tmp_path}"))
     history = json.loads((folder / "result.json").read_text())["history"]
     assert {f"{part}f1_score_{number}" for part in ("", "val_") for number in range(4)} < history.keys()
 

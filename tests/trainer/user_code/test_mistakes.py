@@ -99,6 +99,10 @@ def test_what_would_have_no_effect_is_refused_in_one_line(flags: list[str], line
         run_job(small_config("--model=tests.mistakes:embeds", "--data=tests.mistakes:numbers_to_7", *flags))
 
 
+def test_a_schedule_is_found_in_a_wrapped_optimizer(small_config: Make) -> None:
+    run_job(small_config("--model=mlp", "--precision=mixed_float16", "--warmup_steps=3", "--steps=1"))
+
+
 @pytest.mark.parametrize(("content", "line"), [
     ("import tensorflow\nimport no_such_package\n", "written.py:2: No module named 'no_such_package'"),
     ("x = 1\ny = (\n", "written.py:2: '(' was never closed"),
