@@ -21,7 +21,6 @@ DONE, FAILED, LATE, LEFT_OUT = "done", "failed", "out of time", "left out"
 RESULT, REHEARSE, TURNS = "BENCHMARK_GPU_RESULT", "BENCHMARK_GPU_REHEARSE", "BENCHMARK_GPU_TURNS"
 _LEAST_SECONDS = 20.0  # a part is not begun with less
 _SLOWER_REHEARSAL = 5  # two cores, and other work on them
-_MOST_SECONDS_ALONE = 150.0  # for which a measurement waits for the parts that build beside it
 
 
 @dataclass
@@ -140,22 +139,13 @@ class Results:
 
 @contextlib.contextmanager  # a decorator of functions too
 def turn(*, alone: bool) -> Iterator[None]:
-    """Waits, where parts run together, until no other one measures; `alone`: until none builds either, or too long."""
+    """Waits, where parts run together, until no other one measures; with `alone` until no other one builds either."""
     path = os.environ.get(TURNS)
     if not path:
         yield
         return
     with open(path, "a", encoding="utf-8") as file:
-        until = time.monotonic() + _MOST_SECONDS_ALONE
-        while True:
-            try:
-                fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    print("measures although another part builds", flush=True)
-                    break
-                time.sleep(0.1)
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 

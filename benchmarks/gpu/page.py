@@ -82,7 +82,9 @@ def _part(name: str, result: Mapping[str, Any]) -> Iterator[str]:
         yield from _acceptance(result)
     elif name == "halves":
         yield from _acceptance({"wgan_gp_digits": result["check"]})
-        yield from (*result["check"]["problems"], "", *result.get("differing_bits", ()))
+        yield from result["check"]["problems"]
+        for recipe, problems in result.get("differing_bits", {}).items():
+            yield from ("", f"`{recipe}`, virtual replicas: {problems[0] if problems else 'equal bits'}")
     elif name == "batch_norm":
         yield from _table([dict(line, shape="x".join(map(str, line["shape"]))) for line in result["microseconds"]])
     elif name == "memory":
