@@ -19,6 +19,8 @@ from benchmarks.gpu.execution import RESULT, Results, rehearsing, turn
 from benchmarks.gpu.networks import ROWS
 from benchmarks.gpu.parts import CASES, MEMORY_CASES
 from benchmarks.runner import count, make_parser
+from deploy.planning.gpu_constants import CONSTANTS
+from deploy.planning.tier_memory import FRAGMENTS
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of, read_plan
 from trainer.plan import ENVIRONMENT
 
@@ -74,8 +76,9 @@ def measured(case: str) -> dict[str, Any]:
     if "peak_gib" in result:
         result["workspace_gib"] = max(0.0, result["peak_gib"] - result["planned_gib"])
     budget = _budget(peak_of(lines, 4 * rows))
-    # What a GPU needs beside the tensors was measured with the batch itself.
-    most = largest_rows(lines, budget - 2**30 * result.get("workspace_gib", 0.0))
+    # As `deploy plan` counts, but for CUDA's context, which is not of TensorFlow's limit.
+    beside = 0.0 if rehearsing() else 1.5 * 2**30 * CONSTANTS.workspace_gib
+    most = largest_rows(lines, (budget - beside) / (plan.memory.worst_order * FRAGMENTS))
     most = min(most, ROWS * 10 // 11)  # one 10 % larger is tried too
     tried = {rows: _child(case, rows, budget) for rows in (most, -(-most * 11 // 10)) if rows}
     outcomes = {rows: outcome.get("problem", "runs") for rows, outcome in tried.items()}
