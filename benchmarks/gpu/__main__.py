@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import page
-from benchmarks.gpu.execution import DONE, run_parts, run_together
+from benchmarks.gpu.execution import DONE, run_parts
 from benchmarks.gpu.nvidia import described
 from benchmarks.gpu.parts import FAULTS, PARTS
 from benchmarks.runner import PACKAGES, make_parser, positive, program, some_of
@@ -34,7 +34,7 @@ PARSER.formatter_class = argparse.RawDescriptionHelpFormatter
 PARSER.add_argument("--minutes", type=positive, default=20.0, help="for all parts (default: %(default)s)")
 PARSER.add_argument("--parts", type=some_of(EVERY), help="default: all, in the order of their value")
 PARSER.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the results (default: %(default)s)")
-PARSER.add_argument("--together", action="store_true", help="build all parts at once, and measure them in turn")
+PARSER.add_argument("--together", action="store_true", help="build parts beside each other, and measure them in turn")
 PARSER.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny sizes, and parts that fail")
 
 
@@ -61,9 +61,9 @@ def main() -> None:
         raise UserError("this machine has no NVIDIA driver: run it on one with a GPU, or try it with --rehearse")
     names = options.parts or [part.name for part in (*PARTS, *(FAULTS if options.rehearse else ()))]
     options.out.mkdir(parents=True, exist_ok=True)
-    run = run_together if options.together else run_parts
-    outcomes = run([EVERY[name] for name in names], options.out, options.minutes, len(gpus),
-                   rehearse=options.rehearse)  # fmt: skip
+    parts, gpu_count = [EVERY[name] for name in names], len(gpus)
+    outcomes = run_parts(parts, options.out, options.minutes, gpu_count, rehearse=options.rehearse,
+                         together=options.together)  # fmt: skip
     about = _about(gpus, rehearsed=options.rehearse)
     source = "rehearsed on a CPU" if options.rehearse else f"measured on {gpus[0].split(',')[0]}, {about['date']}"
     write_whole(options.out / "gpu_results.md", page.page(outcomes, about))

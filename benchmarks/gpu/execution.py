@@ -1,4 +1,4 @@
-"""Runs parts one after another, each as a process of its own within a limit; a part that fails ends no other."""
+"""Runs parts, each as a process of its own within a limit; a part that fails ends no other."""
 
 import contextlib
 import fcntl
@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,11 +35,18 @@ class Outcome:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-def run_parts(parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, rehearse: bool) -> dict[str, Outcome]:
-    """Runs the parts that the time and the GPUs allow; writes parts.json anew after each."""
-    until = time.monotonic() + 60 * minutes
+def run_parts(
+    parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, rehearse: bool, together: bool = False
+) -> dict[str, Outcome]:
+    """Runs the parts that the time and the GPUs allow; writes parts.json anew after each.
+
+    together: as many at once as there are cores: they build beside each other, which takes most of the time, and
+    measure in turn.
+    """
+    until, turns, lock = time.monotonic() + 60 * minutes, out / "turns" if together else None, threading.Lock()
     outcomes: dict[str, Outcome] = {}
-    for part in parts:
+
+    def run(part: Part) -> None:
         left = until - time.monotonic()
         if gpus < part.gpus and not rehearse:
             outcome = Outcome(part.question, LEFT_OUT, reason=f"it needs {part.gpus} GPUs, this machine has {gpus}")
@@ -47,29 +55,18 @@ def run_parts(parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, re
         else:
             print(f"{part.name}: {part.question} …", flush=True)
             limit = part.seconds * (_SLOWER_REHEARSAL if rehearse and not part.name.startswith("fault") else 1)
-            outcome = run_part(part, out, min(limit, left), rehearse=rehearse)
-        outcomes[part.name] = outcome
+            waits = together and part.measures
+            outcome = run_part(part, out, left if waits else min(limit, left), rehearse=rehearse, turns=turns)
         reason = f": {outcome.reason}" if outcome.reason else ""
-        print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{reason}", flush=True)
-        _write(outcomes, out)
-    return outcomes
+        with lock:
+            outcomes[part.name] = outcome
+            print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{reason}", flush=True)
+            _write(outcomes, out)
 
-
-def run_together(parts: Sequence[Part], out: Path, minutes: float, gpus: int, *, rehearse: bool) -> dict[str, Outcome]:
-    """Runs all parts at once: they build beside each other, which takes most of the time, and measure in turn."""
-    turns = out / "turns"
-    with ThreadPoolExecutor(len(parts)) as threads:
-        futures = {}
-        for part in parts:
-            if gpus < part.gpus and not rehearse:
-                reason = f"it needs {part.gpus} GPUs, this machine has {gpus}"
-                futures[part.name] = threads.submit(Outcome, part.question, LEFT_OUT, reason=reason)
-            else:
-                limit = 60 * minutes if part.measures else min(60 * minutes, part.seconds)
-                futures[part.name] = threads.submit(run_part, part, out, limit, rehearse=rehearse, turns=turns)
-    outcomes = {name: future.result() for name, future in futures.items()}
-    _write(outcomes, out)
-    return outcomes
+    with ThreadPoolExecutor(max(2, os.cpu_count() or 2) if together else 1) as threads:
+        for _ in threads.map(run, parts):
+            pass
+    return {part.name: outcomes[part.name] for part in parts}
 
 
 def _write(outcomes: dict[str, Outcome], out: Path) -> None:
