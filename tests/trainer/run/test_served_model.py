@@ -22,8 +22,8 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
-from benchmarks.proofs.equal_answers import ask, started
 from tests.fixtures import Capture, Log
+from tests.servers import ask, started
 from tests.support import refused
 from trainer import predict as command
 from trainer import serve
