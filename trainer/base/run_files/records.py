@@ -38,10 +38,6 @@ class RunInfo(TypedDict, total=False):
     total_steps: int
     versions: dict[str, str]
     git_commit: str | None  # of the trainer
-    image_digest: str | None  # of the container, where its environment names it
-    sources: dict[str, str]  # SHA-256 of each file of the user's own model, data and callbacks
-    packages: dict[str, str]  # versions of all that are installed
-    instructions: str  # the widest vectors of the chief's processor
     command: str
     started: str  # UTC
     id: str  # of the run, the same after each restart
