@@ -15,7 +15,6 @@ from PIL import Image
 from tests.docs.sources import ROOT
 
 NOTEBOOK = ROOT / "docs" / "from_fit_to_four_gpus.ipynb"
-MOST_BYTES = 150_000
 HERE = re.compile(r"(?<![\w.~])/(tmp|home|root|Users|var|private)/|site-packages")
 PLANNED = ("l4x1", "l4x2", "l4x4", "l4x8", "a100x1", "a100x4")
 
@@ -76,7 +75,6 @@ def check_story(cells: Cells) -> None:
 def test_the_stored_notebook_came_from_a_whole_run() -> None:
     check_outputs(code_cells(NOTEBOOK))
     check_story(code_cells(NOTEBOOK))
-    assert NOTEBOOK.stat().st_size < MOST_BYTES
 
 
 @pytest.mark.slow
