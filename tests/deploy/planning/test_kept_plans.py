@@ -128,7 +128,12 @@ def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Captu
 @pytest.mark.parametrize(
     ("end", "told", "code"),
     [
-        pytest.param("os.kill(os.getpid(), 9)", "was killed by signal 9 (is the memory too small?)", 1, id="signal"),
+        pytest.param(
+            "os.kill(os.getpid(), 9)",
+            "was killed by signal 9 (is the memory too small for this batch?)",
+            1,
+            id="signal",
+        ),
         pytest.param("sys.exit(3)", "ended with exit code 3: step 5/10", 3, id="exit code"),
     ],
 )
