@@ -11,7 +11,7 @@ JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
 TEST := $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-all test-floor test-versions test-hostile lint bench clean
+.PHONY: train test test-all test-processor test-floor test-versions test-hostile lint bench clean
 
 train: $(VENV)/.installed
 	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
@@ -19,7 +19,11 @@ train: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(TEST) -m "not slow" $(ARGS)
 
-test-all: test test-hostile test-versions
+# A processor without AVX-512, on which TensorFlow leaves oneDNN off.
+test-processor: $(VENV)/.installed-dev
+	TF_ENABLE_ONEDNN_OPTS=0 XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(TEST) -m processor $(ARGS)
+
+test-all: test test-processor test-hostile test-versions
 	$(TEST) -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev

@@ -17,8 +17,13 @@ from trainer.run.training_setup import build_setup
 
 def peak(*flags: str) -> int:
     """Returns the number, of a process of its own."""
+    return counted("-m", __name__, *flags)
+
+
+def counted(*program: str) -> int:
+    """Returns the number that a Python program prints last; in it TensorFlow counts memory on every processor."""
     environment = {**os.environ, "TF_CPU_ALLOCATOR_USE_BFC": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", __name__, *flags]
+    command = [sys.executable, *program]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.splitlines()[-1])

@@ -61,8 +61,12 @@ def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(on_two: Run
         assert re.fullmatch(pattern, line), line
 
 
+@pytest.mark.processor
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
-    """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept."""
+    """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept.
+
+    TensorFlow counts memory here as on a GPU, whatever the processor.
+    """
     metrics, tool = tmp_path / "hypertune" / "output.metrics", tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.touch(0o755)
@@ -70,6 +74,7 @@ def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
         *SMALL, "--tuning_metric=critic_loss", f"--cache_dir={tmp_path}/cache",
         CLOUD_ML_JOB_ID="1", AIP_MODEL_DIR=f"{tmp_path}/base/model/", CLOUD_ML_HP_METRIC_FILE=str(metrics),
         PATH=f"{tool.parent}:{os.environ['PATH']}", CUDA_CACHE_MAXSIZE="7",
+        TF_CPU_ALLOCATOR_USE_BFC="1",
     )  # fmt: skip
     assert done.returncode == 0
     logged = [json.loads(line) for line in done.stdout.splitlines()]

@@ -19,7 +19,13 @@ from trainer.base.terminal import duration
 from trainer.data.images import encode_png, grid, to_uint8
 from trainer.reporting import console
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
-from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
+from trainer.reporting.resources import (
+    Gpus,
+    memory_gib,
+    parse_nvidia_smi,
+    peak_device_memory_gib,
+    peak_memory_gib,
+)
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 
@@ -46,6 +52,19 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     assert (image_step, image.tag, width, height) == (5, "samples", b"3", b"4")
     assert image.metadata.plugin_data.plugin_name == "images"
     assert np.array_equal(tf.io.decode_png(png), picture)
+
+
+def test_memory_of_devices_is_empty_where_their_allocator_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a CPU without oneDNN: TensorFlow then raises."""
+    counted = {"CPU:0": {"peak": 2**29}, "CPU:1": {"peak": 2**30}}
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", counted.__getitem__)
+    assert peak_device_memory_gib(["CPU:0", "CPU:1"]) == [0.5, 1.0]
+
+    def uncounted(device: str) -> None:
+        raise ValueError(device)
+
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", uncounted)
+    assert peak_device_memory_gib(["CPU:0"]) == []
 
 
 def test_stats_after_the_resumed_step_and_damaged_lines_are_dropped(tmp_path: Path) -> None:

@@ -108,12 +108,17 @@ def images(count: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, (count, 12, 12, 1), np.uint8)
 
 
-def test_an_answer_has_the_same_bytes_in_every_batch(model: ServedModel, client: Client, folder: Path) -> None:
-    """They are those of the network, called on eight rows."""
+@pytest.mark.processor
+@pytest.mark.parametrize("most", [8, 1])
+def test_an_answer_has_the_same_bytes_in_every_batch(
+    most: int, model: ServedModel, client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor decides whether eight rows a call do: where they do not, as where one is asked for, it is one."""
     rows, draw = images(40), random.Random(1)
     loaded = keras.models.load_model(folder / "model.keras")
     called = [loaded(tf.cast(rows[at : at + 8], tf.float32), training=False) for at in range(0, 40, 8)]
-    assert model.fixed_batch == 8
+    assert model.fixed_batch in (1, 8)
+    monkeypatch.setattr(model, "fixed_batch", min(most, model.fixed_batch))
     alone = [model.answers([model.row(row.tolist())])[0] for row in rows]
     assert np.array(alone, np.float32) == pytest.approx(np.concatenate(called), abs=1e-6)
     for _ in range(5):
@@ -261,19 +266,27 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
     assert "a request failed" not in caplog.text  # its client has gone
 
 
-def test_requests_that_wait_get_rows_of_a_batch_in_turn(model: ServedModel) -> None:
+@pytest.mark.parametrize(
+    ("fixed_batch", "expected"),
+    [(8, [[1, 2, 3, 1, 3, 1, 1, 1], [1] * 5, []]), (1, [[1], [2], [3], [1], [3], *[[1]] * 8, []])],
+)
+def test_requests_that_wait_get_rows_of_a_batch_in_turn(
+    fixed_batch: int, expected: list[list[int]], model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "fixed_batch", fixed_batch)
+
     async def batches() -> list[list[Any]]:
         batcher = server_module.Batcher(model)
         batcher._worker.cancel()
         requests: Any = ([1] * 10, [2], [3, 3])
         asked = [asyncio.ensure_future(batcher.answers(rows)) for rows in requests]
         await asyncio.sleep(0)
-        taken = [[row for row, _ in batcher._batch()] for _ in range(3)]
+        taken = [[row for row, _ in batcher._batch()] for _ in expected]
         for answer in asked:
             answer.cancel()
         return taken
 
-    assert asyncio.run(batches()) == [[1, 2, 3, 1, 3, 1, 1, 1], [1] * 5, []]
+    assert asyncio.run(batches()) == expected
 
 
 def test_a_port_in_use_is_told_before_the_model_is_loaded() -> None:

@@ -230,6 +230,7 @@ def test_on_vertex_a_hopeless_restart_ends_before_training(small_config: Make, m
 STOPS = (
     "--model=mlp", "--width=8", "--global_batch_size=256", "--evaluation_fraction=0.3", "--learning_rate=0.3",
     "--early_stopping=val_loss", "--patience=2", "--steps=240", "--checkpoint_every_steps=4", "--report_every_steps=3",
+    "--jit_compile=false",
 )  # fmt: skip
 
 
