@@ -12,16 +12,6 @@ from tests import versions
 from tests.docs.sources import ROOT
 
 
-def test_pre_commit_runs_what_make_lint_runs() -> None:
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
-    assert [repo["repo"] for repo in hooks] == ["local"]  # so nothing is downloaded
-    entries = [hook["entry"] for hook in hooks[0]["hooks"]]
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert recipe
-    assert entries == [line.strip().removeprefix("$(VENV)/bin/") for line in recipe[1].splitlines()]
-    assert all(hook["language"] == "system" for hook in hooks[0]["hooks"])
-
-
 def links(page: Path) -> Iterator[str]:
     """Yields the targets of Markdown links to files of the tree."""
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
@@ -52,11 +42,3 @@ def test_the_version_is_the_same_wherever_it_stands() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == trainer.__version__
     assert f"Version {trainer.__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["tests", "weekly"])
-def test_a_workflow_runs_what_ci_runs(name: str) -> None:
-    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text(encoding="utf-8"))
-    (job,) = workflow["jobs"].values()
-    (command,) = (step["run"] for step in job["steps"] if "run" in step)
-    assert command == ".ci/run" or set(command.split()) - {"make"} <= set((ROOT / ".ci/run").read_text().split())

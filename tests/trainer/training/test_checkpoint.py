@@ -23,7 +23,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
 from trainer.training.checkpoint import Checkpoints, Damaged, checkpoint_folders, read_checkpoint
-from trainer.training.state import snapshot, variables_of
+from trainer.training.state import variables_of
 
 Make = Callable[..., TrainConfig]
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
