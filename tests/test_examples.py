@@ -16,7 +16,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
 from trainer.user_code.interface import ModelInterface
 
-MOST_LINES = 80
 STEPS = 4
 SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_size=512"]
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}

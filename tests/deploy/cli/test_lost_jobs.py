@@ -224,19 +224,6 @@ def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) ->
     assert submit.main(["cpu", *SDK], session) == 0
 
 
-@pytest.mark.parametrize(("code", "backend", "seconds"), [
-    (401, "sdk", 90), (403, "sdk", 90), pytest.param(403, "gcloud", 15, marks=SLOW),
-])  # fmt: skip
-def test_refused_logs_are_told_once(
-    code: int, backend: str, seconds: int, cloud: Emulator, session: Session, job: Job, flying: FlyingClock,
-    capsys: Capture,
-) -> None:  # fmt: skip
-    cloud.faults = [Fault("entries", code, times=10**6)]
-    after(flying, seconds, lambda: cloud.end(job, "SUCCEEDED"))
-    assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 0
-    assert capsys.readouterr().err.count("no logs: ") == 1
-
-
 @both_ways
 def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture

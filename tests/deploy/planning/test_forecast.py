@@ -18,7 +18,7 @@ from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.tier import JOB_CONFIGS, load_tier
+from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
@@ -229,23 +229,6 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
     assert usd == sorted(usd)
     assert "| l4x1-2workers | spot | fits |" in (tmp_path / "out" / "plan.md").read_text()
-
-
-def test_a_trial_costs_what_its_command_costs_as_the_files_of_the_tiers_are(tmp_path: Path, capsys: Capture) -> None:
-    """A tier of the user's own is named by its path, and one of a region by --region=; l4x1 has no other strategy."""
-    mine = tmp_path / "mine.yaml"
-    mine.write_text((JOB_CONFIGS / "l4x1.yaml").read_text())
-    (tmp_path / "prices-us-east4.yaml").write_text("g2-standard-12: {list: 3.0, spot: 0.5}\n")
-    regions = ["--regions=us-east4", f"--prices={tmp_path}/prices-REGION.yaml"]
-    assert main(planned(tmp_path, str(mine), "--global_batch_size=64", *regions)) == 0
-    capsys.readouterr()
-    cheapest, _, trial = written(tmp_path)["sentences"]
-    (tier,) = written(tmp_path)["tiers"]
-    assert "mine@us-east4 as spot" in cheapest
-    seconds = 60 + tier["install_seconds"]["middle"] + 50 * tier["step"]["middle"]
-    usd = seconds / 3600 * (3.0 + 100 * 0.17 / 730)
-    assert f"compare {mine} --on=vertex --region=us-east4 --steps=50 …`, with the flags of this plan but" in trial
-    assert trial.endswith(f" but --epochs, costs about ${usd:.3g}.")
 
 
 def offer_of(name: str, hours: Interval, usd: float) -> Any:

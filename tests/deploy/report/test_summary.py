@@ -281,18 +281,6 @@ def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     assert "not known: fewer than two of these tiers have a cost." in words
 
 
-def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", {"name": "cpu", "machine_type": "n1-standard-8", "price_per_hour": 0.44})
-    plant(tmp_path / "cpu" / "repeat-1", noisy(0.1), devices=("CPU:0",))
-    (row,) = rows_of(tmp_path).values()
-    assert (row.price_per_hour, row.cost) == (0.44, None)
-    assert row.missing["cost"].startswith(
-        "it ran on this machine, not on the machines of that price: use --price_per_hour=cpu"
-    )
-    (row,) = rows_of(tmp_path, cpu=3600).values()
-    assert row.cost == pytest.approx(row.total_seconds)
-
-
 def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
@@ -337,18 +325,6 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     empty = [(row, column.key) for row in rows for column in titled if getattr(row, column.key) is None]
     without = {key for row, key in empty if key not in row.missing}
     assert without == set(), "give these a reason in deploy/report/measures.py"
-
-
-def test_a_tier_that_waits_for_input_says_so_with_what_to_do_about_it(tmp_path: Path) -> None:
-    plant(tmp_path / "waits", noisy(0.1), waited=0.414)
-    plant(tmp_path / "some", noisy(0.1), waited=0.19)
-    assert {name: round(row.input_wait or 0, 3) for name, row in rows_of(tmp_path).items()} == {
-        "some": 0.19,
-        "waits": 0.414,
-    }
-    words = words_of(tmp_path)
-    assert "waits: waiting for input 41 %: prepare the data (python -m trainer.data.prepare), or make your own" in words
-    assert "some: waiting" not in words
 
 
 @pytest.mark.parametrize(
