@@ -126,7 +126,7 @@ class Mirror(Uploader):
         if self.rejection:
             raise self.rejection
         if pending:
-            raise PlatformFault(f"not uploaded within {seconds:g} seconds: {pending}: the same command uploads them")
+            raise PlatformFault(f"not uploaded within {seconds:g} seconds: {pending}")
 
     def leave(self, seconds: float = LEAVING_SECONDS) -> None:
         """Waits for all uploads; after `seconds`, logs a warning that names the pending files."""

@@ -224,7 +224,7 @@ class Gcs:
             replaced = present.generation if present else 0
         raise Conflict(
             f"{address}: upload failed because the object kept changing: is another run writing to it? Last written by "
-            f"{present.writer if present else 'a run that deleted it'}: use another --job_dir"
+            f"{present.writer if present else 'a run that deleted it'}"
         )
 
     def _send(self, content: Path | bytes, size: int, address: Address, replaced: int) -> Remote | None:

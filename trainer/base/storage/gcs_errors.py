@@ -70,9 +70,7 @@ def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
         return UserError(f"{subject}: Cloud Storage rejected the request: {shortened(text)}")
     network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
     if isinstance(error, network):
-        return PlatformFault(
-            f"{subject}: request to Cloud Storage failed: {shortened(text)}: check the network, then repeat the command"
-        )
+        return PlatformFault(f"{subject}: request to Cloud Storage failed: {shortened(text)}")
     if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
         return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
     return None
