@@ -107,6 +107,11 @@ def lora_in_float64() -> None:
     setattr(keras.layers.Layer, "add_weight", add_weight)  # noqa: B010
 
 
+def uses_onednn() -> bool:
+    """Returns whether TensorFlow computes with oneDNN here: the processor decides, or TF_ENABLE_ONEDNN_OPTS."""
+    return bool(_private("tensorflow.python.util._pywrap_util_port.IsMklEnabled")())
+
+
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path.
 

@@ -1,6 +1,6 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights
 from trainer.training.checkpoint import load_weights
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import TimedSteps
 from trainer.user_code.interface import ModelInterface
 
 
@@ -56,13 +55,6 @@ class TrainingSetup:
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
         return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled)
-
-    def timed_steps(self, first_step: int, check: Callable[[], None] = lambda: None) -> TimedSteps:
-        """Returns steps that do not count, plain and compiled, from `first_step` on; `check`: see TimedSteps."""
-        return TimedSteps(
-            self.model, self.replicas, lambda compiled: self.step_runner(compiled=compiled),
-            lambda: self.rows_from(first_step), first_step, check,
-        )  # fmt: skip
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

@@ -111,7 +111,9 @@ class TrainConfig:
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: str = _devices(
-        "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
+        "auto",
+        "compile the step with XLA; auto: in a long run on one GPU, or on a CPU without oneDNN",
+        choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     shard_optimizer: bool = _devices(
