@@ -154,7 +154,7 @@ def parse_benchmark(command: Command, session: Session) -> None:
 
 
 def hooks(command: Command, session: Session) -> None:
-    """Checks only the words: pre-commit is no dependency, and test_tree.py compares its hooks with `make lint`."""
+    """Checks only the words: pre-commit is no dependency."""
     assert command.arguments == ["install"]
 
 
