@@ -79,6 +79,7 @@ mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
 own_root = _own(lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)))
 own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
 own_softmax = _own(lambda y, p: tf.reduce_mean(tf.nn.softmax(p, axis=0) * y))
+own_noise = _own(lambda y, p: tf.reduce_mean((y - p) ** 2 * tf.random.uniform(tf.shape(y), dtype=y.dtype)))
 own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
 
 

@@ -95,7 +95,7 @@ def error_of_program(lines: Sequence[str], code: int, program: str) -> UserError
     """
     text = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
     if code < 0:
-        text, code = text or f"{program} was killed by signal {-code} (is the memory too small?)", FAULT
+        text, code = text or f"{program} was killed by signal {-code} (is the memory too small for this batch?)", FAULT
     text = text or ": ".join([f"{program} ended with exit code {code}", *lines[-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
     error.exit_code = code

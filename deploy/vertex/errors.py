@@ -17,7 +17,7 @@ _REPLICA_EXITS = {
     75: "interrupted with its state saved: submit it again with the same --job_dir to resume",
     134: "aborted (SIGABRT) in native code: see TensorFlow's last log lines above",
     137: "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more memory",
-    139: "crashed (SIGSEGV) in native code: image and driver may be incompatible",
+    139: "crashed (SIGSEGV) in native code: use another image (deploy image --tensorflow=…)",
     143: "stopped from outside (SIGTERM) before it ended",
 }
 

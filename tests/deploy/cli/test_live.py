@@ -14,7 +14,6 @@ from tests.deploy.cli.test_watch import SDK
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
-from tests.support import refused
 
 JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
 PRICE = {"usd-per-hour": "3-6000"}
@@ -106,19 +105,6 @@ def test_jobs_of_several_regions_are_listed_in_the_order_given(
     lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
     assert lines[0] == "no jobs of this package in us-east4"
     assert [line.split()[-1] for line in lines[1:]] == ["job", other["name"], "job", priced["name"]]
-
-
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--region=us-central1,us-central1-a"], "this is a zone: use --region=us-central1"),
-    (["--region=us-central1,"], "regions look like us-central1"),
-    (["--region=us-east4, us-east4"], "us-east4 stands there twice: drop one of them"),
-])  # fmt: skip
-def test_regions_that_cannot_be_listed_are_refused_before_any_request(
-    flags: list[str], line: str, cloud: Emulator, session: Session
-) -> None:
-    with refused(line):
-        jobs.main([*SDK, *flags], session)
-    assert cloud.requests == []
 
 
 def test_progress_that_cannot_be_read_ends_no_watch(

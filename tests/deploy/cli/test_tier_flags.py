@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.cli import jobs, submit, watch
+from deploy.cli import jobs, submit
 from deploy.planning.interval import Interval
 from deploy.planning.strategy_costs import Offer
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, Command
+from tests.deploy.conftest import JOB, WHERE, Capture
 from tests.deploy.emulator import PARENT, Emulator, ends
 from trainer.base.errors import UserError
 
@@ -118,15 +118,6 @@ def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator
     assert task["args"] == [*JOB, "--expect_devices=0"]
 
 
-def test_the_link_of_a_shell_is_printed_once(cloud: Emulator, session: Session, flying: Any, capsys: Capture) -> None:
-    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": {"enableWebAccess": True}, "labels": {}})
-    cloud.begin(job)
-    flying.asleep = lambda: cloud.end(job, "SUCCEEDED") if flying.slept > 200 else None
-    job["webAccessUris"] = {"workerpool0-0": "https://shell.example/x"}
-    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
-    assert capsys.readouterr().out.count(" UTC  a shell in workerpool0-0: https://shell.example/x\n") == 1
-
-
 @pytest.mark.parametrize(
     ("tier", "plan", "flags", "asks"),
     [
@@ -160,18 +151,6 @@ def test_what_costs_much_is_asked_about(
     assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_is_a_page(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "l4x2", *WHERE, *JOB, "--flex_start", "--dry_run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    headings = [line for line in shown if line.startswith("## ")]
-    assert headings == ["## What runs", "## Where", "## What it costs", "## What goes along", "## The request"]
-    assert "# waits for machines for 14400s at most (--max_wait)" in shown
-    assert "# not checked here: login, bucket, data, quota" in shown
-    assert shown[shown.index("## The request") + 1].startswith("python -m deploy package --bucket=gs://my-bucket")
-    assert len(shown) < 80
-    assert (cloud.requests, Path("runs").exists()) == ([], False)
-
-
 def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_another_region_are_said(
     cloud: Emulator, capsys: Capture
 ) -> None:
@@ -193,20 +172,6 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     assert "at most together" not in shown
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("logs", "watch"), ("status", "jobs"), ("list", "jobs"), ("stop", "cancel")]
-)
-def test_verbs_of_other_programs_are_understood(typed: str, meant: str, refused: Command) -> None:
-    assert f"{typed}: unknown verb; did you mean '{meant}'? Known: " in refused(typed)
-
-
-def test_text_that_is_no_utf_8_and_very_long_arguments_are_refused(refused: Command) -> None:
-    assert "is not valid UTF-8: write it anew" in refused("submit", "cpu", "--name=\udcff")
-    Path("train.py").write_text("")
-    line = "the arguments of the script have 100,001 characters, and a job takes 100,000: put them into a file"
-    assert line in refused("submit", "cpu", "--script=train.py", *WHERE, "--", "x" * 100_001)
-
-
 def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, capsys: Capture) -> None:
     made = [
         cloud.create(PARENT, {"displayName": f"j{n}", "jobSpec": {}, "labels": {"submission": f"s{n}"}})
@@ -221,14 +186,3 @@ def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, 
         assert (lines[-1] == "the newest 2 of 3: --limit= shows more, --state= those in one state") == (
             "--limit=2" in flags
         )
-
-
-def test_machines_shows_the_tiers_first(capsys: Capture) -> None:
-    assert main(["machines"]) == 0
-    tiers = capsys.readouterr().out.splitlines()
-    assert len(tiers) < 40
-    assert any(line.startswith("l4x4 ") and "4 x NVIDIA_L4" in line for line in tiers)
-    assert [line.split()[0] for line in tiers[:-2] if "*" in line] == ["h100x1", "h100x2", "h100x4"]
-    assert tiers[-2].endswith("; the boot disk is in them; * as FLEX_START")
-    assert main(["machines", "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 150

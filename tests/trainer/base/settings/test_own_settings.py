@@ -1,15 +1,11 @@
 """Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
 
-import ast
 import dataclasses
 import importlib
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -101,19 +97,6 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
     assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (True, 0.998, False)
     with refused("--help lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"):
         resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
-
-
-def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        resolve([*OWN, "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "settings of model=mine.nets:build and data=mine.data:load: --my_lambda NUMBER a number (default: 0.3)" in (
-        shown
-    )
-    assert "settings of model=mine.nets:build: --depth INT a whole number; one of 2, 4 (default: 2)" in shown
-    assert "--units INT units of the hidden layer (default: 32)" in shown
-    assert "--rows INT a whole number (required)" in shown
-    assert "_cache" not in shown
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -319,37 +302,3 @@ def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
     assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
     with refused("data=mine.data:load: it is called with (config), but takes"):
         load_function(config.data, "data", ("config",), config)
-
-
-def test_a_thread_that_parses_does_not_disturb_the_reading(mine: Path) -> None:
-    """Each collection of garbage lets another thread parse, and leaves garbage for the next one."""
-    asked: SimpleQueue[str] = SimpleQueue()
-    parsed: SimpleQueue[ast.Module] = SimpleQueue()
-
-    class Garbage:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            asked.put("a = 1")
-            with suppress(Empty):  # the collection may hold a lock that the thread needs
-                parsed.get(timeout=0.1)
-            if more:
-                more.pop()
-                Garbage()
-
-    def parse_all() -> None:
-        for source in iter(asked.get, ""):
-            parsed.put(ast.parse(source))
-
-    more = [True] * 200
-    other = threading.Thread(target=parse_all)
-    other.start()
-    write(mine.parent, nets=NETS + "values = [1]\n" * 2000)
-    Garbage()
-    try:
-        assert read_signature("mine.nets:build", "model").parameters
-    finally:
-        more.clear()
-        asked.put("")
-        other.join()
