@@ -202,7 +202,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
     "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden, "trainer.audit": parse_audit,
     "deploy machines": run_deploy, "deploy render": run_deploy,
-    "deploy submit": dry_run, "deploy image": dry_run, "deploy tune": dry_run,
+    "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
@@ -245,7 +245,7 @@ def end_all(google: Emulator) -> None:
 
 def test_all_pages_are_read() -> None:
     places = {command.place for command in COMMANDS}
-    docs = {f"docs/{name}.md" for name in ("compare", "permissions", "training", "tune", "vertex")}
+    docs = {f"docs/{name}.md" for name in ("compare", "permissions", "training", "vertex")}
     assert {"README.md", "CONTRIBUTING.md", "docs/from_fit_to_four_gpus.ipynb", *docs} <= places
     assert len(COMMANDS) > 50
     assert {beginning.split()[0] for beginning in BEGINNINGS} >= {"python", "make", "pip", "gcloud"}
