@@ -35,7 +35,7 @@ KERAS_FILE = "model.keras"
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its numbers at the end.
+    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
 
     `content`: the whole file.
     """
@@ -53,7 +53,9 @@ class RunResult:
             content = dict(json.loads(text))
         except (ValueError, TypeError):
             raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
-        metrics = {name: value for name, value in mapping(content, "final").items() if number(value) is not None}
+        final = mapping(content, "final")
+        values = {**mapping(final, "losses"), **mapping(final, "metrics")}
+        metrics = {name: value for name, value in values.items() if number(value) is not None}
         seconds = number(content.get("wall_seconds"))
         return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content)
 

@@ -19,7 +19,7 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, ROOT, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
-from tests.deploy.planted import edit, plant, planted_plan
+from tests.deploy.planted import plant, planted_plan
 from tests.deploy.registry_emulator import versions
 from tests.nvidia_smi import PlantedGpu
 from trainer.base.run_files.plan_file import kept_plan
