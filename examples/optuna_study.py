@@ -1,6 +1,6 @@
 """python -m examples.optuna_study 20
 
-Tries settings of a recipe in 20 trials and prints the best ones (`pip install optuna`). The study is Optuna's: its
+Tries settings of a recipe in 20 trials and prints the best ones. Needs the package optuna, which keeps the study: its
 trials are in runs/study/study.db, which Optuna's figures and dashboard read. Each trial trains in a job directory of
 its own. The same command again goes on, and a larger number adds trials: one that was interrupted resumes from its
 checkpoint, and none is trained twice. The number of a trial seeds its proposal, so an interruption changes none of

@@ -207,6 +207,7 @@ RULES: Mapping[str, Rule] = {
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
     "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,
+    "examples.optuna_study": module_exists,
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from tests.deploy.conftest import ROOT, Job, output_of, put
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant
 from trainer.base.run_files.records import read_result, read_stats
+from vertex_trainer import submit
 
 # SIGINT is ignored in processes of a shell's background, of which tests may be one.
 PROGRAM = """import signal, sys
@@ -72,7 +73,7 @@ def test_each_trial_is_a_job_in_the_cloud_and_one_that_fails_is_not_sent_again(
     cloud.run = trains
     place: Any = {"project": "my-proj", "region": "us-central1", "image": "us-docker.pkg.dev/p/r/x:1"}
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(optuna_study, "submit", partial(optuna_study.submit, session=session, backend="sdk", **place))
+    monkeypatch.setattr(optuna_study, "submit", partial(submit, session=session, backend="sdk", **place))
     for _ in range(2):
         optuna_study.main(3, optuna_study.in_the_cloud)
     assert [(trial.state.name, trial.value) for trial in found()] == [
