@@ -109,8 +109,8 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "image": ("IMAGE", f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
               f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed at each start "
               f"(default: the tier's, else the one that `image` built in this folder, else {INSTALL})"),
-    "max_cost": ("USD", "the most that a job may cost (each job of a comparison, all trials of a study): it is stopped "
-                 "when that is spent", {"type": usd, "default": None}),
+    "max_cost": ("USD", "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+                 {"type": usd, "default": None}),
     "stop_if_idle": ("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, as 30m",
                      {"type": seconds, "default": 0.0}),
     "stop_if_over": ("FACTOR", "the job saves and ends itself after so many times the upper end of its plan, in hours "

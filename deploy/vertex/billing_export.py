@@ -103,8 +103,7 @@ def check_budget(
     """Returns one line on what is left of this month's budget of a label. Raises UserError if a job may exceed it.
 
     jobs: those of the label in all regions of `project`, of which the ones that ended longer ago than the export lags
-    are in it; limit: the most that the new job may cost. A job that runs counts with its own limit,
-    a study with that of all its trials.
+    are in it; limit: the most that the new job may cost. A job that runs counts with its own limit.
     """
     now = clock.now()
     month = datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-01T00:00:00Z")

@@ -197,11 +197,12 @@ RULES: Mapping[str, Rule] = {
     "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
     "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden,
     "deploy machines": run_deploy, "deploy render": run_deploy,
-    "deploy submit": dry_run, "deploy image": dry_run, "deploy tune": dry_run,
+    "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
     "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,
+    "examples.optuna_study": module_exists,
 }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
 from tests.deploy.planted import plant, planted_plan
-from tests.deploy.study.test_vertex_study import ASKED, studies
 from tests.deploy.vertex.test_registry import a_run, registered
 
 SCHEMA = json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
@@ -42,7 +41,6 @@ FIELDS = {
     "line": "line time text worker severity",
     "ended": "status exit_code",
     "comparison": "folder exit_code tiers verdict notes",
-    "study": "folder metric goal trials best best_command verdict notes",
 }
 
 
@@ -92,18 +90,9 @@ def test_each_verb_prints_documents_of_the_schema(
     folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
     (compared,) = documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)
     assert compared["tiers"] == []
-    tuned = ["--tune=learning_rate=0.1,0.2", "--metric=loss", f"--out={tmp_path / 'study'}", "--dry_run"]
-    (study,) = documents("tune", "cpu", *JOB, *tuned)
-    assert (study["best"], study["goal"]) == (None, "minimize")
 
 
-def test_what_ran_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    """A study on Vertex AI, and a prediction; both refuse what may cost much."""
-    cloud.run = studies
-    (study,) = documents("tune", *ASKED, "--backend=sdk")
-    assert (study["best"], len(study["trials"]), study["goal"]) == (2, 4, "maximize")
-    dear = [word for word in ASKED if not word.startswith("--max_cost")] + ["--out=dear", "--trials=100"]
-    documents("tune", *dear, "--backend=sdk", code=2)
+def test_a_prediction_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
     cloud.run = ends("SUCCEEDED")
     assert registered(session, a_run(tmp_path / "run")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"

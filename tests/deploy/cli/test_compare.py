@@ -256,7 +256,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         """Else the signal would end the tests where `compare` does not hear it."""
 
     runner = Planting(script)
-    monkeypatch.setattr("deploy.localrun.local_jobs.wait", waiting)
+    monkeypatch.setattr("deploy.comparison.execution.wait", waiting)
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):

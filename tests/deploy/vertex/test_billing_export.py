@@ -212,16 +212,13 @@ def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
 
 
 @pytest.mark.usefixtures("dist")
-def test_a_study_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
+def test_a_job_that_runs_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
     services: Services, cloud: Emulator, session: Session
 ) -> None:
-    """So does a job that runs; one without a price is named; no job is sent while a region's jobs are unknown."""
-    for kind, label in (
-        ("hyperparameterTuningJobs", {"usd-at-most": "250-5000"}), ("customJobs", {}),
-        ("customJobs", {"usd-per-hour": "0-1000"}),
-    ):  # fmt: skip
+    """One without a price is named; no job is sent while a region's jobs are unknown."""
+    for label in ({"usd-per-hour": "1-4911"}, {}, {"usd-per-hour": "0-1000"}):
         labels = {"submission": "s1", "team": "vision", **label}
-        cloud.create("projects/my-proj/locations/us-east4", {"displayName": "x", "labels": labels}, kind)
+        cloud.create("projects/my-proj/locations/us-east4", {"displayName": "x", "labels": labels})
     flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, "--month_budget=300"]
     counted = r"267\.30 for 3 jobs of the last 48 h in my-proj, all regions \(without a price, not counted: 1\)"
     with pytest.raises(UserError, match=counted):

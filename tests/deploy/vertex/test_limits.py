@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import vertex_trainer
-from deploy.cli import jobs, submit, tune, watch
+from deploy.cli import jobs, submit, watch
 from deploy.in_job.script_idle_gpus import LOOK_S, IdleGpus
 from deploy.report.collection import fetched
 from deploy.tiers.script import ScriptRequest, read_script
@@ -19,9 +19,8 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, ROOT, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
-from tests.deploy.planted import edit, plant, planted_plan
+from tests.deploy.planted import plant, planted_plan
 from tests.deploy.registry_emulator import versions
-from tests.deploy.study.test_vertex_study import ASKED, trial
 from tests.nvidia_smi import PlantedGpu
 from trainer.base.run_files.plan_file import kept_plan
 from trainer.base.run_files.stop_limits import StopLimits, read_limits
@@ -92,25 +91,6 @@ def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
     bill = json.loads((tmp_path / "out" / "l4x1" / "repeat-1" / "billed.json").read_text())["jobs"]
     assert {*bill} == {first["name"], second["name"]}
     assert rows(tmp_path)[0].state == "done"
-
-
-def test_a_stopped_trial_is_not_complete(cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    def run(google: Emulator, job: Job) -> None:
-        google.begin(job)
-        prefix = job["trialJobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
-        output = output_of({"jobSpec": {"baseOutputDirectory": {"outputUriPrefix": f"{prefix}/2"}}})
-        trained = plant(tmp_path / "two", [0.2, 0.1], state="stopped", error=WHY)
-        edit(trained / "result.json", goodput={"step": 1.0, "data_loading_sync": 3.0})
-        put(trained, output)
-        job["trials"] = [trial(1, "SUCCEEDED", 16.0, 0.9), trial(2, "SUCCEEDED", 32.0, 0.95)]
-        google.end(job, "SUCCEEDED")
-
-    cloud.run = run
-    assert tune.main([*ASKED, "--backend=sdk", "--stop_if_idle=30m"], session) == 75
-    found = json.loads(Path("runs/tuning/table.json").read_text())
-    assert [(one["trial"], one["state"]) for one in found["trials"]] == [(1, "complete"), (2, "killed")]
-    assert (found["trials"][1]["reason"], found["best"]) == (WHY, 1)
-    assert [one["goodput"] for one in found["trials"]] == [None, 0.25]
 
 
 def test_the_plans_upper_end_goes_along(
