@@ -10,9 +10,9 @@ from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
-from trainer.base.storage import Address, local_path, parse
-from trainer.base.storage.staging import Staged, naming
-from trainer.data import idx, image_folder, npz, shards, tfrecord
+from trainer.base.storage import parse
+from trainer.base.storage.staging import naming, stage
+from trainer.data import idx, image_folder, npz, pieces, tfrecord
 from trainer.data.dataset import Dataset
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.in_memory import Arrays
@@ -24,7 +24,7 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": idx.load,
     "npz": npz.load,
     "tfrecord": tfrecord.load,
-    "shards": shards.load,
+    "shards": pieces.load,
     "folder": image_folder.load,
 }
 assert set(LOADERS) == set(DATA_KINDS)
@@ -95,11 +95,10 @@ def is_named(data: str) -> bool:
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     """Returns the kind, given as `kind:path` or recognised from the files, and the path. Raises UserError if missing.
 
-    An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
+    An address in Cloud Storage is downloaded to `cache_dir` first.
     """
     kind, location = split_kind(data)
-    address = parse(location, "data")
-    path = _fetched(address, cache_dir) if address else local_path(location, "data")
+    path = stage(location, "data", cache_dir)
     if not os.path.exists(path):
         prefix, colon, _ = location.partition(":")
         if colon and not os.path.exists(prefix):
@@ -120,21 +119,14 @@ def _load(config: TrainConfig, *, trains: bool) -> Dataset:
         return LOADERS[kind](config, path)
 
 
-def _fetched(address: Address, cache_dir: str) -> Path:
-    """Downloads an address: everything, or only the files that the index of prepared shards names."""
-    staged = Staged(address, "data", cache_dir)
-    if shards.INDEX not in staged.objects:
-        return staged.fetch()
-    names = shards.read_contents(staged.fetch(lambda name: name == shards.INDEX)).file_names
-    return staged.fetch(lambda name: name in names)
-
-
 def recognise(data: str, path: Path) -> str:
     """Returns the kind of the data at `path`, recognised by file names. Raises UserError if it is unknown."""
     if path.suffix == ".npz":
         return "npz"
-    if (path / shards.INDEX).is_file():
+    if (path / pieces.INDEX).is_file():
         return "shards"
+    if (path / "train-00000.bin").is_file():
+        raise UserError(f"data={data}: it has shards of an earlier version: prepare the data again into another folder")
     if tfrecord.is_tfrecord(path):
         return "tfrecord"
     if idx.is_idx(path):

@@ -76,9 +76,9 @@ def test_one_file_is_sampled_at_several_places(tmp_path: Path, at: int) -> None:
     assert known(file) != before
 
 
-def test_of_shards_the_index_is_read_alone(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "index.json").write_text("{}")
-    (tmp_path / "shard-0").write_bytes(b"1")
+def test_of_prepared_data_the_index_is_read_alone(tmp_path: Path) -> None:
+    (tmp_path / "pieces.json").write_text("{}")
+    (tmp_path / "train-00000.x.npy").write_bytes(b"1")
     assert known(tmp_path)["files of data"] == 1
 
 
