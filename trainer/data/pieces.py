@@ -31,19 +31,25 @@ INDEX = "pieces.json"
 FORMAT = "trainer-pieces-1"
 SPLITS = ("train", "evaluation")
 LABEL = np.dtype("<i4")
-_LONGEST_SIDE = 2**16
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # names of files that cannot lead out of the folder
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Holds the labels of one piece, and where its images are: in `file`, from the byte `start` on."""
+class ArrayFile:
+    """Describes a .npy file: an array of this shape and type, which begins at the byte `start`."""
 
-    file: Path
+    path: Path
     sha256: str
-    examples: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     start: int
-    labels: Array | None
+
+    def read(self) -> Array:
+        """Returns the array, which cannot be written to. Raises UserError if the file has another checksum."""
+        content = self.path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise _damaged(self.path, "differs from its checksum")
+        return np.frombuffer(content, self.dtype, offset=self.start).reshape(self.shape)
 
 
 class PieceRows(Examples):
@@ -55,14 +61,11 @@ class PieceRows(Examples):
 
     image_shape: tuple[int, int, int]
 
-    def __init__(self, pieces: Sequence[Piece], image_shape: tuple[int, int, int], classes: int, origin: str) -> None:
-        self.pieces, self.image_shape = pieces, image_shape
-        self._starts = np.cumsum([0] + [piece.examples for piece in pieces])
+    def __init__(self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]) -> None:
+        self._images, self._targets, self.image_shape = images, labels, image_shape
+        self._starts = np.cumsum([0] + [file.shape[0] for file in images])
         self.count = int(self._starts[-1])
-        has_labels = labelled((piece.labels is not None for piece in pieces), origin, "files")
-        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + has_labels]
-        labels = [piece.labels for piece in pieces if piece.labels is not None]
-        self._targets = checked_labels(np.concatenate(labels), origin, classes) if has_labels else None
+        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
 
     @property
     def targets(self) -> Array | None:
@@ -80,38 +83,28 @@ class PieceRows(Examples):
         images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
         which = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
-        for piece, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
-            _read_into(images, places, offsets, self.pieces[piece])
+        for number, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
+            _read_into(images, places, offsets, self._images[number])
         shaped = images.reshape(*rows.shape, *self.image_shape)
         return (shaped,) if self.targets is None else (shaped, self.targets[rows])
 
     def in_memory(self) -> Arrays:
         """Reads all images. Raises UserError if a file differs from its checksum."""
-        images, end = np.empty((self.count, *self.image_shape), np.uint8), 0
-        for piece in self.pieces:
-            begin, end = end, end + piece.examples
-            content = images[begin:end].reshape(-1).data
-            with open(piece.file, "rb") as file:
-                digest = hashlib.sha256(file.read(piece.start))
-                file.readinto(content)
-            digest.update(content)
-            if digest.hexdigest() != piece.sha256:
-                raise _damaged(piece.file, "differs from its checksum")
+        images = np.empty((self.count, *self.image_shape), np.uint8)
+        for file, first in zip(self._images, self._starts.tolist(), strict=False):
+            images[first : first + file.shape[0]] = file.read()
         return Arrays(images, self.targets)
 
 
-def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], piece: Piece) -> None:
-    """Reads these rows of `images`, each from its offset in the piece."""
+def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: ArrayFile) -> None:
+    """Reads these rows of `images`, each from its offset in the array of `file`."""
     try:
-        descriptor = os.open(piece.file, os.O_RDONLY)
-        try:
+        with open(file.path, "rb", buffering=0) as content:
             for place in places:
-                if os.preadv(descriptor, [images[place]], piece.start + offsets[place]) != images.shape[1]:
+                if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
                     raise OSError("it became shorter")
-        finally:
-            os.close(descriptor)
     except OSError as error:
-        raise PlatformFault(f"data: {piece.file} cannot be read any more ({error.strerror or error})") from error
+        raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
@@ -137,15 +130,13 @@ def read_index(folder: Path) -> dict[str, Any]:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
-        height, width, channels = index["image_shape"] = tuple(map(int, index["image_shape"]))
-        if not 1 <= min(height, width, channels) <= max(height, width, channels) <= _LONGEST_SIDE:
-            raise ValueError(f"image_shape is {index['image_shape']}")
+        index["image_shape"] = height, width, channels = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
         for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):
             entry["examples"], names = int(entry["examples"]), [*entry["files"].keys()]
             sound = 0 <= entry["examples"] < 2**31 and len(names) <= 2 and bool(names) == bool(entry["examples"])
-            if not sound or not all(map(_FILE.fullmatch, names)):
-                raise ValueError(f"a piece of {entry['examples']} examples in the files {names}")
+            if not (sound and all(map(_FILE.fullmatch, names)) and min(height, width, channels) > 0):
+                raise ValueError(f"{names} with {entry['examples']} examples of {index['image_shape']}")
     except (OSError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
         raise UserError(
             f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into another folder"
@@ -154,40 +145,41 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows | None:
-    """Returns the rows of one split of an index, None if it has none. Raises UserError for a file unlike its entry."""
-    shape, entries = index["image_shape"], index["splits"].get(split, ())
-    pieces = [open_piece(folder, entry, shape) for entry in entries if entry["examples"]]
-    return PieceRows(pieces, shape, len(index["class_names"]) or MOST_CLASSES, f"data={folder}") if pieces else None
+    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the headers of the images.
+
+    Raises UserError for a file that is not as its entry says.
+    """
+    origin, pieces = f"data={folder}", []
+    for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
+        count, files = entry["examples"], entry["files"].items()
+        kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
+        pieces.append(
+            [_opened(folder / file, *given, *kind) for (file, *given), kind in zip(files, kinds, strict=False)]
+        )
+    if not pieces:
+        return None
+    labels = None
+    if labelled((len(piece) > 1 for piece in pieces), origin, "files"):
+        read = np.concatenate([piece[1].read() for piece in pieces])
+        labels = checked_labels(read, origin, len(index["class_names"]) or MOST_CLASSES)
+    return PieceRows([piece[0] for piece in pieces], labels, index["image_shape"])
 
 
-def open_piece(folder: Path, entry: Mapping[str, Any], image_shape: tuple[int, int, int]) -> Piece:
-    """Reads the labels of a piece and the header of its images. Raises UserError if a file is not as its entry says."""
-    (file, sha256), *others = entry["files"].items()
-    start, labels = _start(folder / file, (entry["examples"], *image_shape), np.dtype(np.uint8)), None
-    for name, checksum in others:
-        at, content = _start(folder / name, (entry["examples"],), LABEL), (folder / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != checksum:
-            raise _damaged(folder / name, "differs from its checksum")
-        labels = np.frombuffer(content, LABEL, offset=at)
-    return Piece(folder / file, sha256, entry["examples"], start, labels)
-
-
-def _start(file: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Returns where the array of a .npy file begins. Raises UserError if it is another array, cut short, or a link."""
+def _opened(path: Path, sha256: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayFile:
+    """Returns a .npy file. Raises UserError if it holds another array by its header, is cut short, or is a link."""
     try:
-        status = file.lstat()
+        status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is a link or no file")
-        with open(file, "rb") as content:
-            np.lib.format.read_magic(content)
-            header = np.lib.format.read_array_header_1_0(content)
-            start = content.tell()
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
     except Exception as error:  # numpy's header reader raises any exception for a damaged file
-        raise _damaged(file, f"cannot be read ({reason(error)})") from None
-    expected = start + math.prod(shape) * dtype.itemsize
-    if header != (shape, False, dtype) or status.st_size != expected:
-        raise _damaged(file, f"has {status.st_size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
-    return start
+        raise _damaged(path, f"cannot be read ({reason(error)})") from None
+    if header != (shape, False, dtype) or status.st_size != start + math.prod(shape) * dtype.itemsize:
+        raise _damaged(path, f"has {status.st_size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
+    return ArrayFile(path, sha256, shape, dtype, start)
 
 
 def _damaged(file: Path, why: str) -> UserError:

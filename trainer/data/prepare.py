@@ -37,7 +37,7 @@ with quiet_start():
     from trainer.data.fingerprint import content_of, files_of
     from trainer.data.image_arrays import numbered_classes
     from trainer.data.in_memory import Arrays
-    from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_piece, open_split, read_index
+    from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
 Piece = Callable[[DecodingReport], Arrays | None]  # decodes one; None if no image of it can be
@@ -98,7 +98,9 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
     source = source_of(config, max(1, piece_mib * 2**20 // (config.image_size**2 * config.channels)))
     before = read_index(folder) if (folder / INDEX).exists() else {}
     same = before.get("fingerprint") == source.fingerprint
-    if before.get("complete") and not same:
+    if before.get("complete"):
+        if same:
+            return before
         raise UserError(f"{folder} contains pieces of other data or settings: use another folder, or remove it")
     index: dict[str, Any] = {
         "format": FORMAT, "complete": False, "source": config.data, "fingerprint": source.fingerprint,
@@ -108,32 +110,25 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
     pieces = [(split, number, piece) for split in source.splits for number, piece in enumerate(source.splits[split])]
     for done, (split, number, piece) in enumerate(pieces, 1):
         written = before["splits"].get(split, ())[number : number + 1] if same else ()
-        entry = next((entry for entry in written if _is_whole(folder, entry, index["image_shape"])), None)
+        # A file appears when it is whole.
+        entry = next((entry for entry in written if all((folder / file).is_file() for file in entry["files"])), None)
         index["splits"][split].append(entry or _write(folder, f"{split}-{number:05d}", piece))
         _write_index(folder, index)
         on_piece(done, len(pieces))
     entries = [entry for split in index["splits"].values() for entry in split]
-    bad = DecodingReport([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
-    bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
-    bad.left_out = source.left_out
-    refuse_or_skip(config, bad)
+    skipped = [(Path(file), why) for entry in entries for file, why in entry["skipped"]]
+    converted = sum((Counter(entry["converted"]) for entry in entries), Counter[str]())
+    refuse_or_skip(config, DecodingReport(skipped, converted, source.left_out))
     train, evaluation = (open_split(folder, index, split) for split in SPLITS)
     if train is None:
         raise UserError(f"SRC={config.data}: no image is left to train on")
-    labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
     if train.targets is not None:
         refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
-    index["class_names"] = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
-    index["complete"] = True
+    labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
+    names = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
+    index |= {"class_names": names, "complete": True}
     _write_index(folder, index)
     return index
-
-
-def _is_whole(folder: Path, entry: Mapping[str, Any], image_shape: tuple[int, int, int]) -> bool:
-    try:
-        return not entry["examples"] or bool(open_piece(folder, entry, image_shape))
-    except UserError:
-        return False
 
 
 def _write(folder: Path, name: str, piece: Piece) -> dict[str, Any]:
