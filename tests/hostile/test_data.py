@@ -289,7 +289,7 @@ _picture = st.sampled_from(sorted(PICTURES)).flatmap(lambda kind: damaged(PICTUR
 @given(content=_picture, size=st.sampled_from([1, 8, 32]), channels=st.sampled_from([1, 3]))
 def test_images(content: bytes, size: int, channels: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as image_folder does
+        warnings.simplefilter("ignore")  # as Encoded.decode does
         try:
             image, _ = decode(content, size, channels)
         except BadImage as error:

@@ -23,9 +23,8 @@ import tensorflow as tf
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Array, Examples, unfilled
+from trainer.data.examples import Array, Arrays, Examples, unfilled
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, labelled
-from trainer.data.in_memory import Arrays
 
 INDEX = "pieces.json"
 FORMAT = "trainer-pieces-1"
@@ -111,7 +110,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
     """Reads the pieces of `path` into memory if they fit into data_memory_mib (verified), otherwise row by row."""
     index = read_index(path)
     if not index.get("complete"):
-        raise UserError(f"data={path}: prepare was interrupted: run the same command again")
+        raise UserError(f"data={path}: prepare was interrupted: run the same python -m trainer.data.prepare again")
     train, evaluation = (open_split(path, index, split) for split in SPLITS)
     if train is None:
         raise UserError(f"data={path}: its {INDEX} has no images to train on: prepare it again")
@@ -153,9 +152,8 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
     for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
         count, files = entry["examples"], entry["files"].items()
         kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
-        pieces.append(
-            [_opened(folder / file, *given, *kind) for (file, *given), kind in zip(files, kinds, strict=False)]
-        )
+        given = zip(files, kinds, strict=False)
+        pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
     if not pieces:
         return None
     labels = None

@@ -31,12 +31,12 @@ with quiet_start():
 
     from trainer.base.storage import expanded, make_writable, output_address, parse, write_whole
     from trainer.base.storage.staging import naming
-    from trainer.data import image_folder, sources, tfrecord
-    from trainer.data.encoded_images import DecodingReport, refuse_empty_classes, refuse_or_skip
-    from trainer.data.examples import Examples
+    from trainer.data import sources
+    from trainer.data.decode import DecodingReport, refuse_empty_classes, refuse_or_skip
+    from trainer.data.examples import Arrays, Examples
     from trainer.data.fingerprint import content_of, files_of
     from trainer.data.image_arrays import numbered_classes
-    from trainer.data.in_memory import Arrays
+    from trainer.data.image_files import find_images, find_records, read_records
     from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
@@ -62,9 +62,9 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
     splits: list[list[Piece]]
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
         if kind == "tfrecord" and not config.evaluation_fraction:  # a file's records are counted when it is read
-            splits = [[partial(_decoded, config, file) for file in files] for files in tfrecord.find(path)]
+            splits = [[partial(_decoded, config, file) for file in files] for files in find_records(path)]
         elif kind == "folder" and not config.evaluation_fraction:
-            found = [split for split in image_folder.find(path) if split]
+            found = [split for split in find_images(path) if split]
             splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in found]
             class_names, left_out = found[0].class_names, sum((split.left_out for split in found), left_out)
         else:  # loaded as a whole; data of a name or a function change without a file
@@ -78,7 +78,7 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
 
 
 def _decoded(config: TrainConfig, file: Path, bad: DecodingReport) -> Arrays | None:
-    return tfrecord.read(config, [file]).decode(config, bad)
+    return read_records(config, [file]).decode(config, bad)
 
 
 def _slices(examples: Examples, per_piece: int) -> list[Piece]:

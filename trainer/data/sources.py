@@ -12,20 +12,20 @@ from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming, stage
-from trainer.data import idx, image_folder, npz, pieces, tfrecord
+from trainer.data import image_arrays, image_files, pieces
 from trainer.data.dataset import Dataset
+from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
-from trainer.data.in_memory import Arrays
 from trainer.data.user_data import own_dataset
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.mistakes import where_raised
 
 LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
-    "idx": idx.load,
-    "npz": npz.load,
-    "tfrecord": tfrecord.load,
+    "idx": image_arrays.load_idx,
+    "npz": image_arrays.load_npz,
+    "tfrecord": image_files.load_tfrecord,
     "shards": pieces.load,
-    "folder": image_folder.load,
+    "folder": image_files.load_folder,
 }
 assert set(LOADERS) == set(DATA_KINDS)
 
@@ -127,9 +127,9 @@ def recognise(data: str, path: Path) -> str:
         return "shards"
     if (path / "train-00000.bin").is_file():
         raise UserError(f"data={data}: it has shards of an earlier version: prepare the data again into another folder")
-    if tfrecord.is_tfrecord(path):
+    if image_files.is_tfrecord(path):
         return "tfrecord"
-    if idx.is_idx(path):
+    if image_arrays.is_idx(path):
         return "idx"
     if path.is_dir():
         return "folder"

@@ -18,11 +18,10 @@ from tests.support import run_job as run
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.agreement import arithmetic
-from trainer.data import in_memory
+from trainer.data import examples as examples_module
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, Subset
+from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
-from trainer.data.in_sequence import InSequence
 from trainer.run.start import StartedJob
 
 
@@ -105,7 +104,7 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
 
 
 def test_every_part_of_a_large_array_is_sampled(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(in_memory, "WHOLE_BYTES", 5000)  # a quarter: one row of four
+    monkeypatch.setattr(examples_module, "WHOLE_BYTES", 5000)  # a quarter: one row of four
     same = content_of(dataset(), rows=True)
     assert content_of(dataset(), rows=True) == same
     assert all(content_of(dataset(slice(first, first + 7)), rows=True) != same for first in range(0, 4993, 499))

@@ -84,7 +84,7 @@ def test_an_interrupted_prepare_goes_on(photos: Path, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         prepare(config(photos), destination, 64, stop_after_three)
-    with refused(f"data={destination}: prepare was interrupted: run the same command again"):
+    with refused(f"data={destination}: prepare was interrupted: run the same python -m trainer.data.prepare again"):
         load_dataset(config(destination))
     before = {path: path.stat().st_mtime_ns for path in destination.glob("*.npy")}
     assert len(before) == 6

@@ -14,10 +14,10 @@ from trainer.base.settings.fields import setting
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
 MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp", "r3gan")}
 DATA_SOURCES = {
-    "digits": "trainer.data.digits:load",
-    "mnist": "trainer.data.keras_datasets:load",
-    "fashion_mnist": "trainer.data.keras_datasets:load",
-    "cifar10": "trainer.data.keras_datasets:load",
+    "digits": "trainer.data.image_arrays:load_digits",
+    "mnist": "trainer.data.image_arrays:load_keras",
+    "fashion_mnist": "trainer.data.image_arrays:load_keras",
+    "cifar10": "trainer.data.image_arrays:load_keras",
 }
 
 # Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
