@@ -67,7 +67,7 @@ class Dataset:
         if not isinstance(examples, Examples) or examples.image_shape is None:
             raise UserError(
                 f"data={self.name}: its examples are {self.shape}, not images of a source, which FID and "
-                "prepared shards need"
+                "prepared data need"
             )
         return examples
 

@@ -44,35 +44,35 @@ def is_array(value: Any) -> bool:
 
 
 def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
-    """Returns x, y and sample_weight, as many as there are, by `as_arrays`. Raises UserError for none, or for more."""
+    """Returns x, y and sample_weight, as many as there are, by `_as_arrays`. Raises UserError for none, or for more."""
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
-    return tuple(as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
+    return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
 
 
-def as_arrays(value: Nest, name: str) -> Nest:
+def _as_arrays(value: Nest, name: str) -> Nest:
     """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
 
     `name`: what the leaves are called in errors, as "x".
     """
     if is_array(value):
-        return as_array(value, name)
+        return _as_array(value, name)
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
             f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for several "
             "inputs"
         )
     if isinstance(value, dict):
-        return {key: as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return {key: _as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return tuple(as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
+        return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
     padded = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}.get(type(value), "")
     raise UserError(
         f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays{padded}"
     )
 
 
-def as_array(value: Any, name: str) -> npt.NDArray[Any]:
+def _as_array(value: Any, name: str) -> npt.NDArray[Any]:
     """Returns one array: floating-point numbers as floatx, all others as they are, as `fit` passes them.
 
     Text is kept in x alone, as an array of objects.

@@ -14,7 +14,7 @@ import re
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -80,7 +80,7 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
     return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
 
 
-def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
+def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
     images = _middle_square(_to_channels(images, channels))
     if images.shape[1] == size:
@@ -105,7 +105,7 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
         )
     if images.dtype != np.uint8:
         raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
-    fitted = fit(images, config.image_size, config.channels)
+    fitted = _fit(images, config.image_size, config.channels)
     if labels is None:
         return Arrays(fitted)
     labels = np.asarray(labels)
@@ -203,7 +203,7 @@ def load_idx(config: TrainConfig, path: Path) -> Dataset:
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is damaged or differs."""
     try:
-        with _open_idx(path) as file:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
             if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
                 raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
@@ -218,10 +218,6 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
             f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
         )
     return np.frombuffer(content, np.uint8).reshape(shape)
-
-
-def _open_idx(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
 def _find_idx(folder: Path, begins: str) -> Path | None:

@@ -33,6 +33,9 @@ LABEL = np.dtype("<i4")
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # names of files that cannot lead out of the folder
 
 
+_Kinds = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]  # shapes and types of the arrays of a piece
+
+
 @dataclass(frozen=True)
 class ArrayFile:
     """Describes a .npy file: an array of this shape and type, which begins at the byte `start`."""
@@ -151,7 +154,7 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
     origin, pieces = f"data={folder}", []
     for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
         count, files = entry["examples"], entry["files"].items()
-        kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
+        kinds: _Kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
         given = zip(files, kinds, strict=False)
         pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
     if not pieces:

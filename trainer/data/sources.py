@@ -65,7 +65,7 @@ def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
     if config.evaluation_fraction and dataset.evaluation is None:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
-            "does not apply to prepared shards, nor to a Dataset of your own: drop it, prepare the data anew with it, "
+            "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
             "or let the function return such a part"
         )
 

@@ -86,7 +86,7 @@ class TrainConfig:
     initial_model: str = _training("", "start from the weights of a saved template model, a model.keras", reads=True)
 
     data_memory_mib: int = _data(
-        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
+        4096, "prepared data larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
     data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
