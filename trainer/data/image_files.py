@@ -195,7 +195,9 @@ def _check_lengths(file: Path) -> None:
 
 
 def _damaged(file: Path, why: str) -> UserError:
-    return UserError(f"{file}: damaged, or not a TFRecord file: {why}")
+    return UserError(
+        f"{file}: damaged, or not a TFRecord file: {why}: copy it again, or end its name in .gz if it is compressed"
+    )
 
 
 def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
