@@ -43,7 +43,7 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
     """Provides a folder with small stand-ins for the data of the pages, and gcloud's project and region."""
     folder = tmp_path / "work"
     make_stand_ins(folder)
-    (folder / "shards").mkdir()
+    (folder / "pieces").mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")

@@ -30,13 +30,13 @@ def test_imports_lead_down_one_chain_of_rooms(package: str) -> None:
 
 def test_an_upward_import_is_found() -> None:
     planted = {
-        "trainer.data.idx": "def load():\n    from trainer.models import mlp", "trainer.run.job": "import trainer.task",
+        "trainer.data.order": "def f():\n    from trainer.models import mlp", "trainer.run.job": "import trainer.task",
         "trainer.models.x": "from trainer.reporting import y\nfrom trainer.base.errors import z",
         "trainer.base.storage.x": "from trainer.base.settings import y\nfrom trainer import errors",
     }  # fmt: skip
     assert upward("trainer", planted) == [
         "trainer.base.storage.x imports trainer.base.settings", "trainer.base.storage.x imports trainer.errors",
-        "trainer.data.idx imports trainer.models", "trainer.models.x imports trainer.reporting",
+        "trainer.data.order imports trainer.models", "trainer.models.x imports trainer.reporting",
         "trainer.run.job imports trainer.task",
     ]  # fmt: skip
 

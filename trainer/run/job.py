@@ -18,7 +18,7 @@ from trainer.base.run_files.stop_limits import read_limits
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, local_devices
-from trainer.data.in_memory import first_unfit_input
+from trainer.data.examples import first_unfit_input
 from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.progress import Progress

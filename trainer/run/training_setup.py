@@ -11,13 +11,11 @@ from trainer.base.log import log
 from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches, copied_ahead
-from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
-from trainer.data.soft_labels import softening
 from trainer.data.sources import is_named, load_dataset
+from trainer.data.training_rows import augmentation, softening, weighted_by_class
 from trainer.invariance.compat import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
