@@ -1,12 +1,10 @@
 """Measures one network, ours beside Keras `fit` and PyTorch: `python -m benchmarks.gpu.network --case=cnn`.
 
 Steps a second, how many kernels a step has and how much of the time the GPU computes, and the peak of memory beside
-that of the plan, which is made on the CPU unless the cache has it.
+that of the plan, if `--plan` has made one before: on any CPU, which takes minutes.
 """
 
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,13 +19,13 @@ from benchmarks import keras_fit
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
 from benchmarks.runner import make_parser, possible
+from trainer import plan
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import parse_profile
-from trainer.plan import ENVIRONMENT
 from trainer.proofs.variants import Running, Trials, Variant, steps_per_second
 from trainer.run.training_setup import set_precision_and_seed
 from trainer.training.error_lines import one_line
@@ -58,14 +56,20 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
 TORCH = {"PyTorch": "pytorch:channels_last", "PyTorch, compiled": "pytorch:compile"}
 PARSER = make_parser(__doc__, seconds=2.0)
 PARSER.add_argument("--case", choices=CASES, required=True)
+PARSER.add_argument("--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end")
 
 
 def main() -> None:
     """Builds every way beside what else builds, then measures them in a turn of its own."""
     options = PARSER.parse_args()
-    with settings_of(options.case) as (config, flags), ExitStack() as stack:
+    small = not options.plan and not nvidia("name")
+    with settings_of(options.case, small=small) as (config, flags), ExitStack() as stack:
+        if options.plan:
+            sys.exit(plan.main(flags))
+        if kept_plan(config).exists():
+            lines = read_plan(kept_plan(config)).memory.lines(config, gpu=True)
+            keep(planned_gib=peak_of(lines, config.global_batch_size) / 2**30)
         with turn(alone=False):
-            keep(planned_gib=_planned_gib(config, flags))
             ways = _begun(config)
             rows = images_per_step(config)
             has_peer = config.model in ("wgan_gp", "dcgan", "cnn", "mlp")
@@ -80,21 +84,13 @@ def main() -> None:
 
 
 @contextmanager
-def settings_of(case: str) -> Iterator[tuple[TrainConfig, list[str]]]:
+def settings_of(case: str, *, small: bool) -> Iterator[tuple[TrainConfig, list[str]]]:
     """Yields the settings and flags of a case; a recipe's data are digits in a file that every framework reads."""
-    flags, small = CASES[case]
-    every = ["--replicas=1", *flags, *([] if nvidia("name") else small)]
+    flags, smaller = CASES[case]
+    every = ["--replicas=1", *flags, *(smaller if small else ())]
     own = any(flag.startswith("--data=") for flag in flags)
     with nullcontext((resolve(every).config, every)) if own else digits_file(every) as pair:
         yield pair
-
-
-def _planned_gib(config: TrainConfig, flags: Sequence[str]) -> float:
-    if not kept_plan(config).exists():
-        command = [sys.executable, "-m", "trainer.plan", *flags]
-        subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, stdout=sys.stderr)
-    memory = read_plan(kept_plan(config)).memory
-    return peak_of(memory.lines(config, gpu=True), config.global_batch_size) / 2**30
 
 
 def _begun(config: TrainConfig) -> dict[str, Run]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+LOCK = Path(__file__)  # any file that all parts can open
+
 
 def keep(**measured: Any) -> None:
     """Prints numbers by name on a line of the part's log, which is there even if the part is ended later."""
@@ -24,7 +26,7 @@ def kept(log: Path) -> dict[str, Any]:
 @contextmanager
 def turn(*, alone: bool) -> Iterator[None]:
     """Waits, where parts run together, until no other one measures; with `alone` until no other one builds either."""
-    with open(__file__, encoding="utf-8") as file:
+    with LOCK.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
