@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,8 +86,13 @@ def test_kernels_are_counted_and_overlaps_count_once() -> None:
 
 def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> None:
     rates = {"ours": 50.0, "ours, XLA": 80.0, "fit": 60.0, "fit, XLA": 64.0}
-    network = {"ended": DONE, "steps_per_second": rates, "kernels": {"ours": [1825.0, 0.75]}, "planned_gib": 1.5}
-    outcomes = {"network_cnn": network, "bits_cnn_mnist": {"ended": DONE, "other_bits": []}}
+    network: dict[str, Any] = {
+        "ended": DONE,
+        "steps_per_second": rates,
+        "kernels": {"ours": [1825.0, 0.75]},
+        "planned_gib": 1.5,
+    }
+    outcomes: dict[str, dict[str, Any]] = {"network_cnn": network, "bits_cnn_mnist": {"ended": DONE, "other_bits": []}}
     text = "\n".join(page(outcomes, ["X, 80000, 580"]))
     assert "| cnn | 50 | 80 | 60 | 64 |  |  | 1.25 |" in text
     assert "| cnn | 1,825; 0.75 |  |  |  |" in text
