@@ -1,4 +1,4 @@
-"""Holds networks that a user would bring, with random data: ResNet-50, a UNet and a transformer."""
+"""Holds networks that a user would bring, with random data: ResNet-50, a UNet, a DenseNet and a transformer."""
 
 from typing import Any
 
@@ -51,6 +51,18 @@ def unet(config: TrainConfig, dataset: Any, *, size: int = 128, filters: int = 3
     return _compiled(keras.Model(images, keras.layers.Conv2D(3, 1)(x)), config)
 
 
+def densenet(config: TrainConfig, dataset: Any, *, size: int = 32) -> keras.Model:
+    """Returns a DenseNet (Huang et al. 2016, arXiv:1608.06993) of three blocks."""
+    images = keras.Input((size, size, 3))
+    x = keras.layers.Conv2D(24, 3, padding="same")(keras.layers.Rescaling(1 / 255)(images))
+    for block in range(3):
+        for _ in range(4):
+            x = keras.layers.Concatenate()([x, _convolution(_convolution(x, 48, 1), 12, 3)])
+        x = keras.layers.AveragePooling2D(2)(keras.layers.Conv2D(x.shape[-1] // 2, 1)(x)) if block < 2 else x
+    scores = keras.layers.Dense(CLASSES)(keras.layers.GlobalAveragePooling2D()(x))
+    return _compiled(keras.Model(images, scores), config)
+
+
 def transformer(config: TrainConfig, dataset: Any, *, length: int = 256, width: int = 256, blocks: int = 4,
                 heads: int = 8) -> keras.Model:  # fmt: skip
     """Returns a transformer encoder (Vaswani et al. 2017, arXiv:1706.03762) that classifies sentences."""
@@ -65,10 +77,12 @@ def transformer(config: TrainConfig, dataset: Any, *, length: int = 256, width: 
 
 
 def _two_convolutions(x: Any, filters: int) -> Any:
-    for _ in range(2):
-        x = keras.layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    return x
+    return _convolution(_convolution(x, filters, 3), filters, 3)
+
+
+def _convolution(x: Any, filters: int, size: int) -> Any:
+    x = keras.layers.Conv2D(filters, size, padding="same", use_bias=False)(x)
+    return keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
 
 
 def _compiled(model: keras.Model, config: TrainConfig) -> keras.Model:
