@@ -1,10 +1,10 @@
 """Proves that --stop_if_idle ends no training of a recipe that works, and each that stalls within a minute.
 
 `python -m benchmarks.proofs.limits [RECIPE …]`: each recipe trains some steps on the digits of the package, with its
-evaluation, samples and checkpoints. The guard is the real one; its clock and its GPU are planted: at each change of
+evaluation, samples and checkpoints. The watch is the real one; its clock and its GPU are planted: at each change of
 its phase the run stays there for as long as LASTS says, and a GPU is used in steps alone. The first start stalls in a
 step, the second in what runs between two, the third does not. Prints a line a stall; exits with 1 if one was not
-found within a minute of the limit, or if a guard stopped anything else.
+found within a minute of the limit, or if the watch stopped anything else.
 """
 
 import argparse
@@ -21,17 +21,17 @@ from typing import Any
 import keras
 
 from benchmarks.proofs.served_recipes import commands
+from trainer.base import limit_watch
 from trainer.base.errors import DONE
+from trainer.base.limit_watch import LIMITS, StopLimits
 from trainer.base.run_files.goodput import CLASSES, OTHER, SAVE, STEP, Goodput
 from trainer.base.run_files.records import read_result
-from trainer.base.run_files.stop_limits import LIMITS, StopLimits
 from trainer.base.settings.resolution import resolve
 from trainer.run import job
-from trainer.training import limit_watch
 
 HOUR, LATEST_S = 3600.0, 60.0
 LIMIT = StopLimits(idle_s=HOUR / 2)
-LASTS = {**dict.fromkeys(CLASSES, 2 * HOUR), STEP: 20.0, OTHER: 5.0}  # the guard waits 30 s for a loop to end
+LASTS = {**dict.fromkeys(CLASSES, 2 * HOUR), STEP: 20.0, OTHER: 5.0}  # the watch waits 30 s for a loop to end
 SMALL = ["--steps=12", "--steps_per_loop=1", "--global_batch_size=16", "--report_every_steps=4", "--tensorboard=false",
          "--checkpoint_every_steps=3"]  # fmt: skip
 GAN = ["--sample_every_steps=4", "--fid_every_steps=0"]
@@ -44,7 +44,7 @@ class Planted:
 
     def __init__(self, phase: str, visit: int) -> None:
         self._stalls, self._visits, self.now, self._percent = (phase, visit), Counter[str](), 0.0, 0.0
-        self.guard: Any = None
+        self.watch: Any = None
         self.found_after: float | None = None  # seconds of a stall
 
     def monotonic(self) -> float:
@@ -52,39 +52,38 @@ class Planted:
         return self.now
 
     def read(self) -> list[dict[str, float | None]]:
-        """Returns the planted use of one GPU, as `Gpus` does."""
+        """Returns the planted use of one GPU, as `read_gpus` does."""
         return [{"memory_gib": 1.0, "utilization_percent": self._percent}]
 
     def spend(self, phase: str) -> None:
-        """Lets the run be in a phase, and the guard look, for as long as the phase lasts, or until a stall is found."""
-        if not self.guard:
+        """Lets the run be in a phase, and the watch look, for as long as the phase lasts, or until a stall is found."""
+        if not self.watch:
             return
         self._visits[phase] += 1
         stalls = (phase, self._visits[phase]) == self._stalls
         self._percent = 95.0 if phase == STEP and not stalls else 0.0
         began = self.now
         while self.now - began < (10 * HOUR if stalls else LASTS[phase]):
-            self.now += limit_watch.POLL_SECONDS
-            self.guard.look()
-            if stalls and self.guard.reason:
+            self.now += limit_watch.LOOK_S
+            self.watch.look()
+            if stalls and self.watch.reason:
                 self.found_after = self.now - began
                 return
 
 
-class Guard(limit_watch.LimitWatch):
-    """Watches as the real guard does, but may not end this process."""
+class Watch(job.JobWatch):
+    """Watches as the real one does, but when `planted` says so, and may not end this process."""
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._leave = self._fail
+    planted: Planted
 
-    @property
-    def reason(self) -> str:
-        """Returns why it stops the run."""
-        return self._request.reason
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        self.planted.watch = self
+        yield
+        self.planted.watch = None
 
-    def _fail(self, reason: str) -> None:
-        raise AssertionError("the guard takes what saves its state for a hanging loop")
+    def _leave_step(self) -> None:
+        raise AssertionError("the watch takes what saves its state for a hanging loop")
 
 
 def trained(flags: list[str], planted: Planted) -> int:
@@ -97,17 +96,11 @@ def trained(flags: list[str], planted: Planted) -> int:
         if changes:
             planted.spend(phase)
 
-    @contextmanager
-    def guarding(guard: Any) -> Iterator[None]:
-        planted.guard = guard
-        yield
-        planted.guard = None
-
     replaced: list[tuple[Any, str, Any]] = [
-        (Goodput, "enter", entered), (job, "guarding", guarding), (job, "LimitWatch", Guard),
-        (job, "Gpus", lambda count: planted), (limit_watch, "time", planted),
+        (Goodput, "enter", entered), (job, "JobWatch", Watch), (Watch, "planted", planted),
+        (limit_watch, "time", planted), (limit_watch, "read_gpus", planted.read),
     ]  # fmt: skip
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in replaced]
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.tiers.spec_changes import LABEL
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
-from trainer.base.run_files.stop_limits import LIMITS
+from trainer.base.limit_watch import LIMITS
 
 STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.

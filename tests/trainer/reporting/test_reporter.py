@@ -19,7 +19,7 @@ from trainer.base.terminal import duration
 from trainer.data.images import encode_png, grid, to_uint8
 from trainer.reporting import console
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
-from trainer.reporting.resources import Gpus, memory_gib, parse_nvidia_smi, peak_memory_gib
+from trainer.reporting.resources import Gpus, memory_gib, peak_memory_gib
 from trainer.reporting.tensorboard import EventFiles
 from trainer.reporting.tuning import TuningMetric
 
@@ -146,18 +146,11 @@ def test_losses_and_metrics_are_grouped() -> None:
     }
 
 
-def test_nvidia_smi_is_read() -> None:
-    assert parse_nvidia_smi("2048, 87\n1024, [N/A]\nsome other line\n") == [
-        {"memory_gib": 2.0, "utilization_percent": 87.0},
-        {"memory_gib": 1.0, "utilization_percent": None},
-    ]
-
-
 def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds the tool back until the first report is out; it is then asked for the GPUs of this process only."""
     answers, tool = tmp_path / "answers", tmp_path / "nvidia-smi"
     os.mkfifo(answers)
-    tool.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
+    tool.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
