@@ -16,7 +16,6 @@ from trainer.base.run_files.records import append_stats, drop_stats_after, write
 from trainer.base.run_files.run_layout import RESULT, RUN_INFO
 from trainer.base.settings.resolution import resolve
 from trainer.base.storage import keep_others_out
-from trainer.reporting.tuning import TuningMetric
 
 
 def data(config: Any) -> Any:
@@ -59,7 +58,6 @@ def main() -> int:
     checkpoint = folder / "checkpoints" / "step"
     first = int(checkpoint.read_text()) if checkpoint.exists() else 0
     drop_stats_after(folder, first)
-    metric = TuningMetric(config.tuning_metric)
     if config.fate == "killed" and first == 0:
         checkpoint.write_text("1")
         os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +66,6 @@ def main() -> int:
         value = loss(config) + (config.steps - step)
         if config.fate != "mute":
             append_stats(folder, {"kind": "report", "step": step, "losses": {"loss": value}, "metrics": {}})
-            metric.report(step, value, None)
         checkpoint.write_text(str(step))
         print(f"step {step} loss {value}", flush=True)
         if config.fate == "failed":

@@ -11,9 +11,8 @@ from trainer.base.run_files.goodput import OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import last_reported_step, read_result
 from trainer.base.settings.train_config import TrainConfig
-from trainer.reporting.progress import Progress
+from trainer.reporting.progress import Progress, WorkerWaits
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.slow_worker import WorkerWaits
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 
@@ -104,7 +103,7 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     """The second of three workers waits 40 % of the time for its batches, and the others for it."""
     waits, run_result = WorkerWaits(), begun(tmp_path)
     verdicts = [waits.count((0.1, 2.1, 0.1), 5.0) for _ in range(8)]
-    assert verdicts[:5] == [None] * 5  # less than LEAST_SECONDS of steps
+    assert verdicts[:5] == [None] * 5  # less than 30 seconds of steps
     assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
     for why in ("the others wait for its batches", "its GPUs alone are idle"):
         run_result.name_slow("worker 1", why)
