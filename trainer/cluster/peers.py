@@ -80,7 +80,7 @@ class Peers:
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
-        self.stop_reason = ""  # of the chief's guard
+        self.stop_reason = ""  # of the chief's watch
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
