@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
-from trainer.base.run_files.stop_limits import LIMITS
+from trainer.base.limit_watch import LIMITS
 
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(

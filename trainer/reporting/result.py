@@ -91,7 +91,7 @@ class RunResult:
             self.job_dir.write(RESULT, {**self._counts(state, error), **measured})
 
     def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
-        """Records a failure, or that a guard stopped a hanging loop, in result.json, which keeps its other values.
+        """Records a failure, or a hanging loop that was left at a limit, in result.json, which keeps its other values.
 
         That of a finished run is left alone.
         """

@@ -17,8 +17,7 @@ from trainer.base.settings.metric_names import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid
 from trainer.measures.profiling import StepProfile
-from trainer.reporting.progress import Progress, StepLogs
-from trainer.reporting.slow_worker import WorkerWaits
+from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
 from trainer.run.rehearsal import has_own_parts, rehearse
 from trainer.run.run_state import RunState
 from trainer.run.start import StartedJob

@@ -17,7 +17,7 @@ from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.agreement import arithmetic
+from trainer.cluster.meeting import arithmetic
 from trainer.data import examples as examples_module
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset
