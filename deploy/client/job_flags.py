@@ -6,13 +6,12 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.client.arguments import add_flags, command_line
+from deploy.client.arguments import add_flags
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Program, RenderedJob
+from deploy.tiers.job_spec import Program
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
-from deploy.tiers.sources import MOST_MB
 from deploy.tiers.spec_changes import SpecChanges, read_labels, read_secrets, read_variables
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
@@ -101,16 +100,6 @@ def read_options(args: argparse.Namespace, program: Program) -> JobOptions:
         force=getattr(args, "force", False), stop_if_idle_s=args.stop_if_idle, stop_if_over=args.stop_if_over,
         plan=getattr(args, "plan", "") is True,
     )  # fmt: skip
-
-
-def package_command(job: RenderedJob, args: argparse.Namespace) -> str:
-    """Returns the shell command that uploads the packages of `job`; empty if there are none."""
-    if not job.packages:
-        return ""
-    flags = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": args.package}
-    flags["max_package_mb"] = "" if args.max_package_mb == MOST_MB else args.max_package_mb
-    flags |= {"script": args.script, "module": args.module}
-    return command_line("package", [f"--{name}={value}" for name, value in flags.items() if value])
 
 
 def new_submission() -> str:

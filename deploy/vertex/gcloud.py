@@ -23,9 +23,12 @@ _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gclou
 class Gcloud(Backend):
     """Creates jobs by gcloud."""
 
-    def create_command(self, request: CustomJob) -> list[str]:
-        """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
-        config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
+    def create_command(self, request: CustomJob, config: str = "") -> list[str]:
+        """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin.
+
+        For stdin a study needs a path.
+        """
+        config = config or ("-" if request.kind is api.CUSTOM else "/dev/stdin")
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
