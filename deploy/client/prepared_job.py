@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from deploy.client.arguments import VerbParser, command_line, parse_program, parser
+from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag, write_document
-from deploy.client.job_flags import add_job_flags, add_plan_flags, read_changes, read_options
+from deploy.client.job_flags import OF_VERTEX, add_plan_flags, read_changes, read_options
 from deploy.client.job_handle import VertexJob
 from deploy.localrun.processes import on_signals
 from deploy.planning.cost_rule import CostQuestion, cost_question
@@ -126,7 +126,15 @@ def submit_flags() -> VerbParser:
         "Submits a job to Vertex AI and follows it to its end.",
         "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
-    add_job_flags(cli)
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, "
+                     "l4x4; of several the next is tried where there are no machines")  # fmt: skip
+    cli.add_argument("--machine_type", default="", metavar="NAME", help="a machine instead of a TIER, as g2-standard-4")
+    cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
+    add_flags(cli, *OF_VERTEX, "max_package_mb", "prices", "script", "module")
+    cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
+    cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
     add_plan_flags(cli)
     cli.add_boolean("fit", FIT)
     cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
