@@ -247,7 +247,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     flags = ["--module=trainer.task", "--package=mine/trainer", *WHERE, f"--backend={backend}", "--labels=team=vision"]
     assert submit.main(["cpu-2workers", *flags, "--", *words], session) == 0
     shown = capsys.readouterr().out
-    assert "# ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
+    assert "ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
     (job,) = vertex.jobs.values()
     assert job["labels"]["team"] == "vision"
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")

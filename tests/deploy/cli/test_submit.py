@@ -294,9 +294,8 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
 
 
 def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--dry-run", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
-    shown = capsys.readouterr().out
-    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    assert main(["submit", "l4x4", "--spec", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
     assert spec["workerPoolSpecs"][0]["containerSpec"] == {
         "imageUri": "us-docker.pkg.dev/p/r/x:1", "command": ["python", "-m", "trainer.check"],
         "args": ["--recipe=wgan_gp_digits", "--expect_devices=4", "--on_gpus"],
