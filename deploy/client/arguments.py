@@ -241,7 +241,7 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     add_setting_flags(cli, flags, hidden=True)
     args, unknown = cli.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
-    refuse_unknown(unknown, [*of_verb, *names], settings.hint, listed)
+    refuse_unknown(unknown, cli.flags, settings.hint, listed)
     texts = {name: value for name, value in vars(args).items() if name in names}
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
         if texts.pop(name, "false") != "false":

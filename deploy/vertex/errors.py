@@ -51,6 +51,17 @@ def api_errors(gcp: GcpConfig) -> Iterator[None]:
         raise (VertexFault if error.transient else UserError)(describe_error(error, gcp)) from None
 
 
+@contextmanager
+def billing_errors(action: str, fix: str) -> Iterator[None]:
+    """Raises an ApiError of prices or of a bill as one line: UserError with `fix` if the user can do something."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.transient:
+            raise UserError(f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
+        raise VertexFault(f"{action}: {error}") from None
+
+
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     """Returns one line: the service's message and what to do."""
     if error.final:

@@ -23,10 +23,10 @@ _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gclou
 class Gcloud(Backend):
     """Creates jobs by gcloud."""
 
-    def create_command(self, request: CustomJob) -> list[str]:
-        """Returns the command that creates the job; it reads the spec from stdin."""
+    def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
+        """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
-        flags = [f"--display-name={request.display_name}", f"--labels={labels}", "--config=-"]
+        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         place = [f"--project={self._project}", f"--region={self._region}"]
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]

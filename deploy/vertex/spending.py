@@ -43,14 +43,6 @@ def usd_per_hour(status: JobStatus) -> float | None:
     return None
 
 
-def counted_usd(status: JobStatus, now: float) -> float | None:
-    """Returns what counts of a job in a budget: its cost once it has ended, else its limit; None without a price."""
-    price = usd_per_hour(status)
-    if price is None:
-        return None
-    return time_and_cost(status, price, now)[1] if status.ended else price * status.timeout_s / 3600
-
-
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
     """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
     ran, usd = time_and_cost(status, usd_per_hour(status), now)

@@ -196,7 +196,7 @@ RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,
     "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
     "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden,
-    "deploy machines": run_deploy, "deploy render": run_deploy,
+    "deploy machines": run_deploy,
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,

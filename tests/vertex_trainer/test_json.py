@@ -33,7 +33,6 @@ FIELDS = {
     "submitted": (
         "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
     ),
-    "batch": "batch_prediction job",
     "status": (
         "name display_name state created started ended error labels strategy timeout_s output checks limited shells"
     ),
@@ -103,9 +102,6 @@ def test_a_prediction_is_a_document(documents: Any, cloud: Emulator, session: Se
     ]  # fmt: skip
     (sent,) = documents(*words, "--tier=cpu")
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
-    documents(*words, "--tier=cpu", "--as=batch_prediction", code=2)
-    (batch,) = documents(*words, "--tier=cpu", "--as=batch_prediction", "--yes")
-    assert "batchPredictionJobs/" in batch["job"]
 
 
 def test_a_comparison_that_ran_is_a_document(

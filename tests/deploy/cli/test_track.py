@@ -83,7 +83,7 @@ def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None
 ])  # fmt: skip
 def test_what_a_job_cannot_use_is_refused(refused: Command, flags: list[str], line: str) -> None:
     where = ["--project=my-proj", *WHERE, "--image=us-docker.pkg.dev/p/r/x:1"]  # for which no wheel is built
-    assert line in refused("render", "l4x1", *where, *JOB, *flags)
+    assert line in refused("submit", "--spec", "l4x1", *where, *JOB, *flags)
 
 
 @pytest.mark.parametrize(("track", "image", "line"), [
@@ -98,7 +98,7 @@ def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:
     account = "--service_account=trainer@my-proj.iam.gserviceaccount.com"
     flags = [f"{SERVER},wandb:x,vertex:x", "--tensorboard_instance=7", account]
-    assert main(["render", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
+    assert main(["submit", "--spec", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
     spec, warned = capsys.readouterr()
     assert warned.count("the job gets no login: add --secret=") == 2
     task = yaml.safe_load(spec)["workerPoolSpecs"][0]["containerSpec"]

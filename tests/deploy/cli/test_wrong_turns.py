@@ -67,7 +67,7 @@ def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, sessio
     assert cloud.jobs == {}
 
 
-@pytest.mark.parametrize("verb", [["submit"], ["render"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("verb", [["submit"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize(
     ("data", "copied", "value"),
     [

@@ -49,7 +49,7 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 
 def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[str, str]]:
     """Returns command, arguments and variables of the first worker, from the printed spec."""
-    assert main(["render", "cpu", *WHERE, *JOB, *flags]) == 0
+    assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p", *flags]) == 0
     task = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]
     assert task["imageUri"] == "python:3.12-slim"
     return task["command"], task["args"], {each["name"]: each["value"] for each in task["env"]}

@@ -203,8 +203,9 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     package = write(tmp_path / "code", nets=NETS, data=DATA, widths="WIDE = 8")
     write(tmp_path / "here", nets="def build(c, d, *, other: int = 1): pass")
     monkeypatch.chdir(tmp_path / "here")
-    flags = ["l4x1", *OWN, "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo", f"--package={package}"]
-    assert deploy(["render", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p"]
+    flags = ["l4x1", *OWN, *where, "--name=demo", f"--package={package}"]
+    assert deploy(["submit", "--spec", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
     for wrong, line in {
@@ -212,14 +213,14 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
         "--depth=5": "flags: depth=5 must be one of 2, 4.",
         "--other=1": "unknown flag --other",
     }.items():
-        assert deploy(["render", *flags, "--rows=9", wrong]) == 2
+        assert deploy(["submit", "--spec", *flags, "--rows=9", wrong]) == 2
         assert line in capsys.readouterr().err
-    assert deploy(["render", *flags]) == 2
+    assert deploy(["submit", "--spec", *flags]) == 2
     assert "rows is missing, one of the settings of data=mine.data:load" in capsys.readouterr().err
     write(package.parent, data="def load(config, *, bucket: str = 'b'): pass")
-    assert deploy(["render", *flags, "--rows=9"]) == 2
+    assert deploy(["submit", "--spec", *flags, "--rows=9"]) == 2
     assert (
-        "--bucket is a flag of `python -m deploy render` and a setting of your own: rename" in capsys.readouterr().err
+        "--bucket is a flag of `python -m deploy submit` and a setting of your own: rename" in capsys.readouterr().err
     )
 
 
@@ -227,8 +228,8 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
 def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: mine.nets:build\ndata: mine.data:load\nrows: 9\nl2: null\n")
-    flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo"]
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
+    flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--name=demo"]
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)
     assert {"--rows=9", "--l2=none", "--my_lambda=1.0"} <= {*spec["workerPoolSpecs"][0]["containerSpec"]["args"]}
     spec["workerPoolSpecs"][0] |= {
@@ -236,12 +237,12 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     }  # fmt: skip
     del spec["workerPoolSpecs"][0]["containerSpec"]
     (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
-    assert deploy(["render", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
+    assert deploy(["submit", "--spec", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
     assert "act=" not in capsys.readouterr().err
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
     assert "warning: act=mine.yaml: this path exists here, but the job's machines cannot" in capsys.readouterr().err
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=gs://my-bucket/mine.csv"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=gs://my-bucket/mine.csv"]) == 0
     assert "but open() and NumPy need --act=/gcs/my-bucket/mine.csv" in capsys.readouterr().err
     overrides = parse(parser("compare", "", ""), ["--rows=7", *OWN])[1]
     assert overrides.resolve().rows == 7  # type: ignore[attr-defined]
