@@ -66,13 +66,11 @@ class Candidate:
     """Runs one process on all cores or, with `workers`, as many with one core each; a call measures images/s.
 
     `name` is MODULE[:OPTION], `images_per_step` counts over all processes. With `joined`, the processes are the workers
-    of one job; otherwise they are independent. The steps of a turn are a multiple of `multiple`. `checkout`: the folder
-    whose code runs.
+    of one job; otherwise they are independent. The steps of a turn are a multiple of `multiple`.
     """
 
     def __init__(self, name: str, flags: Sequence[str], images_per_step: int, workers: int = 0, *,
-                 joined: bool = False, multiple: int = 1, checkout: Path = ROOT) -> None:  # fmt: skip
-        self._checkout = checkout
+                 joined: bool = False, multiple: int = 1) -> None:  # fmt: skip
         self._images_per_step, self._multiple, self._steps = images_per_step, multiple, multiple
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the processes run
         cores = sorted(os.sched_getaffinity(0))
@@ -92,7 +90,7 @@ class Candidate:
             environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
         command, pipe = [sys.executable, "-m", "benchmarks.processes", *arguments], subprocess.PIPE
         process = subprocess.Popen(
-            command, cwd=self._checkout, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
+            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, text=True
         )
         os.sched_setaffinity(process.pid, cores)  # threads that the process starts later inherit it
         return process

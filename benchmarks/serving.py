@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.proofs.equal_answers import once_healthy, started
+from tests.servers import once_healthy, started
 
 CLIENTS = (1, 8, 64)
 PLAIN = """

@@ -2,7 +2,6 @@
 
   python -m trainer.golden record --recipe=mine.yaml --steps=30 --out=golden/mine.json
   python -m trainer.golden check golden/*.json [--replicas=1,2] [--workers=1,2] [--junit=out.xml]
-  python -m trainer.golden bisect golden/mine.json --good=v1.2 [--bad=HEAD]
 
 `record` takes the flags of python -m trainer.task. It trains in float64 with at most 16 rows a batch, and built-in
 models with width 8 at most, unless a flag says otherwise. Each verdict is one line: equal bits; rounding, within three
@@ -12,19 +11,35 @@ Exit codes: 0 nothing has changed; 2 something has, or you must change something
 platform."""
 
 import argparse
+import dataclasses
+import json
+import socket
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from xml.etree import ElementTree
 
-from trainer.base.errors import DONE, UserError
-from trainer.base.log import set_verbose
+from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.log import log, set_verbose
+from trainer.base.run_files.records import read_json
 from trainer.base.settings.flags import Parser
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
+from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage import write_whole
+from trainer.proofs.golden_file import Golden, read_golden, recorded_steps, write_golden
+from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL, GoldenVerdict, causes, judge
+from trainer.run.child import last_error, start
 from trainer.user_code.command import quiet_start, run_command
 
 _LENGTH = 30  # steps
 _SMALL = {"precision": "float64", "global_batch_size": 16, "width": 8}
+_LONGEST_SECONDS = 1_800.0  # of a process that measures
+_MEASURE = "measure"  # the verb of such a process
+Way = tuple[int, int]  # replicas of each worker, workers
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,9 +52,62 @@ def _run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         return DONE
-    if words[0] not in VERBS:
-        raise UserError(f"{words[0]!r} is no verb of trainer.golden: use {', '.join([*VERBS][:-1])}")
-    return VERBS[words[0]](words[1:])
+    verbs = {"record": _record, "check": _check, _MEASURE: _measure}
+    if words[0] not in verbs:
+        raise UserError(f"{words[0]!r} is no verb of trainer.golden: use record or check")
+    return verbs[words[0]](words[1:])
+
+
+def parser_of(verb: str) -> Parser:
+    """Returns the parser of a verb's own flags; settings of a run are left to `resolve`."""
+    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb == "check")
+    if verb == "record":
+        parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
+    elif verb == "check":
+        parser.add_argument("files", nargs="+", metavar="FILE")
+        parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
+        parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers with one (default: 1)")
+        parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
+    else:
+        parser.add_argument("--out", required=True)
+        parser.add_argument("--after", type=_counts, required=True)
+        parser.add_argument("--on", type=int, required=True)
+        parser.add_argument("--control", action="store_true")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    """Parses whole numbers from 1 on, separated by commas."""
+    parts = text.split(",")
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers from 1 on, as 1,2")
+    return [int(part) for part in parts]
+
+
+def _record(arguments: Sequence[str]) -> int:
+    """Measures a run and writes its golden file; one that agrees with it gets the bits of this processor beside."""
+    parser = parser_of("record")
+    options, given = parser.parse_known_args(arguments)
+    flags = small_flags(given, resolve(given, prog=parser.prog, description=__doc__, parents=[parser]))
+    command = resolve(flags)
+    set_verbose(command.verbose)
+    if not options.out:
+        raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
+    refuse_missing_modules(command.config)
+    out, steps, settings = Path(options.out), recorded_steps(command.config.steps or 1), _settings(command.config)
+    result = measured(flags, steps, control=True)
+    bits = {step: moment["digest"] for step, moment in result["moments"].items()}
+    digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
+    if out.exists():
+        golden = read_golden(out)
+        if golden.settings == settings and judge(golden, {**result, "instructions": ""}).kind != CHANGED:
+            golden.digests |= digests
+            write_golden(out, golden)
+            log.info(f"{out} holds these numbers already: the bits of {', '.join(digests)} are added")
+            return DONE
+    write_golden(out, Golden(flags, settings, steps, digests=digests, **result))
+    log.info(f"{out}: steps {', '.join(map(str, steps))} of {command.config.model} are recorded")
+    return DONE
 
 
 def small_flags(arguments: Sequence[str], command: Command) -> list[str]:
@@ -55,61 +123,123 @@ def small_flags(arguments: Sequence[str], command: Command) -> list[str]:
     return [*arguments, *steps, *sizes]
 
 
-def parser_of(verb: str) -> Parser:
-    """Returns the parser of a verb's own flags; settings of a run are left to `resolve`."""
-    parser = Parser(prog=f"python -m trainer.golden {verb}", description=__doc__, add_help=verb in ("check", "bisect"))
-    if verb == "record":
-        parser.add_argument("--out", default="", metavar="FILE", help="the golden file")
-    elif verb == "check":
-        parser.add_argument("files", nargs="+", metavar="FILE")
-        parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
-        parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers with one (default: 1)")
-        parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
-    elif verb == "bisect":
-        parser.add_argument("file", metavar="FILE")
-        parser.add_argument("--good", required=True, metavar="COMMIT", help="a commit that has the recorded numbers")
-        parser.add_argument("--bad", default="HEAD", metavar="COMMIT", help="one that has not (default: %(default)s)")
-    else:
-        parser.add_argument("--out", required=True)
-        parser.add_argument("--after", type=_counts, required=True)
-        parser.add_argument("--on", type=int, required=True)
-        parser.add_argument("--control", action="store_true")
-    return parser
-
-
-def _record(arguments: Sequence[str]) -> int:
-    parser = parser_of("record")
-    options, settings = parser.parse_known_args(arguments)
-    flags = small_flags(settings, resolve(settings, prog=parser.prog, description=__doc__, parents=[parser]))
-    command = resolve(flags)
-    set_verbose(command.verbose)
-    if not options.out:
-        raise UserError("--out=FILE is missing: name the golden file, as golden/mine.json")
-    refuse_missing_modules(command.config)
-    from trainer.proofs.golden_check import record
-
-    record(Path(options.out), flags, command.config)
-    return DONE
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """Returns the settings as JSON holds them."""
+    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return settings
 
 
 def _check(arguments: Sequence[str]) -> int:
+    """Prints a line for each file and writes the XML; returns the exit code."""
     options = parser_of("check").parse_args(arguments)
-    from trainer.proofs.golden_check import check
-
     ways = [(count, 1) for count in options.replicas] + [(1, count) for count in options.workers if count > 1]
-    return check([Path(file) for file in options.files], ways, Path(options.junit) if options.junit else None)
+    failures: dict[str, str] = {}
+    for file in map(Path, options.files):
+        golden = read_golden(file)
+        try:
+            settings = _settings(resolve(golden.flags).config)
+            results = [measured(golden.flags, golden.steps, *way) for way in ways]
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from None
+        verdicts = [(way, judge(golden, result)) for way, result in zip(ways, results, strict=True)]
+        line = described(verdicts, list(causes(golden, settings, results[0])))
+        changed = any(verdict.kind == CHANGED for _, verdict in verdicts)
+        failures[file.stem] = line if changed else ""
+        (log.error if changed else log.info)("%s   %s", file.stem, line)
+    if options.junit:
+        write_whole(Path(options.junit), _junit(failures))
+    return USER_MUST_CHANGE if any(failures.values()) else DONE
 
 
-def _bisect(arguments: Sequence[str]) -> int:
-    options = parser_of("bisect").parse_args(arguments)
-    from trainer.proofs.golden_check import bisect
+def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: Sequence[str]) -> str:
+    """Returns the line of one file: what changed, or else which ways gave equal bits and which rounding."""
+    by_kind = {kind: [way for way, verdict in verdicts if verdict.kind == kind] for kind in (EQUAL, ROUNDING, CHANGED)}
+    if by_kind[CHANGED]:
+        verdict = next(verdict for _, verdict in verdicts if verdict.kind == CHANGED)
+        where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
+        ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_named(by_kind[CHANGED])}"
+        return f"{CHANGED}{ways} from step {verdict.step}, {where}; {', '.join(differences)}"
+    parts = [f"{EQUAL} on {_named(by_kind[EQUAL])}"] if by_kind[EQUAL] else []
+    if by_kind[ROUNDING]:
+        times = max(verdict.times for _, verdict in verdicts)
+        differing = ", ".join(part for part in differences if " differ: " in part)
+        parts.append(
+            f"{ROUNDING} on {_named(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
+            f"of the rows does{f' ({differing})' if differing else ''}"
+        )
+    return "; ".join(parts)
 
-    return bisect(Path(options.file), options.good, options.bad)
+
+def _named(ways: Sequence[Way]) -> str:
+    """Returns `1 and 2 replicas and 2 workers`."""
+    replicas, workers = [way[0] for way in ways if way[1] == 1], [way[1] for way in ways if way[1] > 1]
+    counts = ((replicas, "replica"), (workers, "worker"))
+    return " and ".join(
+        f"{' and '.join(map(str, many))} {noun}{'s' * (many != [1])}" for many, noun in counts if many
+    )  # fmt: skip
+
+
+def _junit(failures: Mapping[str, str]) -> str:
+    """Returns a test case for each file, by which continuous integration shows what changed."""
+    counts = {"tests": str(len(failures)), "failures": str(sum(map(bool, failures.values())))}
+    suite = ElementTree.Element("testsuite", {"name": "golden", **counts})
+    for name, failure in failures.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="golden", name=name)
+        if failure:
+            ElementTree.SubElement(case, "failure", message=failure)
+    return ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def measured(
+    flags: Sequence[str], steps: Sequence[int], replicas: int = 1, workers: int = 1, *, control: bool = False
+) -> dict[str, Any]:
+    """Returns what `trainer.proofs.golden_run.measure` writes of a run with these flags of trainer.task.
+
+    Each run has processes of its own, as a process has its number of devices for good: one on this machine's CPU, or
+    one for each worker of a cluster on loopback. All are ended if one fails or takes too long. Raises UserError with
+    the line of a process that ended with it, and PlatformFault for other ends.
+    """
+    with TemporaryDirectory(prefix="trainer-golden-") as name:
+        folder, processes = Path(name), list[subprocess.Popen[bytes]]()
+        out, logs = folder / "measured.json", [folder / f"log-{index}" for index in range(workers)]
+        words = ["trainer.golden", _MEASURE, f"--out={out}", f"--on={replicas}",
+                 f"--after={','.join(map(str, steps))}", *(["--control"] if control else []), *flags]  # fmt: skip
+        try:
+            for file, cluster in zip(logs, _clusters(workers), strict=True):
+                processes.append(start(words, file, cluster))
+            for file, process in zip(logs, processes, strict=True):
+                if code := process.wait(_LONGEST_SECONDS):
+                    line = last_error(file)
+                    if code == UserError.exit_code:
+                        raise UserError(line)
+                    raise PlatformFault(f"a measuring process ended with exit code {code}: {line}")
+        except subprocess.TimeoutExpired:
+            raise PlatformFault(f"a measuring process took longer than {_LONGEST_SECONDS:.0f} s") from None
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        content, problem = read_json(out)
+    if problem:
+        raise PlatformFault(f"a measuring process left no result ({problem})")
+    return content
+
+
+def _clusters(workers: int) -> list[dict[str, str]]:
+    """Returns the environment of each worker, at ports that nobody listens at."""
+    if workers == 1:
+        return [{}]
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+    cluster = {"worker": [f"127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]}
+    for listener in sockets:
+        listener.close()
+    tasks = ({"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(workers))
+    return [{"TF_CONFIG": json.dumps(task)} for task in tasks]
 
 
 def _measure(arguments: Sequence[str]) -> int:
-    """Measures in this process, for trainer.proofs.processes."""
-    options, settings = parser_of("measure").parse_known_args(arguments)
+    """Measures in this process, for `measured`."""
+    options, settings = parser_of(_MEASURE).parse_known_args(arguments)
     config = resolve(settings).config
     refuse_missing_modules(config)
     with quiet_start():
@@ -117,16 +247,6 @@ def _measure(arguments: Sequence[str]) -> int:
     measure(config, options.after, options.on, Path(options.out), control=options.control)
     return DONE
 
-
-def _counts(text: str) -> list[int]:
-    """Parses whole numbers from 1 on, separated by commas."""
-    parts = text.split(",")
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers from 1 on, as 1,2")
-    return [int(part) for part in parts]
-
-
-VERBS = {"record": _record, "check": _check, "bisect": _bisect, "measure": _measure}
 
 if __name__ == "__main__":
     sys.exit(main())

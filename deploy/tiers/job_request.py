@@ -16,7 +16,6 @@ from deploy.tiers.plain_image import about_installing, requirements, starter, wr
 from deploy.tiers.spec_changes import SECRETS
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.provenance import IMAGE_DIGEST
 from trainer.base.run_files.stop_limits import LIMITS
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
@@ -187,8 +186,6 @@ class TrainingRequest(JobRequest):
                 task["args"].append("--on_gpus")
                 task["command"] = ["python", "-m", CHECK]
             added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
-            if "@" in task["imageUri"]:
-                added.append({"name": IMAGE_DIGEST, "value": task["imageUri"].partition("@")[2]})
             if options.limits:
                 added.append({"name": LIMITS, "value": options.limits})
             if added:

@@ -25,7 +25,7 @@ from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.fixtures import Capture, Patch
-from trainer import audit, check, evaluate, generate, golden, plan, predict
+from trainer import check, evaluate, generate, golden, plan, predict
 from trainer.base.settings.resolution import own_settings, resolve
 from trainer.data import prepare
 
@@ -86,11 +86,6 @@ def parse_golden(command: Command, session: Session) -> None:
         resolve(settings)
     else:
         assert settings == []
-
-
-def parse_audit(command: Command, session: Session) -> None:
-    """Only parses the flags, because an audit needs a run."""
-    assert audit.parser_of_audit().parse_args(command.arguments).segments == 3
 
 
 def run_prepare(command: Command, session: Session) -> None:
@@ -200,7 +195,7 @@ CUTOFFS = {
 RULES: Mapping[str, Rule] = {
     "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,
     "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
-    "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden, "trainer.audit": parse_audit,
+    "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden,
     "deploy machines": run_deploy, "deploy render": run_deploy,
     "deploy submit": dry_run, "deploy image": dry_run, "deploy tune": dry_run,
     "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,

@@ -1,1 +1,1 @@
-"""Proves that numbers are what they should be: on the devices of one machine, of another day, of another's run."""
+"""Proves that numbers are what they should be: on the devices of one machine, and on those of another day."""

@@ -1,14 +1,17 @@
 """Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some of them."""
 
 import dataclasses
+import hashlib
+import platform
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.run_files.provenance import instruction_set, packages, user_sources
+from trainer.base.run_files.provenance import own_sources
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
@@ -19,6 +22,8 @@ from trainer.run.training_setup import TrainingSetup, build_setup, starting_weig
 from trainer.training.state import snapshot, variables_of
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control
+# From the widest vectors down: what the kernels of TensorFlow and its libraries choose by.
+_INSTRUCTIONS = ("amx_tile", "avx512_bf16", "avx512f", "avx2", "avx", "sve", "asimd")
 State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables by name, losses and metrics
 
 
@@ -37,9 +42,9 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         "moments": {str(step): moment(*state) for step, state in zip(steps, states, strict=True)},
         "learning_rate": config.learning_rate,
         "data": setup.content,
-        "sources": user_sources(config),
-        "packages": packages(),
-        "instructions": instruction_set(),
+        "sources": _user_sources(config),
+        "packages": _packages(),
+        "instructions": _instruction_set(),
     }
     if control:
         orders = [_states(_starting(config, cluster), steps, order) for order in _ORDERS]
@@ -78,3 +83,24 @@ def _largest(controls: Sequence[tuple[list[float], float]]) -> dict[str, Any]:
     """Returns the largest of several controls, tensor by tensor, to two digits."""
     norms, losses = zip(*controls, strict=True)
     return {"tensors": [float(f"{norm:.1e}") for norm in np.max(norms, axis=0)], "losses": float(f"{max(losses):.1e}")}
+
+
+def _user_sources(config: TrainConfig) -> dict[str, str]:
+    """Returns the SHA-256 of each file of the user's model, data and callbacks, by its path below its package."""
+    files = dict(file for dotted in (config.model, config.data, config.callbacks) for file in own_sources(dotted))
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())}
+
+
+def _packages() -> dict[str, str]:
+    """Returns the version of each installed package, by its name."""
+    named = ((package.metadata["Name"], package.version) for package in distributions())
+    return dict(sorted((name.lower().replace("_", "-"), version) for name, version in named if name))
+
+
+def _instruction_set() -> str:
+    """Returns the widest vector instructions of this processor, as `avx512f`, or its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    flags = set(line.partition(":")[2].split())
+    return next((name for name in _INSTRUCTIONS if name in flags), platform.machine())

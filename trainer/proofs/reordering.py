@@ -10,8 +10,8 @@ from trainer.run.training_setup import TrainingSetup
 from trainer.training.steps import StepRunner
 
 
-def reordered(setup: TrainingSetup, seed: int, first_step: int = 0) -> tuple[StepRunner, Any]:
-    """Returns a runner and its rows from `first_step` on, in which the rows of each pass, and all draws, are permuted.
+def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
+    """Returns a runner and its rows, in which the rows of each pass, and all draws, are permuted.
 
     On one replica without micro-batches, a pass is the whole global batch.
     """
@@ -40,4 +40,4 @@ def reordered(setup: TrainingSetup, seed: int, first_step: int = 0) -> tuple[Ste
 
     runner = setup.step_runner()
     runner.context = Reordered
-    return runner, iter(setup.batches_from(first_step).map(permuted))
+    return runner, iter(setup.batches_from(0).map(permuted))

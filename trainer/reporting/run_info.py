@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import trainer
-from trainer.base.run_files.provenance import image_digest, instruction_set, packages, trainer_commit, user_sources
+from trainer.base.run_files.provenance import trainer_commit
 from trainer.base.run_files.records import RunInfo
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.gpu_environment import gpu_environment
@@ -50,10 +50,6 @@ def run_info(
         "total_steps": total_steps,
         "versions": versions(),
         "git_commit": trainer_commit(),
-        "image_digest": image_digest(),
-        "sources": user_sources(config),
-        "packages": packages(),
-        "instructions": instruction_set(),
         "command": os.environ.get(COMMAND) or shlex.join(command),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -86,9 +86,10 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     job.tracking.begin()
     if proof and not run.state.restored:
         verdict = proof.verdict()
-        judge(verdict, allowed=job.config.allow_replica_dependence)
+        on_gpus = run.setup.replicas.devices[0].startswith("GPU")
+        judge(verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1)
         job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
-        job.result.depends_on_replicas = verdict.problems
+        job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
         if verdict.problems:
             job.job_dir.add_to_run_info(equal_bits=0)
     with closing(run.state.reporter):
@@ -259,5 +260,6 @@ def _finish(run: TrainingRun, control: Control) -> int:
         return DONE  # Vertex AI restarts what exits otherwise
     state = f"the budget of {run.job.config.max_minutes:g} minutes is spent after" if spent else "done:"
     where = f"; the model is in {mirror.where(run.job.job_dir.model)}" if run.job.is_chief else ""
-    log.info(f"{state} {progress.step:,} steps{where}")
+    doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
+    log.info(f"{state} {progress.step:,} steps{where}{doubt}")
     return DONE

@@ -1,7 +1,7 @@
 """Saves and restores checkpoints: all that a run resumes from, each a folder that is written atomically.
 
-    step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the checkpoint that it follows,
-                                          the weights that are trained, the state beside the variables
+    step-00000500/manifest.json           sizes and SHA-256 of the files and of itself, the weights that are trained,
+                                          the state beside the variables
     step-00000500/variables.index, .data  in TensorFlow's format (tf.train.load_checkpoint reads it)
 
 Training waits only for a snapshot, which a thread writes. Only the chief reads and writes.
@@ -33,18 +33,16 @@ from trainer.training.state import WEIGHTS, check_fits, put_back, sharded, snaps
 
 _PREFIX = "variables"
 
-Link = dict[str, Any]  # {"step", "sha256"} of a checkpoint
-
 
 class Damaged(Exception):
     """Reports a checkpoint that differs from its manifest; the text names the file."""
 
 
 class Checkpoints:
-    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one, or all; gives each to `mirror`."""
+    """Keeps the newest `keep` checkpoints of `model` in `folder`, and the best one; gives each to `mirror`."""
 
     def __init__(
-        self, model: keras.Model, replicas: Replicas, folder: Path, keep: int | None, mirror: Mirror | None = None
+        self, model: keras.Model, replicas: Replicas, folder: Path, keep: int, mirror: Mirror | None = None
     ) -> None:
         self._variables, self._replicas = variables_of(model), replicas
         weights = {name: variable for name, variable in self._variables.items() if name.startswith(WEIGHTS)}
@@ -53,7 +51,6 @@ class Checkpoints:
         self._saved = (-1, False)  # the newest step that is saved or being written, and whether its hooks are pending
         self._writer: threading.Thread | None = None
         self._error: Exception | None = None
-        self._chain = list[Link]()  # the newest checkpoints of this run, each named by the next
         self.restored: str | None = None  # the address that restore() read
         self.saving_seconds = 0.0  # for which training waited
 
@@ -77,7 +74,6 @@ class Checkpoints:
                 damaged.append(str(error))
                 continue
             self.restored = self._mirror.where(folder)
-            self._chain = [*filter(None, [manifest.get("previous")]), _link(manifest)]
             check_fits(self._variables, {name: value.shape for name, value in values.items()}, self.restored)
             return manifest, values
         if damaged:
@@ -126,10 +122,7 @@ class Checkpoints:
         try:
             self._refuse_not_finite(step, values)
             folder, manifest = self._folder / step_name(step), json.loads(text)
-            # A step is written again once its hooks have run: it then follows what it followed before.
-            self._chain = [link for link in self._chain if link["step"] < step][-1:]
-            manifest["previous"] = self._chain[-1] if self._chain else None
-            self._chain.append(write_checkpoint(folder, values, manifest))
+            write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
             self._prune(step, manifest["state"])
         except Exception as error:  # raised by the next save or wait, in the training thread
@@ -147,7 +140,7 @@ class Checkpoints:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
         whole = checkpoint_folders(self._folder)
         best = (state.get("best") or {}).get("step")
-        newest = [folder for folder in whole if step_of(folder.name) <= step][-(self._keep or len(whole)) :]
+        newest = [folder for folder in whole if step_of(folder.name) <= step][-self._keep :]
         for folder in whole:
             if folder not in newest and step_of(folder.name) != best:
                 self._mirror.remove(folder)
@@ -167,8 +160,8 @@ def checkpoint_folders(folder: Path) -> list[Path]:
     return sorted(folders, key=lambda path: step_of(path.name))
 
 
-def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> Link:
-    """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums; returns its link."""
+def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str, Any]) -> None:
+    """Writes `folder` atomically: the variables, then the manifest with their sizes and checksums."""
     with tensorflow_writing(folder), whole_folder(folder) as beside:
         with tf.device("CPU:0"):
             tensors, slices = [tf.identity(value) for value in values.values()], [""] * len(values)
@@ -180,7 +173,6 @@ def write_checkpoint(folder: Path, values: Mapping[str, Any], manifest: dict[str
             sync(beside / name)
         content = finite({**manifest, "files": files})
         write_json(beside / MANIFEST, {**content, "sha256": _digest(content)})
-    return _link(content)
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -229,11 +221,6 @@ def load_weights(model: keras.Model, path: Path, replicas: Replicas, origin: str
     saved = {name: value for name, value in values.items() if name.startswith(WEIGHTS)}
     check_fits(variables, {name: value.shape for name, value in saved.items()}, origin)
     put_back(variables, saved if replicas.cluster.is_chief else None, replicas)
-
-
-def _link(manifest: Mapping[str, Any]) -> Link:
-    """Returns step and digest of a checkpoint, by which the next one names it in `previous`."""
-    return {"step": manifest["step"], "sha256": _digest(manifest)}
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

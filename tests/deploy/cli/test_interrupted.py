@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
 from deploy.vertex import creation, gcloud, reservation, retry
@@ -124,14 +126,41 @@ def test_what_gcloud_sent_is_read_from_its_log(
     assert attempts()[0]["state"] == ("INTERRUPTED" if connected else "NOT SUBMITTED")
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def test_ctrl_c_at_random_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
-    """A sample of benchmarks/proofs/ctrl_c.py: real processes, the real clock, then the same command."""
-    from benchmarks.proofs.ctrl_c import interrupted_once
+def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subprocess.Popen[str]:
+    """Starts a submission in `folder`, which has its records and the key of an account, as a process of its own."""
+    (folder / "token").write_text("x")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    text = key.private_bytes(pem, plain, serialization.NoEncryption()).decode()
+    about = {"type": "service_account", "project_id": "my-proj", "private_key_id": "x", "private_key": text,
+             "client_email": "me@my-proj.iam.gserviceaccount.com", "token_uri": f"{cloud.url}/token"}  # fmt: skip
+    (folder / "key.json").write_text(json.dumps(about))
+    cloud.account = lambda request, authorization: "me"  # type: ignore[method-assign]  # it takes any token
+    command = [sys.executable, "-m", "deploy", "submit", "cpu", "--region=us-central1", "--bucket=gs://my-bucket",
+               "--model=mlp", "--data=digits", "--image=us-docker.pkg.dev/p/r/x:1", f"--backend={backend}",
+               "--detach"]  # fmt: skip
+    environment = {**os.environ, **cloud.environment(folder / "token"), "PYTHONPATH": str(Path(__file__).parents[3]),
+                   "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "key.json"),
+                   "CLOUDSDK_CONFIG": str(folder / "gcloud")}  # fmt: skip
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
-    outcome = interrupted_once(cloud, tmp_path, backend, after_s=0.3)
-    assert outcome.first in (75, STATE_UNKNOWN)
-    assert (outcome.second, outcome.jobs) == (0, 1)
+
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
+    """With real processes and the real clock: what the interrupt leaves open, the same command finds."""
+    cloud.faults = [Fault(POSTS, "slow", times=99, seconds=2.0)]
+    first = process(cloud, tmp_path, backend)
+    while not any(re.search(POSTS, request) for request in cloud.requests):
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    time.sleep(0.3)
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=120)
+    assert first.returncode in (75, STATE_UNKNOWN)
+    again = process(cloud, tmp_path, backend)
+    _, error = again.communicate(timeout=120)
+    assert (again.returncode, len(cloud.jobs)) == (0, 1), error
 
 
 def test_a_request_that_takes_long_is_told(
@@ -233,8 +262,6 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
 @pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
 def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """A real process is killed as soon as its record is stored; the same command then goes through at once."""
-    from benchmarks.proofs.ctrl_c import start
-
     held: list[subprocess.Popen[str]] = []
     ready = threading.Event()
 
@@ -243,11 +270,11 @@ def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, clou
         held[0].kill()
 
     cloud.faults = [Fault("POST .*upload.*/o$", 503, after=True, action=kill)]
-    held.append(start(cloud, tmp_path, backend, "--name=dup", "--detach"))
+    held.append(process(cloud, tmp_path, backend, "--name=dup"))
     ready.set()
     held[0].communicate(timeout=100)
     assert held[0].returncode == -signal.SIGKILL
-    again = start(cloud, tmp_path, backend, "--name=dup", "--detach")
+    again = process(cloud, tmp_path, backend, "--name=dup")
     _, error = again.communicate(timeout=100)
     assert (again.returncode, error.count("looks for it")) == (0, 0), error
     assert len(cloud.jobs) == 1

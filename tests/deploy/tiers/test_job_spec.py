@@ -127,15 +127,6 @@ def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
         assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
 
 
-def test_a_job_whose_image_is_named_by_its_digest_knows_it() -> None:
-    """A tag may move: the digest of the image that runs is not known."""
-    digest = f"sha256:{'a1' * 32}"
-    assert task(job("cpu", image=f"us-docker.pkg.dev/p/r/x@{digest}"))["env"] == [
-        {"name": "TRAINER_IMAGE_DIGEST", "value": digest}
-    ]
-    assert "env" not in task(job("cpu", image="us-docker.pkg.dev/p/r/x:1"))
-
-
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"uri": 1}', '{"uri": "x y", "tensorflow": "", "sources": {}, "time": ""}']
 )

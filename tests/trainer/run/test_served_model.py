@@ -22,18 +22,25 @@ import tensorflow as tf
 import uvicorn
 from PIL import Image
 
-from benchmarks.proofs.equal_answers import ask, started
 from tests.fixtures import Capture, Log
+from tests.own_runs import arguments_of, recipe_flags
+from tests.servers import ask, started
 from tests.support import refused
 from trainer import predict as command
 from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
+from trainer.base.settings.resolution import resolve
+from trainer.cluster.strategy import make_replicas
+from trainer.data.sources import load_dataset
+from trainer.measures.prediction import predict
+from trainer.models.construction import build_model
 from trainer.run import server as server_module
 from trainer.run.export import export, load_template
 from trainer.run.row_files import PART_ROWS
 from trainer.run.served_model import BadRow, ServedModel, independent_batch
 from trainer.run.server import MOST_BYTES, application
+from trainer.user_code.interface import ModelInterface
 
 
 def network() -> keras.Model:
@@ -129,6 +136,33 @@ def test_an_answer_has_the_same_bytes_in_every_batch(
             answers += sent.json()["predictions"]
             at += count
         assert answers == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [recipe_flags("cnn_mnist"), arguments_of("table"), arguments_of("text")])
+def test_the_model_of_a_recipe_or_an_example_answers_a_row_as_trainer_predict(flags: list[str], tmp_path: Path) -> None:
+    """A row alone, in any batch and in the file of trainer.predict has the same bytes."""
+    config = resolve(flags).config
+    dataset, draw = load_dataset(config), random.Random(0)
+    built = build_model(config, dataset)
+    image = dataset.image_shape if dataset.holds_images else ()
+    export(built, tmp_path, dataset.input_spec, image=image, class_names=dataset.class_names)
+    model = ServedModel(tmp_path, "run")
+    x = tf.nest.flatten(dataset.train.first(30)[0])
+    rows = [tuple(np.asarray(leaf)[at] for leaf in x) for at in range(30)]
+    order = draw.sample(range(30), 30)
+    answers, at = {}, 0
+    while at < len(order):
+        taken = order[at : at + draw.randint(1, model.fixed_batch)]
+        answers |= zip(taken, model.answers([rows[index] for index in taken]), strict=True)
+        at += len(taken)
+    (predicted,) = predict(
+        ModelInterface.of(built).templates()["model"], make_replicas(config), dataset.train, model.fixed_batch,
+        dataset.as_fit,
+    ).values()  # fmt: skip
+    for index, row in enumerate(rows):
+        assert json.dumps(answers[index]) == json.dumps(model.answers([row])[0])
+        assert np.array(json.loads(json.dumps(answers[index])), predicted.dtype).tobytes() == predicted[index].tobytes()
 
 
 def test_images_are_decoded_as_in_training(client: Client) -> None:

@@ -38,7 +38,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 class Setting:
     """Says what a setting means, its unit and its limits: `Annotated[int, Setting("hidden units", minimum=1)]`.
 
-    above: an exclusive minimum; none: another word for None; reads: it may name a file, which a job must then reach.
+    above: an exclusive minimum; reads: it may name a file, which a job must then reach.
     """
 
     meaning: str
@@ -48,7 +48,6 @@ class Setting:
     above: float | None = None
     choices: tuple[Any, ...] = ()
     reads: bool = False
-    none: str = ""
 
 
 def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> Any:
@@ -94,12 +93,12 @@ def is_switch(field: dataclasses.Field[Any]) -> bool:
 def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit.
 
-    The text `none`, or the word that the field has for it, is None where the field allows that.
+    The text `none` is None where the field allows that.
     """
     kind, optional = value_type(field)
     if kind is str and is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
         return as_text(BOOLEAN_WORDS[str(value).lower()])
-    if optional and (value is None or str(value).lower() in ("none", field.metadata["none"])):
+    if optional and (value is None or str(value).lower() == "none"):
         return None
     try:
         result = _convert(kind, value)

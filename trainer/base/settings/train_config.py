@@ -133,9 +133,7 @@ class TrainConfig:
     checkpoint_every_minutes: float = _output(
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
-    keep_checkpoints: int | None = _output(
-        3, "newest checkpoints to keep, and the best one; all: every one", minimum=1, none="all"
-    )
+    keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
     save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
     best_metric: str = _output(
         "", "metric whose best checkpoint is kept; none: early_stopping's, else val_accuracy, fid or val_loss"
