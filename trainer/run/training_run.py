@@ -95,9 +95,9 @@ class TrainingRun:
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
                 compiled = self.setup.step_runner(compiled=True)
-                left, size = progress.total_steps - progress.step, partial(compiled.size, rows)
+                left, operations = progress.total_steps - progress.step, partial(compiled.size, rows)
                 replicas, failure = self.setup.replicas, self.job.xla_failure
-                self._keep(choose(config, model, replicas, left, size, self.choice, failure))
+                self._keep(choose(config, model, replicas, left, operations, self.choice, failure))
             runner = compiled if self.choice and self.choice.compiled else runner
 
         def run_steps(first_step: int, count: int) -> StepLogs:

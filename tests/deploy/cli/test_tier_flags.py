@@ -16,7 +16,7 @@ from deploy.tiers.job_spec import to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, WHERE, Capture
+from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.emulator import PARENT, Emulator, ends
 from trainer.base.errors import UserError
 

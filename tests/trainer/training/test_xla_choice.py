@@ -326,7 +326,7 @@ def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_on
         flags = (f"--model={__name__}:mixing", f"--how={how}", f"--jit_compile={way}", f"--job_dir={tmp_path}/{name}")
         run_job(config := small_config(*flags))
     assert compilation(config)["compiled"] is False
-    assert largest_difference(*final) == 0
+    assert largest_difference(final[0], final[1]) == 0
     assert (f"jit_compile: the steps run plain: {compilation(config)['why']}" in caplog.text) is (how != "in a loop")
 
 
