@@ -57,7 +57,6 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.desk
-	$(RUN) -m benchmarks.own_rows
 	$(RUN) -m benchmarks.gan_quality --minutes=2
 
 clean:

@@ -14,9 +14,8 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
 DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
-TUNE = ["optuna>=5", "matplotlib"]
 SERVE = ["starlette", "uvicorn"]
-TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", *DEPLOY, *TUNE, *SERVE]
+TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE]
 
 
 class BuildWithCheckout(build_py):
@@ -83,7 +82,6 @@ setup(
         "deploy": DEPLOY,
         "report": ["matplotlib"],
         "serve": SERVE,  # in the image that `deploy image` builds
-        "tune": TUNE,  # studies of settings
         "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
         "wandb": ["wandb"],  # --track=wandb:…, with TensorFlow 2.18 or newer
         "test": TEST,

@@ -13,7 +13,7 @@ from benchmarks import input_pipeline
 from benchmarks.runner import compare, elapsed, make_parser, print_table, program, save
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data import image_folder
+from trainer.data.image_files import find_images
 from trainer.data.prepare import prepare
 
 SIZE = 64
@@ -36,9 +36,9 @@ def decode_with_pillow(files: list[Path]) -> None:
 
 
 def seconds_of_prepare(config: TrainConfig) -> float:
-    """Measures `prepare`, which also computes checksums and writes shards."""
+    """Measures `prepare`, which also computes checksums and writes files."""
     with tempfile.TemporaryDirectory() as folder:
-        return elapsed(lambda: prepare(config, Path(folder) / "shards", 64, lambda done, total: None))
+        return elapsed(lambda: prepare(config, Path(folder) / "prepared", 64, lambda done, total: None))
 
 
 @program
@@ -46,9 +46,7 @@ def main() -> None:
     """Prints the tables and saves the raw numbers."""
     options = PARSER.parse_args()
     config = TrainConfig(data=f"folder:{options.photos}", image_size=SIZE, channels=3)
-    files = [
-        file for part in image_folder.find(options.photos) if part for file in part.sources if isinstance(file, Path)
-    ]
+    files = [file for part in find_images(options.photos) if part for file in part.sources if isinstance(file, Path)]
     candidates = {
         "prepare": lambda: seconds_of_prepare(config),
         "plain Pillow": lambda: elapsed(lambda: decode_with_pillow(files)),
@@ -61,6 +59,6 @@ def main() -> None:
             prepare(resolve([flag, f"--data={data}"]).config, Path(folder), 64, lambda done, total: None)
             inputs = {"in memory": [f"--data={folder}"], "row by row": [f"--data={folder}", "--data_memory_mib=0"]}
             found = input_pipeline.measure_with_model([flag], inputs, options.repeats, options.seconds)
-        print_table(f"Input pipeline of {recipe} alone, prepared shards", input_pipeline.table(found, GOAL))
+        print_table(f"Input pipeline of {recipe} alone, prepared data", input_pipeline.table(found, GOAL))
         speed[recipe] = found
     save("data", seconds=raw, images_per_second=speed)

@@ -32,8 +32,8 @@ CASES = {
                             "--evaluation_fraction=0.1"],
     "examples/table.py": ["--model=examples.table:build", "--data=examples.table:data"],
     "examples/text.py": ["--model=examples.text:build", "--data=examples.text:data"],
-    "U-Net": ["--model=benchmarks.skip_models:unet", "--data=benchmarks.skip_models:masks"],
-    "DenseNet": ["--model=benchmarks.skip_models:densenet", "--data=benchmarks.skip_models:classes"],
+    "U-Net": ["--model=benchmarks.networks:unet", "--data=benchmarks.networks:masks", "--size=64", "--filters=16"],
+    "DenseNet": ["--model=benchmarks.networks:densenet", "--data=benchmarks.networks:photos", "--size=32"],
     "examples/conditional_gan.py": ["--model=examples.conditional_gan:build", "--data=digits", "--image_size=16"],
 }  # fmt: skip
 ROWS = 32

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -50,10 +51,12 @@ def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
 
 
 def _runner(setup: TrainingSetup, option: str) -> StepRunner:
-    trial = setup.timed_steps(0)
-    if option != "auto":
-        return trial.runner(option == "compiled")
-    return trial.runner(choose(setup.config, trial, STEPS_OF_A_RUN).compiled)
+    compiled = setup.step_runner(compiled=True)
+    if option == "auto":
+        size = partial(compiled.size, setup.rows_from(0))
+        choice = choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size)
+        return compiled if choice.compiled else setup.step_runner()
+    return compiled if option == "compiled" else setup.step_runner()
 
 
 def setup_of(*flags: str) -> TrainingSetup:

@@ -12,9 +12,7 @@ from trainer.base.settings.fields import nearest
 VERBS = {
     "local": "rehearse a job locally, in the environment of Vertex AI",
     "machines": "print the tiers or, with --all, the machines, with prices",
-    "render": "print the job spec of a tier and the trainer's flags, as gcloud takes it",
-    "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end",
-    "package": "build the trainer's wheel and store it in a bucket",
+    "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end; or show it",
     "image": "build your own image with Cloud Build",
     "watch": "print states and logs of a job until it ends",
     "jobs": "list the jobs that this package submitted",
@@ -23,7 +21,6 @@ VERBS = {
     "bill": "print what was billed for jobs, beside what was estimated",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
-    "tune": "try settings of one recipe, here or on Vertex AI, and report the best",
     "serve": "answer requests with the model of a run, on this machine",
     "register": "make a run's model a version in Vertex AI's Model Registry",
     "predict": "answer a file of rows with a registered model, as a job on a tier",
@@ -93,8 +90,8 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     from deploy.tiers.output import printed_on
 
     check_arguments(arguments)
-    as_json = "--json" in split_words(arguments)[0]
-    with printed_on(sys.stderr if as_json else None, command=True):
+    document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # is all of stdout
+    with printed_on(sys.stderr if document else None, command=True):
         code: int = module.main(arguments)
     return code
 

@@ -35,7 +35,6 @@ base
 __main__
 cli
 client
-study
 comparison
 planning
 vertex, report, localrun

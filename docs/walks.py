@@ -38,10 +38,10 @@ WALKS = (
     Walk("a flag to the optimizer (`--learning_rate=0.0123`)", 0.0123, "trainer.task",
          ("--recipe=wgan_gp_digits", "--learning_rate=0.0123", "--steps=1", "--job_dir=run"),
          "trainer/models/optimizers.py:learning_rate"),
-    Walk("a tier's name to the gcloud call (`deploy submit l4x4`)", "l4x4", "deploy.__main__",
+    Walk("a tier's name to the request (`deploy submit l4x4`)", "l4x4", "deploy.__main__",
          ("submit", "l4x4", "--recipe=wgan_gp_digits", "--bucket=gs://bucket", "--project=project",
-          "--region=us-central1", "--dry_run"),
-         "deploy/vertex/gcloud.py:create_command"),
+          "--region=us-central1", "--dry_run", "--json"),
+         "deploy/vertex/submission.py:custom_job"),
     Walk("a number of stats.jsonl to a cell of the table (`step_seconds`)", STEP_SECONDS, "deploy.__main__",
          ("report", "run"), "deploy/report/text_tables.py:milliseconds"),
 )  # fmt: skip

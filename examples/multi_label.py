@@ -12,15 +12,15 @@ import numpy as np
 from keras import layers
 
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data import digits
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import load_digits
 
 LABELS = {"even": (0, 2, 4, 6, 8), "prime": (2, 3, 5, 7), "loop": (0, 6, 8, 9)}
 
 
 def data(config: TrainConfig) -> Any:
     """Returns two pairs (images, labels), for training and for evaluation. labels: (images, 3), 0 or 1 each."""
-    examples: Any = digits.load(config).train
+    examples: Any = load_digits(config).train
     labels = np.stack([np.isin(examples.labels, numbers) for numbers in LABELS.values()], axis=1).astype("int32")
     return (examples.images[:1500], labels[:1500]), (examples.images[1500:], labels[1500:])
 

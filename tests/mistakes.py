@@ -132,3 +132,10 @@ def embeds(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = keras.Sequential([keras.Input((1,), dtype="int32"), *layers])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
+
+
+def measures_top_5(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Has a metric that TensorFlow does not compute in float64."""
+    model = models.classifier(config, dataset)
+    model.compile("sgd", model.loss, metrics=[keras.metrics.SparseTopKCategoricalAccuracy(5)])
+    return model

@@ -3,7 +3,11 @@
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
+
+AUGMENTATION = keras.layers.RandomFlip("horizontal")  # unused: it draws a seed when this module is imported
+_DRAWN = np.random.default_rng(0)
 
 
 def _network(**options: Any) -> keras.Model:
@@ -75,6 +79,7 @@ mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
 own_root = _own(lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)))
 own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
 own_softmax = _own(lambda y, p: tf.reduce_mean(tf.nn.softmax(p, axis=0) * y))
+own_noise = _own(lambda y, p: tf.reduce_mean((y - p) ** 2 * tf.random.uniform(tf.shape(y), dtype=y.dtype)))
 own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
 
 
@@ -134,8 +139,52 @@ def metric_in_32_bits(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
+def last_layer_in_32_bits(config: Any, dataset: Any) -> keras.Model:
+    """Has what Keras advises for mixed precision."""
+    layers = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(7, "softmax", dtype="float32")]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, dtype="float32")])
+    model.compile(keras.optimizers.AdamW(0.01, clipnorm=1.0), "mse")
+    return model
+
+
+def words(config: Any) -> Any:
+    """Returns sequences with gaps, numbers and one of three classes for each of 128 rows."""
+    draw = np.random.default_rng(3)
+    tokens = draw.integers(1, 50, size=(128, 12)).astype("int32")
+    tokens[draw.random(tokens.shape) < 0.2] = 0
+    numbers = (draw.normal(size=(128, 5)) * 3 + 7).astype("float32")
+    return {"words": tokens, "numbers": numbers}, ((tokens % 7).sum(1) % 3).astype("int32")
+
+
+def of_words(config: Any, dataset: Any) -> keras.Model:
+    """Has sums of many kinds: of rows of an embedding, of batch norms on two branches, of a norm of all gradients."""
+    tokens, numbers = keras.Input((12,), dtype="int32", name="words"), keras.Input((5,), name="numbers")
+    embedded = keras.layers.Embedding(50, 8, mask_zero=True)(tokens)
+    read = keras.layers.LSTM(10, return_sequences=True, dropout=0.1)(embedded)
+    attended = keras.layers.MultiHeadAttention(2, 4, dropout=0.1)(read, read)
+    both = keras.layers.Bidirectional(keras.layers.GRU(6))(keras.layers.LayerNormalization()(read + attended))
+    normalised = keras.layers.BatchNormalization()(keras.layers.Dense(8)(numbers))
+    joined = keras.layers.Concatenate()([both, keras.layers.Dropout(0.2)(normalised)])
+    joined = keras.layers.BatchNormalization()(keras.layers.Dense(16, "relu")(joined))
+    classes = keras.layers.Dense(3, "softmax", dtype="float32")(keras.layers.Dropout(0.2)(joined))
+    model = keras.Model({"words": tokens, "numbers": numbers}, classes)
+    model.compile(keras.optimizers.AdamW(0.001, clipnorm=1.0), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def other_rows(config: Any) -> Any:
+    x = _DRAWN.normal(size=(64, 4)).astype("float32")
+    return x, x.sum(axis=1)
+
+
+def other_weights(config: Any, dataset: Any) -> keras.Model:
+    model = _compiled("mse")
+    model.layers[0].bias.assign(_DRAWN.normal(size=3))
+    return model
+
+
 DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
     "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
 )  # fmt: skip
-INDEPENDENT = ("row_losses", "mean_losses", "several_optimizers", "metric_in_32_bits")
+INDEPENDENT = ("row_losses", "mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits")

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from examples import table, text
-from tests.own_runs import EXAMPLES, FILES, arguments_of
+from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
 from trainer.base.run_files.records import read_stats
 from trainer.base.settings.resolution import resolve
@@ -16,7 +16,6 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset
 from trainer.user_code.interface import ModelInterface
 
-MOST_LINES = 80
 STEPS = 4
 SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_size=512"]
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
@@ -28,20 +27,6 @@ SLOW = {"text", "segmentation", "multi_label", "pytorch_style"}  # such models: 
 def settings(name: str, *more: str) -> TrainConfig:
     """Returns the settings of the example's own command, but with a few steps and small batches."""
     return resolve([*arguments_of(name), *SHORT, *more]).config
-
-
-def test_there_are_nine() -> None:
-    assert (len(FILES), len(EXAMPLES)) == (9, 8)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_an_example_is_short_and_begins_with_its_command(name: str) -> None:
-    source = FILES[name].read_text(encoding="utf-8")
-    assert source.count("\n") < MOST_LINES
-    assert source.startswith('"""python -m trainer.task ')
-    arguments = arguments_of(name)
-    assert f"--model=examples.{name}:build" in arguments
-    assert f"--job_dir=runs/{name}" in arguments
 
 
 @pytest.mark.parametrize("name", [

@@ -1,1 +1,1 @@
-"""Measures on a machine with GPUs, in one command, what this project has only read about them."""
+"""Measures what the project itself needs of a lent GPU: `python -m benchmarks.gpu`."""

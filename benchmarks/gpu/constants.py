@@ -1,15 +1,13 @@
-"""Measures what plans assume of a GPU: starting an operation, an all-reduce, CUDA's context, NCCL's buffers."""
+"""Measures what plans assume of any GPU: the time to start an operation, and the memory of CUDA's context."""
 
-import time
 from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.gpu.execution import Results, rehearsing, turn
-from benchmarks.gpu.nvidia import used_gib
+from benchmarks.gpu.part import keep, nvidia, turn
+from benchmarks.runner import elapsed
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.proofs.rates import all_reduces
 
 FEW, MANY = 100, 1_100  # operations in a call; their difference leaves the cost of the call out
 
@@ -17,24 +15,13 @@ FEW, MANY = 100, 1_100  # operations in a call; their difference leaves the cost
 @turn(alone=True)
 def main() -> None:
     """Keeps seconds and GiB."""
-    results, before = Results(), used_gib()
-    replicas = make_replicas(
-        resolve(
-            ["--recipe=wgan_gp_digits", "--global_batch_size=840", *(["--replicas=2"] if rehearsing() else [])]
-        ).config
-    )
-    device = replicas.devices[0]
-    results.keep(launch_seconds=(_seconds(device, MANY) - _seconds(device, FEW)) / (MANY - FEW))
-    after = used_gib()
-    if before is not None and after is not None:
-        held = tf.config.experimental.get_memory_info(device)["peak"] / 2**30
-        results.keep(context_gib=max(0.0, after - before - held))
-    if replicas.count > 1:
-        times, kind = all_reduces(replicas, 0.1 if rehearsing() else 1.0, sizes=(4_096,))
-        results.keep(all_reduce_seconds=times[0].seconds, collective=kind)
-        later = used_gib()
-        if later is not None and after is not None:
-            results.keep(nccl_gib=max(0.0, later - after))
+    before = nvidia("memory.used")
+    (device,) = make_replicas(resolve(["--recipe=wgan_gp_digits", "--replicas=1"]).config).devices
+    keep(launch_seconds=(_seconds(device, MANY) - _seconds(device, FEW)) / (MANY - FEW))
+    after = nvidia("memory.used")
+    if before and before[0].isdecimal() and after[0].isdecimal():  # under MIG it is [N/A]
+        held = tf.config.experimental.get_memory_info(device)["peak"]
+        keep(context_gib=max(0.0, (int(after[0]) - int(before[0])) / 1024 - held / 2**30))
 
 
 def _seconds(device: str, count: int) -> float:
@@ -45,14 +32,10 @@ def _seconds(device: str, count: int) -> float:
             numbers = tf.math.tanh(numbers)
         return numbers
 
-    function, taken = tf.function(chain), []
+    function = tf.function(chain)
     with tf.device(device):
         numbers = tf.ones(8)
-        for _ in range(12):
-            began = time.perf_counter()
-            function(numbers).numpy()
-            taken.append(time.perf_counter() - began)
-    return min(taken)
+        return min(elapsed(lambda: function(numbers).numpy()) for _ in range(12))
 
 
 if __name__ == "__main__":

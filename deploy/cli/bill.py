@@ -4,14 +4,31 @@ RUN is a submission, or a job's name or number, of this folder; the table is the
 rows there some hours to two days after it ran, by its label; one without any is said to have none.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from deploy.client.arguments import parser
 from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.billing_export import BIGQUERY_FIX, billed, billing_errors, checked_table
+from deploy.vertex.api import ApiError, unreadable_as_lost
+from deploy.vertex.errors import billing_errors
 from deploy.vertex.history import Attempt, attempt_label, find_attempt
+from deploy.vertex.rest import address, call, pages
+from deploy.vertex.retry import Clock, retried
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
+
+_FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
+_POLLS, _POLL_S = 60, 5.0
+# https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a
+# job, cost and credits.
+_BILLED = """
+SELECT l.value AS label, currency,
+  SUM(cost) + SUM(IFNULL((SELECT SUM(c.amount) FROM UNNEST(credits) AS c), 0)) AS billed
+FROM `{table}`, UNNEST(labels) AS l
+WHERE l.key = @key AND l.value IN UNNEST(@values)
+GROUP BY label, currency
+"""
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -20,10 +37,14 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name or number")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
     args = cli.parse_args(arguments)
-    table = checked_table(args.table)
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
+        raise UserError(
+            f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "
+            "it"
+        )
     jobs = dict(label_and_attempt for run in args.runs for label_and_attempt in _attempts(run))
-    with billing_errors(table, BIGQUERY_FIX):
-        usd_by_label = billed(table, LABEL, list(jobs), "2000-01-01T00:00:00Z", session.clock)
+    with billing_errors(args.table, _FIX):
+        usd_by_label = _billed(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
         print(f"{attempt.job or label} ({attempt.tier}): {_line(label, attempt, usd_by_label.get(label))}")
     return DONE
@@ -37,6 +58,47 @@ def _attempts(run: str) -> list[tuple[str, Attempt]]:
         raise UserError(f"{run}: no submission or job of this folder: run it where it was submitted") from None
     labelled = [(attempt_label(record.submission, number), sent) for number, sent in enumerate(record.attempts, 1)]
     return labelled if run == record.submission else [pair for pair in labelled if pair[1] is attempt]
+
+
+def _billed(table: str, labels: Sequence[str], clock: Clock) -> dict[str, float]:
+    """Returns what was billed in USD, after credits, for each label of a submission that has a row.
+
+    Raises ApiError if BigQuery fails, UserError for another currency.
+    """
+    project = table.rsplit(".", 2)[0]
+    url = f"{address('BIGQUERY', 'https://bigquery.googleapis.com')}/bigquery/v2/projects/{project}/queries"
+    query = {
+        "query": _BILLED.format(table=table), "useLegacySql": False, "parameterMode": "NAMED",
+        "queryParameters": [
+            {"name": "key", "parameterType": {"type": "STRING"}, "parameterValue": {"value": LABEL}},
+            {"name": "values", "parameterType": {"type": "ARRAY", "arrayType": {"type": "STRING"}},
+             "parameterValue": {"arrayValues": [{"value": label} for label in labels]}},
+        ],
+    }  # fmt: skip
+    rows = list(_rows(url, query, clock))
+    if others := ", ".join(sorted({currency for _, currency, _ in rows} - {"USD"})):
+        raise UserError(f"{table} is in {others}: only exports in USD can be compared with estimates")
+    return {label: float(cost) for label, _, cost in rows}
+
+
+def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str]]:
+    """Yields the rows of a query, once it is complete, of all pages."""
+    started = retried(lambda: call("POST", url, json=query), clock)
+    with unreadable_as_lost():
+        job = started["jobReference"]
+        place = {"location": job["location"]} if job.get("location") else {}
+        result = f"{url}/{job['jobId']}"
+
+    def page(token: dict[str, str]) -> Any:
+        for _ in range(_POLLS):
+            content = retried(lambda: call("GET", result, params={**place, **token}), clock)
+            if content.get("jobComplete"):
+                return content
+            clock.sleep(_POLL_S)
+        raise ApiError(0, "BigQuery has not answered: run it again later")
+
+    with unreadable_as_lost():
+        yield from ([cell["v"] for cell in row["f"]] for row in pages("rows", page))
 
 
 def _line(label: str, attempt: Attempt, usd: float | None) -> str:

@@ -25,7 +25,7 @@ from trainer.base.storage import local_path
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
     cli = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
-    cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `deploy render` prints it")
+    cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `submit --spec` prints it")
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     add_flags(cli, "script", "module")

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import Machines, Price, load_machines
-from deploy.vertex.billing_export import billing_errors
+from deploy.vertex.errors import billing_errors
 from deploy.vertex.price_catalog import CatalogPrice, price_of, price_of_gpu, read_skus
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE

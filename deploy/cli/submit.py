@@ -7,5 +7,8 @@ from deploy.vertex.session import SESSION, Session
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job, on the first tier and region with machines for it. Returns the exit code of how it ended."""
-    return prepare(arguments, session).run("submit")
+    """Submits one job, on the first tier and region with machines for it, or shows it. Returns the exit code."""
+    job = prepare(arguments, session)
+    if job.args.spec:
+        return job.print_spec()
+    return job.stage() if job.args.out else job.run("submit")

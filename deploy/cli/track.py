@@ -14,7 +14,7 @@ def main(arguments: Sequence[str]) -> int:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="a job directory, or the folder of a comparison or a study; local or gs://",
+        help="a job directory, or the folder of a comparison; local or gs://",
     )
     cli.add_argument(
         "--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"

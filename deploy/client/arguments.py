@@ -109,8 +109,8 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "image": ("IMAGE", f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
               f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed at each start "
               f"(default: the tier's, else the one that `image` built in this folder, else {INSTALL})"),
-    "max_cost": ("USD", "the most that a job may cost (each job of a comparison, all trials of a study): it is stopped "
-                 "when that is spent", {"type": usd, "default": None}),
+    "max_cost": ("USD", "the most that a job may cost, each job of a comparison: it is stopped when that is spent",
+                 {"type": usd, "default": None}),
     "stop_if_idle": ("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, as 30m",
                      {"type": seconds, "default": 0.0}),
     "stop_if_over": ("FACTOR", "the job saves and ends itself after so many times the upper end of its plan, in hours "
@@ -241,7 +241,7 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
     add_setting_flags(cli, flags, hidden=True)
     args, unknown = cli.parse_known_args(arguments)
     listed = "those of this verb, `python -m trainer.task --help` those of the training"
-    refuse_unknown(unknown, [*of_verb, *names], settings.hint, listed)
+    refuse_unknown(unknown, cli.flags, settings.hint, listed)
     texts = {name: value for name, value in vars(args).items() if name in names}
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
         if texts.pop(name, "false") != "false":

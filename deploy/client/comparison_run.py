@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser, read_prices
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag
-from deploy.client.job_flags import add_place_flags, add_plan_flags, read_changes, read_options, refuse_flags_of_vertex
+from deploy.client.job_flags import OF_VERTEX, add_plan_flags, read_changes, read_options
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, Runner, announce, read_tiers, run_comparison
 from deploy.comparison.local_runner import LocalRunner
@@ -68,10 +68,12 @@ def comparison_flags() -> VerbParser:
     cli.add_argument(
         "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
     )
-    jobs, dry_run = "jobs of Vertex AI, without restarts", "print what the jobs may cost at most, and submit nothing"
-    add_place_flags(cli, jobs, dry_run, disable_retries=True)
+    cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
+                     "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
+    cli.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
+    add_flags(cli, *OF_VERTEX, "max_package_mb", "prices", "baseline", "price_per_hour", "script", "module")
+    cli.set_defaults(name="", disable_retries=True, backend="")
     add_plan_flags(cli)
-    add_flags(cli, "baseline", "price_per_hour", "script", "module")
     add_json_flag(cli)
     return cli
 
@@ -120,5 +122,7 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
 def _runner(flags: argparse.Namespace, overrides: Program, session: Session) -> Runner:
     if flags.on == "vertex":
         return VertexRunner(flags, read_options(flags, overrides), session)
-    refuse_flags_of_vertex(flags, "dry_run", "plan", "force")
+    for name in (*OF_VERTEX, "dry_run", "plan", "force"):
+        if getattr(flags, name):
+            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     return LocalRunner()

@@ -6,13 +6,11 @@ import secrets
 import time
 from collections.abc import Sequence
 
-from deploy.client.arguments import add_flags, command_line
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import Program, RenderedJob
+from deploy.tiers.job_spec import Program
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
-from deploy.tiers.sources import MOST_MB
 from deploy.tiers.spec_changes import SpecChanges, read_labels, read_secrets, read_variables
 from trainer.base.errors import UserError
 from trainer.base.settings.flags import Parser
@@ -23,39 +21,10 @@ CHANGES = (
     "env", "web_access",
 )  # fmt: skip
 # Flags of jobs of Vertex AI, wherever they are submitted from.
-_OF_VERTEX = (
+OF_VERTEX = (
     "project", "region", "bucket", "package", "image", "max_cost", "stop_if_idle", "stop_if_over", "max_wait",
     *CHANGES, "secret", "backend",
 )  # fmt: skip
-
-
-def add_job_flags(cli: Parser) -> None:
-    """Declares the tiers and the flags of one job; `read_options` and `read_changes` read them."""
-    cli.add_argument("tiers", nargs="*", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, "
-                     "l4x4; submit: of several the next is tried where there are no machines")  # fmt: skip
-    cli.add_argument("--machine_type", default="", metavar="NAME", help="a machine instead of a TIER, as g2-standard-4")
-    cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
-    add_flags(cli, *_OF_VERTEX, "max_package_mb", "prices", "script", "module")
-    cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
-    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
-                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
-    cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
-
-
-def add_place_flags(cli: Parser, jobs: str, dry_run: str, *, disable_retries: bool) -> None:
-    """Declares where several runs take place, and the flags of `submit`. `jobs`, `dry_run`: for the help."""
-    cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
-                     f"or {jobs}; the flags of `submit` say where")  # fmt: skip
-    cli.add_boolean("dry_run", dry_run)
-    add_flags(cli, *_OF_VERTEX, "max_package_mb", "prices")
-    cli.set_defaults(name="", disable_retries=disable_retries, backend="")
-
-
-def refuse_flags_of_vertex(args: argparse.Namespace, *others: str) -> None:
-    """Raises UserError if one of the flags that are for Vertex AI alone, or of `others`, is given."""
-    for name in (*_OF_VERTEX, *others):
-        if getattr(args, name):
-            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
 
 
 def read_changes(args: argparse.Namespace) -> SpecChanges:
@@ -101,16 +70,6 @@ def read_options(args: argparse.Namespace, program: Program) -> JobOptions:
         force=getattr(args, "force", False), stop_if_idle_s=args.stop_if_idle, stop_if_over=args.stop_if_over,
         plan=getattr(args, "plan", "") is True,
     )  # fmt: skip
-
-
-def package_command(job: RenderedJob, args: argparse.Namespace) -> str:
-    """Returns the shell command that uploads the packages of `job`; empty if there are none."""
-    if not job.packages:
-        return ""
-    flags = {"bucket": job.gcp.bucket, "project": job.gcp.project, "package": args.package}
-    flags["max_package_mb"] = "" if args.max_package_mb == MOST_MB else args.max_package_mb
-    flags |= {"script": args.script, "module": args.module}
-    return command_line("package", [f"--{name}={value}" for name, value in flags.items() if value])
 
 
 def new_submission() -> str:

@@ -14,7 +14,7 @@ from deploy.tiers.gcp_config import GcpConfig, checked_region, read_project, rea
 from deploy.tiers.output import printed_on
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
-from deploy.vertex.api import CUSTOM, TUNING, JobStatus
+from deploy.vertex.api import JobStatus
 from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
@@ -35,7 +35,7 @@ KERAS_FILE = "model.keras"
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its numbers at the end.
+    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
 
     `content`: the whole file.
     """
@@ -53,7 +53,9 @@ class RunResult:
             content = dict(json.loads(text))
         except (ValueError, TypeError):
             raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
-        metrics = {name: value for name, value in mapping(content, "final").items() if number(value) is not None}
+        final = mapping(content, "final")
+        values = {**mapping(final, "losses"), **mapping(final, "metrics")}
+        metrics = {name: value for name, value in values.items() if number(value) is not None}
         seconds = number(content.get("wall_seconds"))
         return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content)
 
@@ -180,7 +182,7 @@ def attach(
     except LookupError:
         attempt = None
     name = _name_of(*attempt, backend, session) if attempt else job
-    full_name = re.fullmatch(rf"projects/([^/]+)/locations/([^/]+)/({CUSTOM.collection}|{TUNING.collection})/\d+", name)
+    full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
     project = project or (attempt[1].project if attempt else "") or _project(full_name[1] if full_name else "")
     region = full_name[2] if full_name else read_region(region)
     forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
@@ -192,7 +194,7 @@ def attach(
     if not project or not region or not (full_name or name.isdecimal()):
         raise UserError(f"job {job!r} is not recorded in this folder: give its name, as {forms}")
     if not full_name:
-        name = f"projects/{project}/locations/{checked_region(region)}/{CUSTOM.collection}/{name}"
+        name = f"projects/{project}/locations/{checked_region(region)}/customJobs/{name}"
     return VertexJob(name, GcpConfig(project, region, ""), backend, session, attempt)
 
 

@@ -3,26 +3,26 @@
 import argparse
 import dataclasses
 import math
+import shlex
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from deploy.client.arguments import VerbParser, command_line, parse_program, parser
+from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag, write_document
-from deploy.client.job_flags import add_job_flags, add_plan_flags, package_command, read_changes, read_options
+from deploy.client.job_flags import OF_VERTEX, add_plan_flags, read_changes, read_options
 from deploy.client.job_handle import VertexJob
-from deploy.client.month_budget import add_budget_flags, check_budget_flags, checked_limit, hold_to_budget
 from deploy.localrun.processes import on_signals
-from deploy.planning.cost_rule import cost_question
-from deploy.planning.interval import Interval
+from deploy.planning.cost_rule import CostQuestion, cost_question
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
 from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
-from deploy.tiers.job_spec import Program, RenderedJob, render, request_on
+from deploy.tiers.job_spec import Program, RenderedJob, render, request_on, to_yaml
+from deploy.tiers.job_tracking import CREATE, with_tensorboard
 from deploy.tiers.output import forget_stdout, printed_on, say
 from deploy.tiers.script import Script
 from deploy.tiers.tier import Tier, one_machine, read_tiers_or_machine
@@ -39,9 +39,13 @@ from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.run_layout import GPU_CHECK
+from trainer.base.storage import local_path, make_writable, write_whole
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
-WHAT, WHERE, COST, ALONG = "What runs", "Where", "What it costs", "What goes along"
+# Flags with which a job is not followed: of several, the next could not be tried, and nobody ends a wait for machines.
+_UNFOLLOWED = {
+    "detach": "whether it has machines is known only later", "spec": "a spec has one job", "out": "a spec has one job",
+}  # fmt: skip
 
 
 class SubmittedJob(VertexJob):
@@ -122,15 +126,26 @@ def submit_flags() -> VerbParser:
         "Submits a job to Vertex AI and follows it to its end.",
         "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
     )
-    add_job_flags(cli)
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, "
+                     "l4x4; of several the next is tried where there are no machines")  # fmt: skip
+    cli.add_argument("--machine_type", default="", metavar="NAME", help="a machine instead of a TIER, as g2-standard-4")
+    cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
+    add_flags(cli, *OF_VERTEX, "max_package_mb", "prices", "script", "module")
+    cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
+    cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
+                     "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip
+    cli.add_boolean("disable_retries", "no restart on failure, as measurements need it")
     add_plan_flags(cli)
     cli.add_boolean("fit", FIT)
-    cli.add_boolean("dry_run", "print what would run and what it may cost, and the request, and stop")
+    cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
+    cli.add_argument("--spec", action="store_true", help="print the job's spec, as `gcloud ai custom-jobs create "
+                     "--config` takes it, and stop; the text is on stderr")  # fmt: skip
+    cli.add_argument("--out", default="", metavar="FILE", help="write the job's spec to FILE, upload its packages, "
+                     "print the gcloud command that sends it, and stop")  # fmt: skip
     cli.add_boolean("check", "check the tier's GPUs (trainer.check --on_gpus) instead of training: some minutes")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     cli.add_argument("--register", default="", metavar="NAME", help="make the model a version of NAME in the Model "
                      "Registry when the job has ended well (docs/serving.md)")  # fmt: skip
-    add_budget_flags(cli)
     add_json_flag(cli)
     return cli
 
@@ -139,8 +154,7 @@ def submit_flags() -> VerbParser:
 class PreparedSubmission:
     """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
 
-    `about`: pairs of a heading and a line; `register`: the name of a model, and the image that serves it; `plan`:
-    makes a line on time and cost, and the USD, where no plan is kept.
+    `about`: lines for people; `register`: the name of a model, and the image that serves it.
     """
 
     args: argparse.Namespace
@@ -148,17 +162,19 @@ class PreparedSubmission:
     jobs: Sequence[RenderedJob]
     record: Submission
     session: Session
-    about: Sequence[tuple[str, str]]
+    about: Sequence[str]
     register: tuple[str, str] = ("", "")
-    plan: Callable[[], tuple[str, Interval | None]] | None = None
 
     def run(self, verb: str) -> int:
-        """Submits and follows the job as a verb does, or shows the request with --dry_run; returns the exit code."""
+        """Submits and follows the job as a verb does, or shows it with --dry_run; returns the exit code."""
         args = self.args
+        say(*self.about)
         if args.dry_run:
-            self._show(verb)
+            asked = self._question().lines()
+            say(*asked, "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, "
+                        "and sends it")  # fmt: skip
+            self._write_requests(verb, self.jobs, [*self.about, *asked])
             return DONE
-        say(*(f"# {line}" for _, line in self.about))
         with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
             job, code = self.send(), DONE
             if args.detach:
@@ -173,33 +189,45 @@ class PreparedSubmission:
             forget_stdout()
         return code
 
-    def _show(self, verb: str) -> None:
-        """Prints the lines about the jobs, by heading, the requests, and shell commands that send the first."""
-        line, usd = self.plan() if self.plan else ("", None)
-        costs = cost_question([(job, 1) for job in self.jobs], self.args.max_cost, alternatives=True, plan=usd).lines()
-        about = [*self.about, *((COST, line) for line in (line, *costs) if line)]
-        for heading in (WHAT, WHERE, COST, ALONG):
-            if lines := dict.fromkeys(f"# {line}" for place, line in about if place == heading):
-                say(f"## {heading}", *lines)
-        job, label = self.jobs[0], attempt_label(self.record.submission)
-        command = Gcloud(job.gcp.project, job.gcp.region).shell_command(custom_job(job, label))
-        say("\n## The request", *filter(None, [package_command(job, self.args), command]))
-        requests = [_as_document(job, label) for job in self.jobs]
-        write_document(self.args, verb, requests=requests, about=[line for _, line in about])
+    def print_spec(self) -> int:
+        """Prints the spec of the job, and nothing else on stdout; returns the exit code."""
+        say(*self.about, "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE uploads, "
+                         "and prints the whole command")  # fmt: skip
+        print(to_yaml(self.jobs[0].spec), end="", flush=True)
+        return DONE
+
+    def stage(self) -> int:
+        """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
+        job, file = self.jobs[0], local_path(self.args.out, "out")
+        make_writable(file.parent, "out")
+        say(*self.about)
+        check_resources(job)
+        upload_packages(job.packages, job.gcp.bucket)
+        job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
+        write_whole(file, to_yaml(job.spec))
+        request = custom_job(job, attempt_label(self.record.submission))
+        command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, self.args.out)
+        say(f"nothing was sent: {self.args.out} has the spec, and this command sends it:", shlex.join(command))
+        self._write_requests("submit", [job], self.about)
+        return DONE
+
+    def _question(self) -> CostQuestion:
+        return cost_question([(job, 1) for job in self.jobs], self.args.max_cost, alternatives=True)
+
+    def _write_requests(self, verb: str, jobs: Sequence[RenderedJob], about: Sequence[str]) -> None:
+        label = attempt_label(self.record.submission)
+        write_document(self.args, verb, requests=[_as_document(job, label) for job in jobs], about=about)
 
     def send(self) -> SubmittedJob:
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
 
         Raises UserError if it may cost much, without --max_cost, and nobody agrees.
         """
-        args, jobs, session = self.args, self.jobs, self.session
+        jobs = self.jobs
         with api_errors(jobs[0].gcp):
             if earlier := self._interrupted():
                 return self._resumed(earlier)
-            hold_to_budget(jobs, args, session)
-            line, usd = self.plan() if self.plan else ("", None)
-            say(*([f"# {line}"] if line else []))
-            cost_question([(job, 1) for job in jobs], args.max_cost, alternatives=True, plan=usd).agree()
+            self._question().agree()
             for job in jobs:
                 check_resources(job)
             packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
@@ -243,7 +271,7 @@ class PreparedSubmission:
 def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail."""
     args, program = parse_program(submit_flags(), arguments)
-    check_budget_flags(args)
+    _check_shown(args)
     register = _registration(args, program) if args.register else ("", "")
     if args.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
@@ -251,16 +279,11 @@ def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     if args.check:
         options = dataclasses.replace(options, subject=f"check-{options.subject}", check=True)
     jobs = _candidates(args, program, options)
-    if args.month_budget:
-        checked_limit(jobs, args.month_budget)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
     runs = [] if args.check else [job.request for job in jobs]
-    about = [*describe(jobs), *((COST, line) for line in (*cost_lines(jobs), *_in_turn(jobs))),
-             *((WHAT, line) for line in memory_lines(runs, plan=args.plan, force=args.force))]  # fmt: skip
-    if args.dry_run:
-        budget = ", the month's budget" if args.month_budget else ""
-        about.append((WHERE, f"not checked here: login, bucket, data, quota{budget}"))
+    memory = memory_lines(runs, plan=args.plan, force=args.force)  # which makes the plans that are missing
+    about = [*describe(jobs), *memory]
     return PreparedSubmission(args, options, jobs, record, session, about, register)
 
 
@@ -277,14 +300,17 @@ def submit(
     service fails; its exit code 69 says that the job may exist.
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **flags}
+    if shown := {"spec", "out"} & {*named, *(settings or {})}:
+        raise UserError(f"{min(shown)} is of the command, which prints: python -m deploy submit …")
     with printed_on(stream):
         return prepare(as_arguments(tiers, named, settings), session).send()
 
 
 def _registration(args: argparse.Namespace, program: Program) -> tuple[str, str]:
     """Returns the name of the model of this job, and its image. Raises UserError if it could not be registered."""
-    if args.detach or args.check or isinstance(program, Script):
-        raise UserError("--register needs a training that is followed to its end: drop --detach, --check or --script")
+    if args.detach or args.spec or args.out or args.check or isinstance(program, Script):
+        raise UserError("--register needs a training that is followed to its end: drop --detach, --spec, --out, "
+                        "--check or --script")  # fmt: skip
     return checked_name(args.register), serving_image("" if installs(args.image) else args.image)
 
 
@@ -292,8 +318,9 @@ def _candidates(args: argparse.Namespace, program: Program, options: JobOptions)
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     tiers = read_tiers_or_machine(args.tiers, args.machine_type, args.accelerator, args.prices, read_changes(args))
     regions = regions_in(args.region)
-    if args.detach and len(tiers) * len(regions) > 1:
-        raise UserError("--detach is for one tier in one region: whether it has machines is known only later")
+    unfollowed = next((flag for flag in _UNFOLLOWED if getattr(args, flag)), "")
+    if unfollowed and len(tiers) * len(regions) > 1:
+        raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED[unfollowed]}")
     jobs, left_out = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
@@ -310,14 +337,30 @@ def _candidates(args: argparse.Namespace, program: Program, options: JobOptions)
     if not jobs:
         raise left_out[-1][1]
     needed_project(jobs[0].gcp.project)
-    check_detached(args, jobs[0].tier)
+    check_wait(args, jobs[0].tier, unfollowed)
     return jobs
 
 
-def check_detached(args: argparse.Namespace, tier: Tier) -> None:
-    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than --max_wait."""
-    if args.detach and args.max_wait and tier.strategy != "FLEX_START":
-        raise UserError("--detach contradicts --max_wait: nobody would cancel the job then: drop one of them")
+def check_wait(args: argparse.Namespace, tier: Tier, unfollowed: str) -> None:
+    """Raises UserError if nobody would cancel a job of the tier that waits for machines longer than --max_wait.
+
+    `unfollowed`: the flag with which the job is not followed, if any.
+    """
+    if unfollowed and args.max_wait and tier.strategy != "FLEX_START":
+        raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
+
+
+def _check_shown(args: argparse.Namespace) -> None:
+    """Raises UserError for flags that contradict each other about what is shown instead of sent."""
+    for one, other, reason in (
+        ("spec", "json", "both are all of stdout, and the document has the spec"),
+        ("spec", "out", "the one prints what the other writes"),
+        ("dry_run", "out", "a dry run uploads nothing"),
+    ):
+        if getattr(args, one) and getattr(args, other):
+            raise UserError(f"--{one} and --{other} contradict each other: {reason}: drop one of them")
+    if args.spec and args.tensorboard_instance == CREATE:
+        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
 
 
 def _fitting(args: argparse.Namespace, tier: Tier, program: Program) -> Program:
@@ -339,27 +382,29 @@ def _check_named(request: JobRequest) -> None:
         raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
 
 
-def describe(jobs: Iterable[RenderedJob]) -> Iterator[tuple[str, str]]:
-    """Yields (heading, line): what is submitted, where, what goes along, what it costs, what happens when it fails."""
+def describe(jobs: Sequence[RenderedJob]) -> list[str]:
+    """Returns what people want to know of jobs: what runs, on what, in which image, where to, what it costs.
+
+    A line that is the same for all stands once.
+    """
+    lines: list[str] = []
     for job in jobs:
-        tier, scheduling = job.tier, job.tier.spec.get("scheduling", {})
-        yield WHAT, f"{job.name}: {tier.machine} in {job.gcp.region}, {tier.strategy}"
         check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-        yield WHAT, check if job.options.check else job.request.about
-        yield WHERE, f"writes to {job.output}"
-        if tier.strategy == "FLEX_START":
-            yield WHERE, f"waits for machines for {scheduling['maxWaitDuration']} at most (--max_wait)"
-        yield from ((ALONG, package.about) for package in job.packages if package.about)
-        if job.packages:
-            yield ALONG, f"{', '.join(package.name for package in job.packages)}, in {job.gcp.bucket}/packages"
-        yield from ((WHERE, line) for line in job.about)
-        yield COST, price_and_limit(tier)
-        if scheduling.get("disableRetries"):
-            yield WHERE, "a worker that exits non-zero is not restarted (disableRetries)"
-        else:
-            scope = "with all other workers" if scheduling.get("restartJobOnWorkerRestart") else "in place"
-            yield WHERE, f"a worker that exits non-zero is restarted {scope}, up to 5 times, then the job up to 3 times"
-        yield from ((WHAT, f"warning: {line}") for line in job.warnings)
+        lines.append(check if job.options.check else job.request.about)
+    for job in jobs:
+        place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
+        wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
+        lines.append(f"{place}{f', waits for machines for {wait} at most (--max_wait)' if wait else ''}")
+    for job in jobs:
+        lines += job.about or [f"runs in {job.spec['workerPoolSpecs'][0]['containerSpec']['imageUri']}"]
+    for job in jobs:
+        ships = (package.about for package in job.packages if package.about)
+        names = ", ".join(package.name for package in job.packages)
+        lines += [*ships, f"{names}, in {job.gcp.bucket}/packages"] if job.packages else []
+    lines += [f"writes to {job.output}" for job in jobs]
+    lines += [*(f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs), *_in_turn(jobs), *cost_lines(jobs)]
+    lines += [f"warning: {line}" for job in jobs for line in job.warnings]
+    return list(dict.fromkeys(lines))
 
 
 def _in_turn(jobs: Sequence[RenderedJob]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,14 @@ from trainer.base.run_files.run_layout import CHECKPOINTS, RUN_INFO, STATS
 from trainer.base.storage import make_writable, write_whole
 
 
-def check_no_run(out: Path) -> None:
-    """Raises UserError if `out` is not writable or holds a training run; creates no folder."""
-    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
-    if (out / RUN_INFO).exists():
-        raise UserError(f"out={out} holds a training run (run.json): use another --out")
-
-
-def refuse_other(
-    out: Path, kind: str, stored: Mapping[str, Any], request: Mapping[str, Any], names: Iterable[str]
-) -> None:
-    """Raises UserError if one of the values `names` differs between the request that `out` stores and the given one."""
-    differing = [name for name in names if stored.get(name) != request.get(name)][:5]
-    if differing:
-        values = [(name, stored.get(name, "unset"), request.get(name, "unset")) for name in differing]
-        shown = "; ".join(f"{name}: {before} stored, {now} given" for name, before, now in values)
-        raise UserError(f"{out} holds another {kind} ({shown}): use another --out")
-
-
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
     """Raises UserError if `out` is not writable or holds another comparison than `request`; creates no folder.
 
     More repeats and other prices are allowed, and so is any change while no run has produced anything.
     """
-    check_no_run(out)
+    make_writable(next((folder for folder in (out, *out.parents) if os.path.exists(folder)), out), "out")
+    if (out / RUN_INFO).exists():
+        raise UserError(f"out={out} holds a training run (run.json): use another --out")
     if not any_begun(out):
         return
     stored, wished = _identity(read_json(out / COMPARISON)[0]), _identity(request)
@@ -48,7 +32,11 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
             f"see `python -m deploy report {out}`"
         )
     added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # "tiers" shows them
-    refuse_other(out, "comparison", stored, wished, [key for key in {**stored, **wished} if key not in added_tiers])
+    differing = [key for key in {**stored, **wished} if key not in added_tiers and stored.get(key) != wished.get(key)]
+    if differing:
+        values = [(name, stored.get(name, "unset"), wished.get(name, "unset")) for name in differing[:5]]
+        shown = "; ".join(f"{name}: {before} stored, {now} given" for name, before, now in values)
+        raise UserError(f"{out} holds another comparison ({shown}): use another --out")
 
 
 def write_comparison(out: Path, request: Mapping[str, Any]) -> None:

@@ -1,15 +1,18 @@
 """Runs a comparison: the plan, the protocol of what runs it, and its runs until all are done."""
 
+import contextvars
 import dataclasses
+import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
-from deploy.localrun.local_jobs import in_threads
+from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
 from deploy.tiers.job_spec import Program, request_on
@@ -124,10 +127,25 @@ def run_comparison(
     refused: list[str] = []
     write_comparison(out, plan.summary(runner.name, parallel))
     calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in plan.runs()]
-    codes = in_threads(calls, parallel, runner.stop)
+    codes = _in_threads(calls, parallel, runner.stop)
     if refused:
         raise UserError(refused[0])
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
+
+
+def _in_threads(calls: Sequence[Callable[[], int]], parallel: int, stop: Callable[[], None]) -> list[int]:
+    """Makes the calls, `parallel` at a time; a signal, or an exception of one, makes `stop` end them, and is raised."""
+    with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
+        try:
+            futures = [pool.submit(contextvars.copy_context().run, call) for call in calls]
+            while (waited := wait(futures, 1.0, FIRST_EXCEPTION)).not_done:  # a signal is handled between two waits
+                for future in waited.done:
+                    future.result()
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
 
 
 def announce(

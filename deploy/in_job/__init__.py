@@ -1,1 +1,1 @@
-"""Holds the programs that run inside a job without any other part of this package: the standard library alone."""
+"""Holds the programs that run inside a job, by the standard library alone, with one more file: the watch of limits."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -15,14 +16,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .run_record import Record
-from .script_idle_gpus import SAVING_S, IdleGpus
 from .script_output import Output
 from .starter import say
+
+if TYPE_CHECKING:
+    from trainer.base.limit_watch import LimitWatch
 
 PIPE = "VERTEX_REPORT_PIPE"
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -100,19 +102,17 @@ class ScriptProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         output = Output(process, reports, self._record.take if self._record else lambda line: None)
-        idle, reason, kill_at = IdleGpus(), "", 0.0
-        while process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
-            if self._record:
-                self._record.write_if_due()
-            if reason and time.monotonic() > kill_at:
-                process.kill()
-            elif not reason and (reason := idle.reason(self._record.reports if self._record else 0)):
-                say(f"stops the script: {reason}", "WARNING")
-                kill_at = time.monotonic() + SAVING_S
-                process.terminate()
+        watch, reports = _limit_watch(process), 0
+        with watch.looking() if watch else contextlib.nullcontext():
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(0.2)
+                if self._record:
+                    self._record.write_if_due()
+                if watch and self._record and self._record.reports > reports:
+                    watch.active, reports = True, self._record.reports
         output.finish()
+        reason = watch.reason if watch else ""
         code = 128 - process.returncode if process.returncode < 0 else process.returncode
         if self._record:
             self._record.write(**self._end(code, reason, output.last_error))
@@ -127,6 +127,19 @@ class ScriptProcess:
         last = last_line.decode(errors="replace").strip()[:500]
         error = f"{shlex.join(self._command)} exited with status {code}" + (f": {last}" if last else "")
         return {"state": "interrupted" if self._stopped else "failed", "error": error, "exit_code": code, **_memory()}
+
+
+def _limit_watch(process: subprocess.Popen[bytes]) -> LimitWatch | None:
+    """Returns what ends a script at the limits that were sent with its job; None without limits."""
+    if not os.environ.get("TRAINER_LIMITS"):
+        return None
+    # A job has this file in its archive. On the path of a local run, which has no limits, a package of the user's may
+    # have the same name.
+    from trainer.base.limit_watch import LimitWatch, read_limits
+
+    watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
+    watch.idle_s = -math.inf  # however long a script prepares: idle time counts from its first use of a GPU or report
+    return watch
 
 
 def _memory() -> dict[str, float]:

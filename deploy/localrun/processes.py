@@ -19,7 +19,7 @@ from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
 from trainer.base.run_files.run_layout import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
-_POLL_S, ASK_S = 0.05, 0.5
+_POLL_S = 0.05
 
 PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
 
@@ -52,7 +52,6 @@ class LocalJob:
     workers: Sequence[LocalWorker]
     print_line: PrintWorkerLine
     restarts: int = 0  # allowed per worker, after a non-zero exit status
-    to_stop: Callable[[], bool] = lambda: False  # asked every ASK_S
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> JobEnd:
@@ -100,12 +99,7 @@ class LocalJob:
             self.print_line(name, line)
 
     def _watch(self, running: list[_RunningWorker]) -> JobEnd:
-        ask_at = time.monotonic()
         while not self._stopping.wait(_POLL_S):
-            if time.monotonic() >= ask_at:
-                ask_at = time.monotonic() + ASK_S
-                if self.to_stop():
-                    self.stop()
             codes = [worker.process.poll() for worker in running]
             restarts = sum(worker.restarts for worker in running)
             if codes[0] == DONE:  # the job ends with its chief

@@ -33,45 +33,18 @@ class LocalWorker:
     cores: frozenset[int]
 
 
-@dataclass(frozen=True)
-class Share:
-    """Holds the cores and GPUs of this machine that one of several simultaneous jobs uses."""
-
-    cores: tuple[int, ...]
-    gpus: tuple[str, ...]
-
-
-def shares(jobs: int, tier: Tier) -> list[Share]:
-    """Splits this machine between simultaneous jobs on `tier`. Raises UserError if it is too small for so many."""
-    cores, gpus = _usable_cores(), local_gpus()
-    if jobs > len(cores):
-        raise UserError(f"parallel={jobs}: this machine has {len(cores)} cores: use --parallel={len(cores)} or less")
-    needed = tier.accelerators * tier.workers
-    if gpus and needed and jobs > 1 and jobs * needed > len(gpus):
-        raise UserError(
-            f"parallel={jobs}: {jobs} jobs on {tier.name} need {jobs * needed} GPUs, this machine has {len(gpus)}: use "
-            f"--parallel={max(1, len(gpus) // needed)}"
-        )
-    size, of_job = len(cores) // jobs, len(gpus) // jobs
-    return [
-        Share(tuple(cores[job * size : (job + 1) * size]), tuple(gpus[job * of_job : (job + 1) * of_job]))
-        for job in range(jobs)
-    ]
-
-
 def local_workers(
     tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
-    share: Share | None = None, program: tuple[str, Mapping[str, str]] = ("", {}),
+    program: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> list[LocalWorker]:  # fmt: skip
     """Returns the workers of `tier`, chief first.
 
     `arguments`, `program`: as a `JobRequest` has them. `command`: what the user typed, for run.json; empty: the chief's
-    own command is recorded. `share`: the part of the machine to use, all of it without.
+    own command is recorded.
     """
     names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"])
              for index in range(int(pool.get("replicaCount", 1)))]  # fmt: skip
-    share = Share(tuple(_usable_cores()), tuple(local_gpus())) if share is None else share
-    devices, cores = _devices(tier.accelerators, len(names), share.gpus), _cores(len(names), share.cores)
+    devices, cores = _devices(tier.accelerators, len(names), local_gpus()), _cores(len(names))
     addresses, (module, variables) = free_addresses(len(names)), program
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
@@ -157,13 +130,9 @@ def local_gpus() -> list[str]:
     return query.stdout.split() if query.returncode == 0 else []
 
 
-def _usable_cores() -> list[int]:
-    """Returns the numbers of the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def _cores(workers: int, cores: Sequence[int]) -> list[frozenset[int]]:
-    """Splits the cores between the workers, who share them if there are fewer than workers."""
+def _cores(workers: int) -> list[frozenset[int]]:
+    """Splits the cores of this process between the workers, who share them if there are fewer than workers."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     if len(cores) < workers:
         return [frozenset({cores[index % len(cores)]}) for index in range(workers)]
     share = len(cores) // workers

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from deploy.planning.interval import Interval
 from deploy.planning.kept_plans import estimate
 from deploy.planning.strategy_costs import STRATEGIES
 from deploy.tiers.job_spec import RenderedJob
@@ -24,7 +23,7 @@ class CostQuestion(NamedTuple):
 
     def agree(self) -> None:
         """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
-        if self.refusal and not agrees_to_pay(self.text):
+        if self.refusal and not (sys.stdin and sys.stdin.isatty() and agrees(f"{self.text}: submit it?")):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 
@@ -35,17 +34,17 @@ class CostQuestion(NamedTuple):
 
 def cost_question(
     jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None,
-    *, alternatives: bool = False, plan: Interval | None = None, each: bool = False,
+    *, alternatives: bool = False, each: bool = False,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about jobs, so many of each.
 
     max_cost: USD that the user allowed for all, where nothing is asked, or for `each`, where nothing is asked if their
-    sum is not much either; alternatives: only one of the jobs is created; plan: USD, if no kept plan says it.
+    sum is not much either; alternatives: only one of the jobs is created.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
     limits = [_most_usd(job.tier) for job, _ in jobs]
-    plans = [plan or (offer.usd if (offer := estimate(job)) else None) for job, _ in jobs]
+    plans = [offer.usd if (offer := estimate(job)) else None for job, _ in jobs]
     unpriced = [job.tier for (job, _), limit in zip(jobs, limits, strict=True) if limit is None]
     counts = [count for _, count in jobs]
     limit = most(count * (usd or 0.0) for count, usd in zip(counts, limits, strict=True))
@@ -75,8 +74,3 @@ def _most_usd(tier: Tier) -> float | None:
     """Returns the most that a job costs; if the price of its kind is not known, by the dearest of another kind."""
     prices = [price for strategy in STRATEGIES if (price := tier.price.known_under(strategy)) is not None]
     return tier.most_usd or (max(prices) * tier.timeout_s / 3600 if prices else None)
-
-
-def agrees_to_pay(text: str) -> bool:
-    """Returns whether somebody at a terminal wants to pay for it."""
-    return bool(sys.stdin and sys.stdin.isatty()) and agrees(f"{text}: submit it?")

@@ -65,7 +65,7 @@ def estimate(
         raise UserError("the short run has no step times: let it take at least two reports")
     estimates, sources, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        basis = _basis(tier, [run for run in runs if is_of(tier, run.row)], config)
+        basis = _basis(tier, [run for run in runs if _is_of(tier, run.row)], config)
         if basis:
             used, step, words = basis
             kind = used[0].row.kind
@@ -118,7 +118,7 @@ def _source(measured: _Measured) -> str:
     return f"the short run of {row.tier} is {measured.run.folder}: {row.steps} steps on {devices}"
 
 
-def is_of(tier: TierFacts, row: TierSummary) -> bool:
+def _is_of(tier: TierFacts, row: TierSummary) -> bool:
     """Returns whether the row was measured on real devices of the tier's kind, as far as the names tell.
 
     Several simulated devices measure nothing, because they share one machine.

@@ -14,8 +14,8 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
+from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
-from trainer.base.run_files.stop_limits import StopLimits
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.base.storage import expanded

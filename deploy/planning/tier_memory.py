@@ -150,7 +150,7 @@ def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
     required = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
     if tier.accelerators and machine and machine.memory_gb and required > USABLE * machine.memory_gb * GIB:
         yield (f"the data need {math.ceil(required / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
-               "prepare them (python -m trainer.data.prepare), which reads large shards row by row")  # fmt: skip
+               "prepare them (python -m trainer.data.prepare), and large ones are read row by row")  # fmt: skip
     disk = int(tier.spec["workerPoolSpecs"][0].get("diskSpec", {}).get("bootDiskSizeGb", 100))
     if plan.data_bytes + _IMAGE_BYTES > disk * 1e9:
         yield f"the staged data need {plan.data_bytes / 1e9:.0f} GB of a disk of {disk} GB: raise bootDiskSizeGb"

@@ -211,6 +211,8 @@ MEASURES = (
     Measure("simulated", "", _simulated),
     Measure("depends_on_replicas", "",
             lambda row: any(run.result.get("depends_on_replicas") for run in row.group.runs)),
+    Measure("not_compared", "",
+            lambda row: next(filter(None, (run.result.get("not_compared") for run in row.group.runs)), "")),
     Measure("repeats", "repeats", lambda row: len(row.done)),
     Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
     Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),

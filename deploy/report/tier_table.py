@@ -100,6 +100,8 @@ def _exceptions(rows: Sequence[TierSummary], collection: Collection) -> Iterator
     for row in rows:
         if row.depends_on_replicas:
             yield f"{row.tier}: its numbers are those of {row.devices} replicas alone (--allow_replica_dependence)."
+        if row.not_compared:
+            yield f"{row.tier}: its steps were not compared with those of one replica: {row.not_compared}."
     for tier in collection.tiers:
         for times in (run.restarts for run in tier.runs if run.restarts):
             often = "once" if times == 1 else f"{times} times"

@@ -1,4 +1,4 @@
-"""Sends runs that have ended to trackers; a comparison or a study as a parent run with one for each of its runs."""
+"""Sends runs that have ended to trackers; a comparison as a parent run with one for each of its runs."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,29 +9,25 @@ from deploy.report.collection import COMPARISON, fetched
 from deploy.report.run_reader import billed
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, number, read_json
+from trainer.base.run_files.records import items, read_json
 from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
 from trainer.base.run_files.tracking.sender import Sender, open_tracker
 from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
-TABLES = ("table.csv", "table.md")  # of a comparison or a study
-_TRIAL_STATES = {"complete": "finished", "pruned": "killed", "killed": "killed"}
-
 
 @dataclasses.dataclass(frozen=True)
-class _Listed(RunFiles):
-    """Holds a run that a table describes."""
+class _Comparison(RunFiles):
+    """Holds the parent of the runs of a comparison, which has no points of its own."""
 
     about: TrackedRun = dataclasses.field(kw_only=True)
-    values: Sequence[Point] = ()
 
     def run(self, *, ended: bool) -> TrackedRun:
         return self.about if ended else dataclasses.replace(self.about, state="running", files=())
 
     def points(self, *, ended: bool) -> list[Point]:
-        return [*self.values]
+        return []
 
 
 def trackers_in(settings: Mapping[str, Any]) -> str:
@@ -43,7 +39,7 @@ def trackers_in(settings: Mapping[str, Any]) -> str:
 
 
 def track(paths: Sequence[str], addresses: str) -> None:
-    """Sends each run, comparison or study to each tracker, and prints a line for each run.
+    """Sends each run or comparison to each tracker, and prints a line for each run.
 
     Raises UserError if a tracker refuses it, or a path has no run, and PlatformFault if a tracker does not answer.
     """
@@ -69,40 +65,20 @@ def _sources(path: str) -> Iterator[RunFiles]:
         yield RunFiles(folder, where)
         return
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
-    if not below and not (folder / TABLES[0]).is_file():
+    if not below:
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     parent = _parent(folder, where)
-    yield _Listed(folder, where, about=parent)
+    yield _Comparison(folder, where, about=parent)
     for run in below:
         name, (_, usd) = run.relative_to(folder).as_posix(), billed(run)
         more = {} if usd is None else {"result/usd": usd}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
-    if not below:  # the trials of a study on Vertex AI, of which a table is here
-        yield from (_trial(trial, parent) for trial in items(read_json(folder / "table.json")[0], "trials"))
 
 
 def _parent(folder: Path, where: str) -> TrackedRun:
-    table, request = read_json(folder / "table.json")[0], dict[str, Any]()
-    for name in (COMPARISON, "study.json"):
-        request |= read_json(folder / name)[0]
+    table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
     settings = {name: text_of(value) for name, value in request.items() if name != "command"}
     tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(request.get("command"))}
-    files = [file for name in TABLES if (file := folder / name).is_file()]
+    files = [file for name in ("table.csv", "table.md") if (file := folder / name).is_file()]
     name = where.rsplit("/", 1)[-1]
     return TrackedRun(digest([where, settings]), name, folder, "", settings, tags, "finished", files)
-
-
-def _trial(trial: dict[str, Any], parent: TrackedRun) -> _Listed:
-    settings = {
-        name.removeprefix("setting."): text_of(value) for name, value in trial.items() if name.startswith("setting.")
-    }
-    results = {f"result/{name}": number(trial.get(name)) for name in ("value", "seconds", "usd")}
-    metric = parent.parameters.get("metric", "value")
-    reports = [{metric: value} for value in trial.get("reports", [])]
-    rows = [*reports, {name: value for name, value in results.items() if value is not None}]
-    name, why = f"trial-{trial['trial']:03d}", text_of(trial.get("reason"))
-    state = _TRIAL_STATES.get(str(trial.get("state")), "failed")
-    identity, tags = digest([parent.id, name]), {"reason": why} if why else {}
-    about = TrackedRun(identity, name, parent.folder, parent.id, settings, tags, state)
-    points = [Point(step, 0.0, values) for step, values in enumerate(rows, start=1)]
-    return _Listed(parent.folder, "", about=about, values=points)

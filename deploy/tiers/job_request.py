@@ -15,8 +15,8 @@ from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, requirements, starter, write_start
 from deploy.tiers.spec_changes import SECRETS
 from deploy.tiers.tier import Tier
+from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.stop_limits import LIMITS
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 
@@ -49,7 +49,7 @@ class JobOptions:
     stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
     stop_if_over: float = 0.0
     plan: bool = False  # make a plan that is missing
-    limits: str = ""  # at which the job ends itself, as `trainer.base.run_files.stop_limits` writes them
+    limits: str = ""  # at which the job ends itself, as `trainer.base.limit_watch` writes them
 
     @property
     def folder(self) -> str:

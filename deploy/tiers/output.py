@@ -68,7 +68,7 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
     """Runs a program of ours in a process of its own, and passes the lines that it prints to `show`.
 
     Interrupted, it sends the program SIGTERM, by which a training saves its state, and waits for its end. Raises the
-    error that the program printed, if it failed.
+    error that the program printed last, with its exit code, 1 if a signal ended it.
     """
     command, lines = [sys.executable, "-u", "-m", module, *arguments], deque[str](maxlen=_KEPT_LINES)
     # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
@@ -84,19 +84,13 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
             process.send_signal(signal.SIGTERM)
             process.wait()
             raise
-    if process.returncode:
-        raise error_of_program([*lines], process.returncode, f"python -m {module}")
-
-
-def error_of_program(lines: Sequence[str], code: int, program: str) -> UserError | PlatformFault:
-    """Returns the error that a program of ours printed last among `lines`, with its exit code; 1 if a signal ended it.
-
-    A line of any other kind is named beside the exit code: it may be of a traceback, or of progress.
-    """
+    if not (code := process.returncode):
+        return
     text = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
     if code < 0:
-        text, code = text or f"{program} was killed by signal {-code} (is the memory too small?)", FAULT
-    text = text or ": ".join([f"{program} ended with exit code {code}", *lines[-1:]])
+        text, code = text or f"python -m {module} was killed by signal {-code} (is the memory too small?)", FAULT
+    # A last line of any other kind is named beside the exit code: it may be of a traceback, or of progress.
+    text = text or ": ".join([f"python -m {module} ended with exit code {code}", *[*lines][-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
     error.exit_code = code
-    return error
+    raise error

@@ -20,12 +20,14 @@ from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
 from deploy.tiers.script_imports import missing_imports, unnamed
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
+from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.records import mapping, read_run_info
-from trainer.base.run_files.stop_limits import LIMITS
 from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
 
 WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
+# What that module imports besides its neighbours.
+_OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
 
 
@@ -80,6 +82,7 @@ class Script:
             raise UserError(f"script={self.name}: .gitignore or .gcloudignore names it: it would not go along")
         files = {f"code/{name}": content for name, content in code.items()}
         ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
+        ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
         about = f"ships {self.folder.name}: {sources}; vertex_report.py"
         if listed:
             about += "; requirements.txt is installed at each start"

@@ -12,8 +12,8 @@ from deploy.tiers.spec_rules import check_shape
 from trainer.base.errors import UserError
 
 MOST_LABELS = 62  # of 64, because `submit` adds two
-# Labels that `submit` sets: the value of the first is unique to an attempt, and a study has the last.
-LABEL, PRICE_LABEL, LIMIT_LABEL = "submission", "usd-per-hour", "usd-at-most"
+# Labels that `submit` sets: the value of the first is unique to an attempt.
+LABEL, PRICE_LABEL = "submission", "usd-per-hour"
 FLEX_START = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
 SECRETS = "TRAINER_SECRETS"  # a job's variable: JSON of the names of secrets, by variable, which its starter reads
 
@@ -88,7 +88,7 @@ def read_labels(text: str) -> dict[str, str]:
         key, _, value = label.partition("=")
         if key.startswith("goog"):
             raise UserError(f"labels={text}: Google keeps keys that begin with goog for itself: use another key")
-        if key in (LABEL, PRICE_LABEL, LIMIT_LABEL):
+        if key in (LABEL, PRICE_LABEL):
             raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
         if labels.setdefault(key, value) != value:
             raise UserError(f"labels={text}: {key} has two values: keep one of them")

@@ -7,12 +7,10 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from deploy.tiers.spec_changes import LABEL
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
-from trainer.base.run_files.stop_limits import LIMITS
+from trainer.base.limit_watch import LIMITS
 
-STUDY_LABEL = "study-"  # begins the label of a submission that is a study, not a single job
 # What the service writes of a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
@@ -72,24 +70,6 @@ class BrokenClientError(ApiError):
 
 
 @dataclasses.dataclass(frozen=True)
-class JobKind:
-    """Names a kind of job: in gcloud's commands, in the API's addresses and, as its type, in the API's messages."""
-
-    command: str
-    collection: str
-    message: str
-
-
-CUSTOM = JobKind("custom-jobs", "customJobs", "custom_job")
-TUNING = JobKind("hp-tuning-jobs", "hyperparameterTuningJobs", "hyperparameter_tuning_job")
-
-
-def kind_of(name_or_label: str) -> JobKind:
-    """Returns the kind of the job with this name, or this label of its submission."""
-    return TUNING if name_or_label.startswith(STUDY_LABEL) or f"/{TUNING.collection}/" in name_or_label else CUSTOM
-
-
-@dataclasses.dataclass(frozen=True)
 class JobStatus:
     """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""
 
@@ -127,20 +107,12 @@ class LogEntry:
 
 @dataclasses.dataclass(frozen=True)
 class CustomJob:
-    """Holds the request that creates a job. `spec` is a CustomJobSpec.
-
-    Of a study (`kind`) it holds the fields of a HyperparameterTuningJob: studySpec, trialJobSpec and counts.
-    """
+    """Holds the request that creates a job. `spec` is a CustomJobSpec."""
 
     display_name: str
     spec: Mapping[str, Any]
     labels: Mapping[str, str]
     kms_key: str = ""  # projects/P/locations/R/keyRings/…/cryptoKeys/…
-
-    @property
-    def kind(self) -> JobKind:
-        """Returns the kind of the job, by its label."""
-        return kind_of(self.labels.get(LABEL, ""))
 
 
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
@@ -149,7 +121,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
     Raises ApiError, as for a lost response, if it is none.
     """
     with unreadable_as_lost():
-        spec = job.get("jobSpec", {})  # a study has none: timeout and output are those of each trial
+        spec = job.get("jobSpec", {})
         scheduling = spec.get("scheduling", {})
         return JobStatus(
             created_name(job["name"]),
@@ -160,7 +132,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             parse_time(job.get("endTime", "")),
             job.get("error", {}).get("message", ""),
             job.get("labels", {}),
-            (scheduling or job.get("trialJobSpec", {}).get("scheduling", {})).get("strategy", ""),
+            scheduling.get("strategy", ""),
             float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
             spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
             "'--on_gpus'" in str(spec),
@@ -180,7 +152,7 @@ def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None
 
 def created_name(name: Any) -> str:
     """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
-    if not re.search(rf"/({CUSTOM.collection}|{TUNING.collection})/\d+$", str(name)):
+    if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)
 

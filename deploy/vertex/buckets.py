@@ -27,15 +27,6 @@ def read(uri: str, *, quick: bool = False) -> tuple[str, int]:
     return (client.read(item).decode(errors="replace"), item.generation) if item else ("", 0)
 
 
-def read_first(uri: str) -> tuple[bytes, int]:
-    """Returns the first bytes of an object, at most 8 MiB of them, and its size. Raises UserError if there is none."""
-    client = connect(dataclasses.replace(LIMITS, piece=8 << 20))
-    item = client.get(_address(uri))
-    if item is None:
-        raise UserError(f"{uri}: there is no such object")
-    return client.read_first(item), item.size
-
-
 def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
     """Replaces a small object of this generation, 0 for none; returns its new one. Raises Conflict for another one."""
     return connect(QUICK if quick else None).upload(text.encode(), _address(uri), generation, strict=True)

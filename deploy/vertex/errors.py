@@ -17,7 +17,7 @@ _REPLICA_EXITS = {
     75: "interrupted with its state saved: submit it again with the same --job_dir to resume",
     134: "aborted (SIGABRT) in native code: see TensorFlow's last log lines above",
     137: "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more memory",
-    139: "crashed (SIGSEGV) in native code: image and driver may be incompatible",
+    139: "crashed (SIGSEGV) in native code: use another image (deploy image --tensorflow=…)",
     143: "stopped from outside (SIGTERM) before it ended",
 }
 
@@ -49,6 +49,17 @@ def api_errors(gcp: GcpConfig) -> Iterator[None]:
         raise JobUnknown(str(error)) from None
     except ApiError as error:
         raise (VertexFault if error.transient else UserError)(describe_error(error, gcp)) from None
+
+
+@contextmanager
+def billing_errors(action: str, fix: str) -> Iterator[None]:
+    """Raises an ApiError of prices or of a bill as one line: UserError with `fix` if the user can do something."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.transient:
+            raise UserError(f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
+        raise VertexFault(f"{action}: {error}") from None
 
 
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:

@@ -23,21 +23,20 @@ _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gclou
 class Gcloud(Backend):
     """Creates jobs by gcloud."""
 
-    def create_command(self, request: CustomJob) -> list[str]:
-        """Returns the command that creates the job; it reads the spec from stdin, for which a study needs a path."""
-        config = "-" if request.kind is api.CUSTOM else "/dev/stdin"
+    def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
+        """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin."""
         labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
         flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         place = [f"--project={self._project}", f"--region={self._region}"]
-        return ["gcloud", "ai", request.kind.command, "create", *place, *flags]
+        return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
 
     def shell_command(self, request: CustomJob) -> str:
         """Returns the command with its spec, ready to paste into a shell."""
         return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
     def submit(self, request: CustomJob) -> str:
-        """Runs `gcloud ai custom-jobs create`, of a study hp-tuning-jobs, and kills it when it is about to retry.
+        """Runs `gcloud ai custom-jobs create`, and kills it when it is about to retry.
 
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job. Its log tells whether
         it has connected to a server.

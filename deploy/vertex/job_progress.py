@@ -11,44 +11,32 @@ from deploy.vertex.api import JobStatus
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import describe_spending, format_duration
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import StatsEntry, items, mapping, number, parse_stats, positive, whole
+from trainer.base.run_files.records import StatsEntry, mapping, number, parse_stats, positive, whole
 from trainer.base.run_files.run_layout import RUN_INFO, STATS
 from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import connect
 
 LIVE_S = 60.0  # between looks of a watch
 RECENT = 10  # reports from which the speed is computed
-IDLE_S, IDLE_PERCENT = 600.0, 10.0  # an accelerator below that for so long is said
 
 
 @dataclasses.dataclass(frozen=True)
 class JobProgress:
-    """Holds how far a run was at its last report. `idle`: numbers of the chief's GPUs that are hardly used."""
+    """Holds how far a run was at its last report."""
 
     step: int
     total_steps: int
     seconds_left: float | None
     loss: str
-    idle: tuple[int, ...]
 
     def __str__(self) -> str:
         share = f" of {self.total_steps:,} ({self.step / self.total_steps:.0%})" if self.total_steps else ""
         left = "" if self.seconds_left is None else f"{format_duration(self.seconds_left)} left"
         return ", ".join(filter(None, [f"step {self.step:,}{share}", left, self.loss]))
 
-    @property
-    def warning(self) -> str:
-        """Returns a line about GPUs that are hardly used; empty if there are none."""
-        if not self.idle:
-            return ""
-        return (
-            f"GPU {', '.join(map(str, self.idle))} of the chief: below {IDLE_PERCENT:.0f} % for "
-            f"{IDLE_S / 60:.0f} minutes, and paid for: docs/gpus.md"
-        )
-
 
 class LiveLines:
-    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each warning once.
+    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each problem once.
 
     Reads the job directory again only where it has changed.
     """
@@ -57,7 +45,7 @@ class LiveLines:
         self._clock, self._due = clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
         self._live: JobProgress | None = None
-        self._shown = {""}
+        self._shown = set[str]()
         self._folder: Address | None = None
         with contextlib.suppress(UserError):  # of a job that somebody else created
             self._folder = parse(status.output, "output")
@@ -84,9 +72,8 @@ class LiveLines:
             return {problem: problem}
         if self._live is None:
             return {}
-        money = describe_spending(status, self._clock.now())
-        progress, warning = str(self._live), self._live.warning
-        return {progress: "; ".join(filter(None, [progress, money])), warning: warning}
+        progress, money = str(self._live), describe_spending(status, self._clock.now())
+        return {progress: "; ".join(filter(None, [progress, money]))}
 
     def _read(self) -> None:
         stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
@@ -105,7 +92,7 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | No
     left = max(0, total_steps - step) * pace if pace and total_steps else None
     losses = ((name, number(value)) for name, value in mapping(reports[-1], "losses").items())
     loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
-    return JobProgress(step, total_steps, left, loss, tuple(_idle(reports)))
+    return JobProgress(step, total_steps, left, loss)
 
 
 def _seconds_a_step(reports: Sequence[StatsEntry]) -> float | None:
@@ -113,18 +100,6 @@ def _seconds_a_step(reports: Sequence[StatsEntry]) -> float | None:
     steps = reports[-1]["step"] - reports[0]["step"]
     seconds = reports[-1]["seconds"] - reports[0]["seconds"]
     return seconds / steps if steps > 0 and seconds > 0 else positive(reports[-1].get("step_seconds"))
-
-
-def _idle(reports: Sequence[StatsEntry]) -> Iterator[int]:
-    """Yields the GPUs whose use was below IDLE_PERCENT in every report of the last IDLE_S."""
-    since = reports[-1]["seconds"] - IDLE_S
-    before = [entry for entry in reports if entry["seconds"] <= since]
-    recent = [*before[-1:], *(entry for entry in reports if entry["seconds"] > since)]
-    for gpu in range(len(items(reports[-1], "gpus")) if before else 0):
-        used = [number(items(entry, "gpus")[gpu].get("utilization_percent")) for entry in recent
-                if gpu < len(items(entry, "gpus"))]  # fmt: skip
-        if used and all(value is not None and value < IDLE_PERCENT for value in used):
-            yield gpu
 
 
 REPORT_S = 300.0  # between lines of a job that waits

@@ -18,9 +18,8 @@ class Backend:
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
     callers retry with `deploy.vertex.retry.retried`, except `submit`, which `deploy.vertex.submission` repeats only
-    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID, studies
-    projects/P/locations/R/hyperparameterTuningJobs/ID; a study is a job, too. `login`: credentials, by default this
-    machine's.
+    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID. `login`: credentials, by
+    default this machine's.
     """
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
@@ -36,17 +35,10 @@ class Backend:
         """Returns the current status of the job; ApiError 404 if it does not exist."""
         return api.parse_job(self.call("GET", name))
 
-    def trials(self, name: str) -> Sequence[Mapping[str, Any]]:
-        """Returns the trials of a study as the API's JSON has them."""
-        with api.unreadable_as_lost():
-            return list(self.call("GET", name).get("trials", []))
-
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Returns all jobs that this package submitted, studies too, or only those with the value `label` of LABEL."""
+        """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        kinds = (api.kind_of(label),) if label else (api.CUSTOM, api.TUNING)
-        return [api.parse_job(job) for kind in kinds
-                for job in self.listed(f"{self.parent}/{kind.collection}", kind.collection, filter=only)]  # fmt: skip
+        return [api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
 
     def logs(self, name: str, since: str) -> Sequence[LogEntry]:
         """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""

@@ -22,18 +22,16 @@ class Sdk(Backend):
             raise UserError(
                 "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
             ) from None
-        study = request.kind is api.TUNING
-        content = {"displayName": request.display_name, "labels": request.labels}
-        content |= request.spec if study else {"jobSpec": request.spec}
+        content = {"displayName": request.display_name, "labels": request.labels, "jobSpec": request.spec}
         content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
-        message = aiplatform.HyperparameterTuningJob if study else aiplatform.CustomJob
-        name = request.kind.message
         with converted_errors():
             endpoint = {"api_endpoint": self._service.removesuffix("/v1")}
             client = aiplatform.JobServiceClient(
                 credentials=self._login or credentials(), transport="rest", client_options=endpoint
             )
-            job = {name: message.from_json(json.dumps(content))}
-            create = getattr(client, f"create_{name}")
+            job = aiplatform.CustomJob.from_json(json.dumps(content))
             self.sent = True
-            return api.created_name(create(parent=self.parent, retry=None, timeout=REQUEST_TIMEOUT_S, **job).name)
+            created = client.create_custom_job(
+                parent=self.parent, custom_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
+            )
+            return api.created_name(created.name)

@@ -4,7 +4,7 @@ from contextlib import suppress
 from functools import partial
 
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.spec_changes import LIMIT_LABEL, PRICE_LABEL
+from deploy.tiers.spec_changes import PRICE_LABEL
 from deploy.tiers.tier import Tier
 from deploy.vertex.api import JobStatus
 from trainer.base.terminal import duration
@@ -31,31 +31,16 @@ def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> 
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
-def price_label(usd: float | None, key: str = PRICE_LABEL) -> dict[str, str]:
-    """Returns a price an hour, or another sum, as a label; nothing without one."""
-    return {} if usd is None else {key: f"{usd:.4f}".replace(".", "-")}
+def price_label(usd: float | None) -> dict[str, str]:
+    """Returns a price an hour as a label; nothing without one."""
+    return {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
 
 
 def usd_per_hour(status: JobStatus) -> float | None:
     """Returns the price in the label of a job; None without one."""
-    return _labelled_usd(status, PRICE_LABEL)
-
-
-def _labelled_usd(status: JobStatus, key: str) -> float | None:
     with suppress(ValueError):
-        return float(status.labels.get(key, "").replace("-", "."))
+        return float(status.labels.get(PRICE_LABEL, "").replace("-", "."))
     return None
-
-
-def counted_usd(status: JobStatus, now: float) -> float | None:
-    """Returns what counts of a job in a budget; None without a price.
-
-    That is its cost once it has ended, else its limit; of a study the limit of all trials.
-    """
-    price = usd_per_hour(status)
-    if price is None:
-        return _labelled_usd(status, LIMIT_LABEL)
-    return time_and_cost(status, price, now)[1] if status.ended else price * status.timeout_s / 3600
 
 
 def describe_run(status: JobStatus, now: float) -> tuple[str, str]:

@@ -1,107 +1,104 @@
-"""Rehearses the measurement of GPUs on a CPU: parts that end well, hang, are killed or run out of memory."""
+"""Rehearses the measurement of a GPU on a CPU: parts that end well, fail or hang, and what they leave."""
 
-import json
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.gpu.execution import DONE, FAILED, LATE, LEFT_OUT, TURNS, Outcome, run_parts, turn
-from benchmarks.gpu.kernels import summary
-from benchmarks.gpu.page import REHEARSED, constants, page
-from benchmarks.gpu.parts import FAULTS, PARTS
-from deploy.planning.gpu_constants import CONSTANTS, read_constants
+from benchmarks.gpu import part
+from benchmarks.gpu.__main__ import DONE, PARTS, REHEARSED, constants, page, run_parts
+from benchmarks.gpu.network import summary
+from deploy.planning.gpu_constants import CONSTANTS, FILE, read_constants
 from tests.docs.sources import ROOT
+from tests.fixtures import Patch
 
-ABOUT = {
-    "date": "2026-11-24", "gpus": ["NVIDIA H100 80GB HBM3, 81559 MiB, 580.1"], "processor": "x86_64",
-    "packages": {"tensorflow": "2.21.0"}, "command": "python -m benchmarks.gpu", "rehearsed": False,
-}  # fmt: skip
-
-
-def test_a_part_that_hangs_is_killed_or_lacks_memory_stops_no_other(tmp_path: Path) -> None:
-    outcomes = run_parts(FAULTS, tmp_path, minutes=2, gpus=0, rehearse=True)
-    assert [outcome.state for outcome in outcomes.values()] == [LATE, FAILED, FAILED]
-    assert all(outcome.result == {"before": 1} for outcome in outcomes.values())  # what was measured before is kept
-    assert outcomes["fault_killed"].reason == "ended by SIGKILL"
-    assert "MemoryError" in outcomes["fault_memory"].reason
-    kept = json.loads((tmp_path / "parts.json").read_text())
-    assert [part["state"] for part in kept.values()] == [LATE, FAILED, FAILED]
+# Keeps a number, then ends as its flag says.
+PART = """
+import sys, time
+from benchmarks.gpu.part import keep
+keep(before=1)
+print("a line of a log")
+time.sleep(600 if sys.argv[1] == "hangs" else 0)
+sys.exit(sys.argv[1] == "fails")
+"""
 
 
-def test_parts_without_time_or_gpus_are_left_out_with_the_reason(tmp_path: Path) -> None:
-    several = next(part for part in PARTS if part.gpus > 1)
-    outcomes = run_parts([several, FAULTS[0]], tmp_path, minutes=0.1, gpus=1, rehearse=False)
-    assert [outcome.state for outcome in outcomes.values()] == [LEFT_OUT, LEFT_OUT]
-    assert [outcome.reason for outcome in outcomes.values()] == [
-        "it needs 2 GPUs, this machine has 1", "the 0.1 minutes are over",
-    ]  # fmt: skip
+@pytest.mark.parametrize("together", [False, True])
+def test_a_part_that_fails_or_hangs_stops_no_other(together: bool, tmp_path: Path, monkeypatch: Patch) -> None:
+    package = tmp_path / "benchmarks" / "gpu"
+    package.mkdir(parents=True)
+    (package / "tried.py").write_text(PART)
+    (package / "part.py").write_text(Path(part.__file__).read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("benchmarks.gpu.__main__.LIMIT_SECONDS", 8.0)
+    monkeypatch.setattr("benchmarks.gpu.__main__._LEAST_SECONDS", 0.0)
+    parts = {kind: ["tried", kind] for kind in ("hangs", "fails", "ends")}
+    outcomes = run_parts(parts, tmp_path, 0.3, together=together)
+    assert [outcomes[kind]["ended"].split()[0] for kind in parts] == ["was", "failed:", DONE]
+    assert all(outcome["before"] == 1 for outcome in outcomes.values())  # what was measured before is kept
+    assert "| hangs | was ended after" in (tmp_path / "gpu_results.md").read_text()
+
+
+def test_a_part_without_time_is_left_out(tmp_path: Path) -> None:
+    assert run_parts({"constants": ["constants"]}, tmp_path, 0.1, together=False) == {
+        "constants": {"ended": "left out: the time was over"}
+    }
 
 
 def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_path: Path) -> None:
-    outcomes = {
-        "constants": Outcome("", DONE, result={"launch_seconds": 4e-6, "context_gib": 0.4}),
-        "memory": Outcome("", DONE, result={"networks": {"a": {"workspace_gib": 0.2}, "b": {"workspace_gib": 0.6}}}),
-    }
-    content = constants(outcomes, "measured on X, 2026-11-24")
-    file = tmp_path / "gpu_constants.json"
-    file.write_text(json.dumps(content))
-    read = read_constants(file)
-    assert (read.launch_seconds, read.context_gib, read.workspace_gib) == (4e-6, 0.4, 0.6)
-    assert read.nccl_gib == CONSTANTS.nccl_gib
-    assert read.source == "measured on X, 2026-11-24; all_reduce_seconds, nccl_gib assumed"
+    found = {"ended": DONE, "seconds": 3.0, "launch_seconds": 4e-6, "context_gib": 0.4}
+    (tmp_path / "parts.json").write_text(str(constants({"constants": found}, ["X"])).replace("'", '"'))
+    read = read_constants(tmp_path / "parts.json")
+    assert (read.launch_seconds, read.context_gib) == (4e-6, 0.4)
+    assert (read.workspace_gib, read.nccl_gib) == (CONSTANTS.workspace_gib, CONSTANTS.nccl_gib)
+    assert read.source.startswith("launch_seconds, context_gib measured on X, ")
+    assert constants({}, []) == vars(CONSTANTS)
 
 
-def test_parts_that_run_together_end_as_alone(tmp_path: Path) -> None:
-    several = next(part for part in PARTS if part.gpus > 1)
-    outcomes = run_parts([*FAULTS, several], tmp_path, minutes=2, gpus=1, rehearse=False, together=True)
-    assert [outcome.state for outcome in outcomes.values()] == [LATE, FAILED, FAILED, LEFT_OUT]
-    assert json.loads((tmp_path / "parts.json").read_text()).keys() == outcomes.keys()
-
-
-def test_who_measures_waits_for_those_who_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TURNS, str(tmp_path / "turns"))
-    with turn(alone=False), turn(alone=False):
+def test_who_measures_waits_for_those_who_build(tmp_path: Path, monkeypatch: Patch) -> None:
+    (tmp_path / "lock").touch()
+    monkeypatch.setattr(part, "LOCK", tmp_path / "lock")
+    with part.turn(alone=False), part.turn(alone=False):
         pass
     order: list[str] = []
 
     def measure() -> None:
-        with turn(alone=True):
+        with part.turn(alone=True):
             order.append("measured")
 
     thread = threading.Thread(target=measure)
-    with turn(alone=False):
+    with part.turn(alone=False):
         thread.start()
         order.append("built")
     thread.join(timeout=60)
     assert order == ["built", "measured"]
 
 
-def test_kernels_are_summed_by_name_and_overlaps_count_once() -> None:
-    events = [(0, 4, "a"), (2, 6, "b"), (8, 10, "a")]
-    assert summary(events) == {
-        "busy": 0.8, "step_ms": 1e-9, "kernels": 0.3, "longest": {"a": 0.6, "b": 0.4},
-    }  # fmt: skip
-    assert summary([]) == {}
+def test_kernels_are_counted_and_overlaps_count_once() -> None:
+    assert summary([(0, 4), (2, 6), (8, 10)]) == [0.3, 0.8]
+    assert summary([]) == []
 
 
 def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> None:
-    rates = {"ours, plain": 50.0, "ours, XLA": 80.0, "Keras fit": 60.0, "Keras fit, XLA": 64.0}
-    speeds = {"steps_per_second": rates, "auto": "XLA compiles the steps"}
-    outcomes = {
-        "speeds_cnn": Outcome("", DONE, 60.0, result=speeds),
-        "memory": Outcome(
-            "memory?", LATE, 240.0, "ended after its limit of 240 s", {"networks": {"unet": {"rows": 4}}}
-        ),
+    rates = {"ours": 50.0, "ours, XLA": 80.0, "fit": 60.0, "fit, XLA": 64.0}
+    network: dict[str, Any] = {
+        "ended": DONE,
+        "steps_per_second": rates,
+        "kernels": {"ours": [1825.0, 0.75]},
+        "planned_gib": 1.5,
     }
-    text = page(outcomes, ABOUT)
-    assert "| cnn | 50 | 80 | 60 | 64 |  | 1.25 | XLA compiles the steps |" in text
-    assert "| memory | out of time | 240 | ended after its limit of 240 s |" in text
+    outcomes: dict[str, dict[str, Any]] = {"network_cnn": network, "bits_cnn_mnist": {"ended": DONE, "other_bits": []}}
+    text = "\n".join(page(outcomes, ["X, 80000, 580"]))
+    assert "| cnn | 50 | 80 | 60 | 64 |  |  | 1.25 |" in text
+    assert "| cnn | 1,825; 0.75 |  |  |  |" in text
+    assert "| bits_cnn_mnist |  | none |" in text
     assert REHEARSED not in text
-    assert REHEARSED in page(outcomes, {**ABOUT, "rehearsed": True})
+    assert REHEARSED in "\n".join(page(outcomes, []))
 
 
 # Runs at the start of each Python process: what a bare machine with TensorFlow alone does not have.
@@ -120,30 +117,18 @@ sys.meta_path.insert(0, Missing())
 @pytest.mark.slow
 def test_the_command_is_rehearsed_from_a_folder_alone(tmp_path: Path) -> None:
     """Runs some parts as on a bare machine: the checkout on PYTHONPATH, no installation of it, no network."""
-    parts = "batch_norm,constants,input_path,fault_killed"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", f"--parts={parts}", f"--out={tmp_path}/out"]
-    before = (ROOT / "deploy" / "planning" / "gpu_constants.json").read_bytes()
+    parts = ["constants", "network_mlp", "bits_wgan_gp_digits"]
+    command = [sys.executable, "-m", "benchmarks.gpu", f"--parts={','.join(parts)}", f"--out={tmp_path}/out"]
+    before = FILE.read_bytes()
     (tmp_path / "sitecustomize.py").write_text(BARE_MACHINE)
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "https_proxy": "http://127.0.0.1:9"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout
-    assert "3 of 4 parts are done" in done.stdout
-    assert REHEARSED in (tmp_path / "out" / "gpu_results.md").read_text()
-    assert read_constants(tmp_path / "out" / "gpu_constants.json").source.startswith("rehearsed on a CPU; ")
-    assert (ROOT / "deploy" / "planning" / "gpu_constants.json").read_bytes() == before
-    assert REHEARSED not in (ROOT / "docs" / "gpu_results.md").read_text()
+    assert [f"{name}: {DONE}" in done.stdout for name in parts] == [True] * 3
+    assert REHEARSED in done.stdout
+    assert read_constants(tmp_path / "out" / FILE.name).source.startswith("launch_seconds rehearsed on a CPU; ")
+    assert FILE.read_bytes() == before
 
 
-def test_without_a_gpu_one_line_says_what_to_do(tmp_path: Path) -> None:
-    environment = {**os.environ, "PATH": str(tmp_path)}
-    command = [sys.executable, "-m", "benchmarks.gpu", f"--out={tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: this machine has no NVIDIA driver: run it on one with a GPU, or try it with --rehearse\n"
-    )
-
-
-def test_each_part_has_a_module_and_the_acceptance_is_first() -> None:
-    assert all((ROOT / "benchmarks" / "gpu" / f"{part.arguments[0]}.py").is_file() for part in (*PARTS, *FAULTS))
-    assert PARTS[0].name == "acceptance"
+def test_each_part_has_a_module() -> None:
+    assert all((ROOT / "benchmarks" / "gpu" / f"{module}.py").is_file() for module, *_ in PARTS.values())

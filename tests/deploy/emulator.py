@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from google.cloud.aiplatform_v1.types import CustomJob, HyperparameterTuningJob
+from google.cloud.aiplatform_v1.types import CustomJob
 from google.protobuf.json_format import MessageToDict, ParseError
 
 from tests.deploy import emulated_storage as storage
@@ -117,13 +117,13 @@ class Emulator:
             assert not self.errors, self.errors
             assert not unused, f"never triggered: {unused}"
 
-    def create(self, parent: str, content: dict[str, Any], kind: str = "customJobs") -> dict[str, Any]:
+    def create(self, parent: str, content: dict[str, Any]) -> dict[str, Any]:
         """Creates a PENDING job, and starts `run` for it."""
-        message: Any = CustomJob if kind == "customJobs" else HyperparameterTuningJob
+        message: Any = CustomJob
         with self.lock:
             job = MessageToDict(message.pb(message.from_json(json.dumps(content))))
             number = str(1000 + len(self.jobs))
-            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/{kind}/{number}"
+            name = f"projects/123456/locations/{parent.rsplit('/', 1)[-1]}/customJobs/{number}"
             job |= {"name": name, "state": "JOB_STATE_PENDING", "createTime": now()}
             self.jobs[number] = job
         if self.run:
@@ -280,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     content = json.loads(body)
     google.bodies.append(content)
-    return 200, google.create(match[1], content, match[2])
+    return 200, google.create(match[1], content)
 
 
 def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
@@ -289,12 +289,12 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     if google.lists_nothing:
         google.lists_nothing -= 1
         return 200, {}
-    jobs = [job for job in google.jobs.values() if f"/{region}/{match[2]}/" in job["name"]]
+    jobs = [job for job in google.jobs.values() if f"/{region}/" in job["name"]]
     wanted = re.fullmatch(r"labels\.([\w-]+)(?:=|:)(.*)", query.get("filter", ""))
     if wanted:
         labels = [job.get("labels", {}).get(wanted[1]) for job in jobs]
         jobs = [job for job, label in zip(jobs, labels, strict=True) if label and wanted[2] in ("*", label)]
-    return 200, _page(match[2], jobs, 2, query)
+    return 200, _page("customJobs", jobs, 2, query)
 
 
 def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
@@ -304,13 +304,12 @@ def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, A
 
 
 def _get(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[2])
-    found = job and f"/{match[1]}/" in job["name"]
-    return (200, job) if job and found else (404, error(404, f"{match[1]} {match[2]} is not found"))
+    job = google.jobs.get(match[1])
+    return (200, job) if job else (404, error(404, f"customJobs {match[1]} is not found"))
 
 
 def _cancel(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
-    job = google.jobs.get(match[2])
+    job = google.jobs.get(match[1])
     if not job:
         return _get(google, match, query, body)
     google.end(job, "CANCELLED")
@@ -353,12 +352,11 @@ def _secret(google: Emulator, match: re.Match[str], query: Query, body: bytes) -
     return 200, {"name": match[1], "payload": {"data": base64.b64encode(google.secrets[match[1]]).decode()}}
 
 
-_KINDS = "(customJobs|hyperparameterTuningJobs)"
 _ROUTES: dict[str, Callable[..., Response]] = {
-    rf"POST /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _create,
-    rf"GET /v1/(projects/[^/]+/locations/[^/]+)/{_KINDS}": _list,
-    rf"GET /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+)": _get,
-    rf"POST /v1/projects/[^/]+/locations/[^/]+/{_KINDS}/(\d+):cancel": _cancel,
+    r"POST /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _create,
+    r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
+    r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
+    r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,

@@ -1,18 +1,11 @@
-"""Emulates Vertex AI's Model Registry and BatchPredictionJobs, as the SDK's own messages read them."""
+"""Emulates Vertex AI's Model Registry, as the SDK's own messages read them."""
 
 import json
-import os
 import re
-import socket
-import subprocess
-import sys
 import threading
-import time
-from contextlib import suppress
 from typing import Any
 
-import requests
-from google.cloud.aiplatform_v1.types import BatchPredictionJob, Model
+from google.cloud.aiplatform_v1.types import Model
 from google.protobuf.json_format import MessageToDict
 
 from tests.deploy.emulator import _ROUTES, Emulator, Response, _page, error, now
@@ -75,51 +68,10 @@ def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
     return 200, version
 
 
-def _batch(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
-    job = BatchPredictionJob.from_json(body.decode())
-    google.bodies.append(json.loads(body))
-    return 200, {**MessageToDict(BatchPredictionJob.pb(job)), "name": f"{match[1]}/batchPredictionJobs/77"}
-
-
-def feed(google: Emulator, job: dict[str, Any]) -> None:
-    """Carries out a batch prediction job: starts the server of the version, and gives it all lines in one request.
-
-    https://cloud.google.com/vertex-ai/docs/predictions/custom-container-requirements
-    """
-    name, _, version = job["model"].rpartition("@")
-    model = _of(google, name.rsplit("/", 1)[-1], version)
-    assert model
-    container = model["containerSpec"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    variables = {
-        "AIP_HTTP_PORT": str(port), "AIP_STORAGE_URI": model["artifactUri"], "AIP_HEALTH_ROUTE": "/alive",
-        "AIP_PREDICT_ROUTE": "/v1/answer",
-    }  # fmt: skip
-    server = subprocess.Popen([sys.executable, *container["command"][1:]], env={**os.environ, **variables})
-    try:
-        for _ in range(600):
-            with suppress(requests.ConnectionError):
-                if requests.get(f"http://127.0.0.1:{port}/alive", timeout=5).status_code == 200:
-                    break
-            time.sleep(0.1)
-        rows = google.objects[job["inputConfig"]["gcsSource"]["uris"][0].removeprefix("gs://")].splitlines()
-        instances = [json.loads(row) for row in rows]
-        sent = requests.post(f"http://127.0.0.1:{port}/v1/answer", json={"instances": instances}, timeout=60)
-        pairs = zip(instances, sent.json()["predictions"], strict=True)
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-    lines = [json.dumps({"instance": instance, "prediction": answer}) for instance, answer in pairs]
-    folder = job["outputConfig"]["gcsDestination"]["outputUriPrefix"].removeprefix("gs://")
-    google.objects[f"{folder}/prediction.results-00000-of-00001"] = "\n".join(lines).encode()
-
-
 _ROUTES |= {
     rf"POST {PLACE}/models:upload": _upload,
     rf"GET {PLACE}/operations/(\d+)": _operation,
     rf"GET {PLACE}/models/([\w-]+):listVersions": _listed,
     rf"GET {PLACE}/models/([\w-]+)(?:(?:@|%40)([\w-]+))?": _get,
     rf"POST {PLACE}/models/([\w-]+)(?:@|%40)([\w-]+):mergeVersionAliases": _merge,
-    rf"POST {PLACE}/batchPredictionJobs": _batch,
 }

@@ -1,7 +1,6 @@
 """Tests that every verb is listed, has help and imports little."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,7 +29,6 @@ sys.exit(code or (f"imported: {heavy}" if heavy else 0))
     [
         ["--help"],
         ["machines"],
-        ["render", "l4x4", "--recipe=wgan_gp_digits", "--project=p", "--image=eu.gcr.io/p/x:1", *WHERE],
         ["submit", "l4x4", "--recipe=wgan_gp_digits", "--project=p", "--image=eu.gcr.io/p/x:1", *WHERE, "--dry_run"],
     ],
     ids=lambda value: value[0],
@@ -50,15 +48,6 @@ def test_every_verb_has_help(verb: str, capsys: Capture) -> None:
     assert verb in capsys.readouterr().out
 
 
-def test_no_verb_is_imported_by_another_module() -> None:
-    """deploy/__main__.py imports verbs by name; what two verbs share is in other modules."""
-    assert {path.stem for path in (ROOT / "deploy/cli").glob("*.py")} >= VERBS.keys()
-    found = re.compile(rf"^\s*(?:from|import) deploy\.cli(?:\.| import .*\b)(?:{'|'.join(VERBS)})\b", re.M)
-    assert found.search("import sys\n    from deploy.cli import target, submit")
-    paths = [path for path in (ROOT / "deploy").rglob("*.py") if found.search(path.read_text(encoding="utf-8"))]
-    assert paths == []
-
-
 def test_a_misspelt_verb_is_named(refused: Command) -> None:
     assert "submitt: unknown verb; did you mean 'submit'?" in refused("submitt")
 
@@ -69,7 +58,7 @@ def test_a_misspelt_verb_is_named(refused: Command) -> None:
         ["local", "cpu", "--recipe=wgan_gp_digits", "--job_dir="],
         ["local", "cpu", "--recipe="],
         ["local", ""],
-        ["render", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--package", " "],
+        ["submit", "--spec", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--package", " "],
         ["submit", "cpu", "--recipe=wgan_gp_digits", "--project=p", *WHERE, "--machine_type=", "--dry_run"],
         ["compare", "cpu", "--recipe=wgan_gp_digits", "--out="],
         ["jobs", "--project=", "--region=us-central1"],
@@ -88,7 +77,8 @@ def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: 
 @pytest.mark.usefixtures("dist")
 def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     """An empty value overrides the recipe, which has flip here."""
-    assert main(["render", "cpu", "--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]) == 0
+    flags = ["--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]
+    assert main(["submit", "--spec", "cpu", *flags]) == 0
     assert "- --augment=\n" in capsys.readouterr().out
 
 

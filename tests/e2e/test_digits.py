@@ -13,7 +13,7 @@ from keras import layers
 
 from tests import workers
 from trainer.base.settings.resolution import resolve
-from trainer.data import digits
+from trainer.data.image_arrays import load_digits
 from trainer.measures.neighbours import neighbour_metrics
 
 EACH = 100  # generated digits of each class
@@ -36,7 +36,7 @@ def judge_of(images: Any, labels: Any) -> keras.Model:
 
 def labelled_digits(count: int) -> tuple[Any, Any]:
     """Returns the first `count` real digits as the recipe takes them, and their labels."""
-    images, labels = digits.load(resolve(["--recipe=wgan_gp_digits"]).config).train.first(count)
+    images, labels = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(count)
     return images, labels
 
 

@@ -136,9 +136,3 @@ def test_generate_makes_a_picture_from_a_job(on_two: Run, tmp_path: Path, capsys
     assert generate.main([str(on_two[0]), "--count=9", "--label=3", "--seed=4", f"--out={out}"]) == 0
     assert f"9 images in {out}\n" in capsys.readouterr().out
     assert out.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("flag", ["--cout=4", "--count=0", "--seed=-1", "--out=grid.jpg"])
-def test_a_wrong_flag_of_generate_is_one_line(flag: str, tmp_path: Path, capsys: Capture) -> None:
-    assert generate.main([str(tmp_path), flag]) == 2
-    assert capsys.readouterr().err.count("\n") == 1

@@ -1,9 +1,10 @@
-"""Tests damaged and forged idx, npz, TFRecord, shard and image files: one line, little memory, nothing written."""
+"""Tests damaged and forged idx, npz, TFRecord, prepared and image files: one line, little memory, nothing written."""
 
 import gzip
 import hashlib
 import io
 import json
+import os
 import struct
 import warnings
 import zipfile
@@ -191,51 +192,86 @@ def test_labels_that_would_be_a_billion_classes(label: int, tmp_path: Path) -> N
         assert "must be from 0" in refused(path)
 
 
-SHARD = IMAGES.tobytes() + LABELS.astype("<i4").tobytes()
+def saved(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+PIECE = {"train-00000.x.npy": saved(IMAGES[..., np.newaxis]), "train-00000.y.npy": saved(LABELS.astype("<i4"))}
 INDEX: dict[str, Any] = {
-    "format": "trainer-shards-2", "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"], "labelled": {"train": True},
-    "splits": {"train": [{"file": "train-00000.bin", "examples": 4, "sha256": hashlib.sha256(SHARD).hexdigest()}]},
+    "format": "trainer-pieces-1", "complete": True, "image_shape": [8, 8, 1], "class_names": ["a", "b", "c"],
+    "splits": {"train": [{"examples": 4, "files": {name: sha256(content) for name, content in PIECE.items()}}]},
 }  # fmt: skip
 _memory = st.sampled_from(["0", "1"])
 
 
+def prepared(folder: Path, index: bytes, **files: bytes) -> Path:
+    return put(folder, **{name.replace(".", "__"): content for name, content in {**PIECE, **files}.items()},
+               pieces__json=index)  # fmt: skip
+
+
+def with_entry(**changes: Any) -> bytes:
+    return json.dumps({**INDEX, "splits": {"train": [{**INDEX["splits"]["train"][0], **changes}]}}).encode()
+
+
 @examples(10)
 @given(index=json_like(INDEX), memory=_memory)
-def test_a_shard_index(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = put(tmp_path_factory.getbasetemp() / HERE / "shards", index__json=index, **{"train-00000__bin": SHARD})
+def test_an_index_of_pieces(index: bytes, memory: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = prepared(tmp_path_factory.getbasetemp() / HERE / "index", index)
     load(folder, f"--data_memory_mib={memory}")
 
 
-@examples(10)
-@given(content=damaged(SHARD), memory=_memory, sealed=st.booleans())
-def test_a_shard(content: bytes, memory: str, sealed: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    index = json.loads(json.dumps(INDEX))
-    if sealed:
-        index["splits"]["train"][0]["sha256"] = hashlib.sha256(content).hexdigest()
-    files = {"index__json": json.dumps(index).encode(), "train-00000__bin": content}
-    load(put(tmp_path_factory.getbasetemp() / HERE / "shard", **files), f"--data_memory_mib={memory}")
+_files = st.sampled_from(sorted(PIECE)).flatmap(lambda name: damaged(PIECE[name]).map(lambda content: {name: content}))
+_headers = st.sampled_from(sorted(PIECE)).flatmap(lambda name: _header.map(lambda header: {name: npy(header)}))
+
+
+@examples(25)
+@given(files=_files | _headers, memory=_memory, sealed=st.booleans())
+def test_a_piece(files: dict[str, bytes], memory: str, sealed: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
+    whole = {**PIECE, **(files if sealed else {})}
+    index = with_entry(files={name: sha256(content) for name, content in whole.items()})
+    folder = prepared(tmp_path_factory.getbasetemp() / HERE / "piece", index, **files)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numpy, about headers written by Python 2
+        load(folder, f"--data_memory_mib={memory}")
 
 
 @pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
-def test_words_in_a_shard_index(word: str, tmp_path: Path) -> None:
-    put(tmp_path, x=SHARD)
-    folder = tmp_path / "data"
-    for key in ("file", "sha256"):
-        index = json.loads(json.dumps(INDEX))
-        index["splits"]["train"][0][key] = word
-        refused(put(folder, index__json=json.dumps(index).encode(), **{"train-00000__bin": SHARD}))
-    sizes_in_a_shard_index(folder, word)
+def test_words_in_an_index_of_pieces(word: str, tmp_path: Path) -> None:
+    put(tmp_path, x=PIECE["train-00000.x.npy"])
+    sums = INDEX["splits"]["train"][0]["files"]
+    for files in ({**sums, "train-00000.x.npy": word}, {word: sums["train-00000.x.npy"]}):
+        refused(prepared(tmp_path / "data", with_entry(files=files)))
+    sizes_in_an_index_of_pieces(tmp_path / "data", word)
 
 
-def sizes_in_a_shard_index(folder: Path, size: Any) -> None:
-    entry = INDEX["splits"]["train"][0]
-    for change in ({"image_shape": [size, size, 1]}, {"splits": {"train": [{**entry, "examples": size}]}}):
-        load(put(folder, index__json=json.dumps({**INDEX, **change}).encode(), **{"train-00000__bin": SHARD}))
+def sizes_in_an_index_of_pieces(folder: Path, size: Any) -> None:
+    for index in (json.dumps({**INDEX, "image_shape": [size, size, 1]}).encode(), with_entry(examples=size)):
+        load(prepared(folder, index))
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, float("inf"), float("nan")])
-def test_numbers_in_a_shard_index(number: float, tmp_path: Path) -> None:
-    sizes_in_a_shard_index(tmp_path / "data", number)
+def test_numbers_in_an_index_of_pieces(number: float, tmp_path: Path) -> None:
+    sizes_in_an_index_of_pieces(tmp_path / "data", number)
+
+
+def test_files_of_pieces_that_are_links_or_pipes(tmp_path: Path) -> None:
+    folder = prepared(tmp_path / "data", json.dumps(INDEX).encode())
+    for name, content in PIECE.items():
+        (tmp_path / name).write_bytes(content)
+        (folder / name).unlink()
+        (folder / name).symlink_to(tmp_path / name)
+        assert "it is a link or no file" in refused(folder)
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        assert "it is a link or no file" in refused(folder)
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
 
 
 def picture(kind: str) -> bytes:
@@ -253,7 +289,7 @@ _picture = st.sampled_from(sorted(PICTURES)).flatmap(lambda kind: damaged(PICTUR
 @given(content=_picture, size=st.sampled_from([1, 8, 32]), channels=st.sampled_from([1, 3]))
 def test_images(content: bytes, size: int, channels: int) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as image_folder does
+        warnings.simplefilter("ignore")  # as Encoded.decode does
         try:
             image, _ = decode(content, size, channels)
         except BadImage as error:

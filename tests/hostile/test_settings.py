@@ -64,7 +64,7 @@ def test_files_that_blow_up_are_refused_in_every_place(text: str, tmp_path: Path
     path = written(tmp_path / "nasty.yaml", text)
     with at_most(64):
         assert task([f"--recipe={path}", "--print_config"]) == (0 if "steps: 3" in text and "\0" not in text else 2)
-        assert deploy(["render", path, "--recipe=wgan_gp_digits"]) == 2
+        assert deploy(["submit", path, "--recipe=wgan_gp_digits"]) == 2
         assert deploy(["machines", f"--prices={path}"]) == 2
     assert "Traceback" not in capsys.readouterr().err
 

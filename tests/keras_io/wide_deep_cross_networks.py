@@ -1,4 +1,4 @@
-"""Follows https://keras.io/examples/structured_data/wide_deep_cross_networks/: numbers and text."""
+"""Follows https://keras.io/examples/structured_data/wide_deep_cross_networks/: deep and cross, of numbers and text."""
 
 import math
 from typing import Any
@@ -18,42 +18,23 @@ def inputs() -> dict[str, Any]:
     return {**numbers, **{name: keras.Input((), name=name, dtype="string") for name in VOCABULARY}}
 
 
-def encoded(columns: dict[str, Any], *, embed: bool = False) -> Any:
-    found = []
-    for name, column in columns.items():
-        if name not in VOCABULARY:
-            found.append(ops.expand_dims(column, -1))
-            continue
-        words = VOCABULARY[name]
-        mode = "int" if embed else "multi_hot"
-        lookup = layers.StringLookup(vocabulary=words, mask_token=None, num_oov_indices=0, output_mode=mode)
-        if embed:
-            found.append(layers.Embedding(len(words), int(math.sqrt(len(words))))(lookup(column)))
-        else:
-            found.append(lookup(ops.expand_dims(column, -1)))
+def encoded(columns: dict[str, Any]) -> Any:
+    found = [ops.expand_dims(columns[name], -1) for name in NUMBERS]
+    for name, words in VOCABULARY.items():
+        lookup = layers.StringLookup(vocabulary=words, mask_token=None, num_oov_indices=0)
+        found.append(layers.Embedding(len(words), int(math.sqrt(len(words))))(lookup(columns[name])))
     return layers.concatenate(found)
 
 
-def _deep(x: Any) -> Any:
-    for units in HIDDEN:
-        x = layers.ReLU()(layers.BatchNormalization()(layers.Dense(units)(x)))
-        x = layers.Dropout(RATE)(x)
-    return x
-
-
-def wide_and_deep() -> keras.Model:
+def network() -> keras.Model:
     columns = inputs()
-    wide = layers.BatchNormalization()(encoded(columns))
-    merged = layers.concatenate([wide, _deep(encoded(columns, embed=True))])
-    return keras.Model(columns, layers.Dense(CLASSES, activation="softmax")(merged))
-
-
-def deep_and_cross() -> keras.Model:
-    columns = inputs()
-    start = cross = encoded(columns, embed=True)
+    start = cross = encoded(columns)
     for _ in HIDDEN:
         cross = start * layers.Dense(cross.shape[-1])(cross) + cross
-    merged = layers.concatenate([layers.BatchNormalization()(cross), _deep(start)])
+    deep = start
+    for units in HIDDEN:
+        deep = layers.Dropout(RATE)(layers.ReLU()(layers.BatchNormalization()(layers.Dense(units)(deep))))
+    merged = layers.concatenate([layers.BatchNormalization()(cross), deep])
     return keras.Model(columns, layers.Dense(CLASSES, activation="softmax")(merged))
 
 
@@ -67,7 +48,7 @@ def data(config: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices(({**numbers, **text}, draw.integers(0, CLASSES, 64))).batch(20)
 
 
-def build(config: Any, dataset: Any, network: Any = deep_and_cross) -> keras.Model:
+def build(config: Any, dataset: Any) -> keras.Model:
     model = network()
     model.compile(keras.optimizers.Adam(1e-3), keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
     return model

@@ -80,7 +80,8 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
 
     def trains(google: Emulator, job: dict[str, Any]) -> None:
         folder = output_of(job)
-        content = {"state": "done", "steps": 4, "wall_seconds": 2.0, "final": {"val_accuracy": 0.9}}
+        final = {"losses": {"loss": 0.2}, "metrics": {"val_accuracy": 0.9}}
+        content = {"state": "done", "steps": 4, "wall_seconds": 2.0, "final": final}
         google.objects[f"{folder.bucket}/{folder.name}/result.json"] = json.dumps(content).encode()
         google.objects[f"{folder.bucket}/{folder.name}/model/model.keras"] = (tmp_path / "model.keras").read_bytes()
         ends("SUCCEEDED")(google, job)
@@ -94,7 +95,7 @@ def test_submit_waits_reads_the_result_and_loads_the_model(
     stream = io.StringIO()
     assert job.wait(stream).state == "SUCCEEDED"
     assert "SUCCEEDED after" in stream.getvalue()
-    assert (job.exit_code, job.result.metrics, job.result.steps) == (0, {"val_accuracy": 0.9}, 4)
+    assert (job.exit_code, job.result.metrics, job.result.steps) == (0, {"loss": 0.2, "val_accuracy": 0.9}, 4)
     assert [list(weights.shape) for weights in job.model().get_weights()] == [[2, 1], [1]]
     assert [status.name for status in jobs(["us-central1"], state="succeeded", session=session)] == [job.name]
     cloud.faults = [Fault("GET .*customJobs", 503) for _ in range(3)]
@@ -275,7 +276,7 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     stream = io.StringIO()
     settings = {name: value for name, value in TINY.items() if name not in ("model", "data")}
     result = train("mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True)
-    assert (result.state, result.steps) == ("done", 4)
+    assert (result.state, result.steps, {*result.metrics}) == ("done", 4, {"loss", "accuracy"})
     assert "done: 4 steps" in stream.getvalue()
     with pytest.raises(UserError, match="unknown flag --stepz"):
         train("mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))

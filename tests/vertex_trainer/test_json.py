@@ -1,9 +1,6 @@
 """Tests that --json prints documents of the schema on stdout alone, and that no field of the schema goes."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
 from tests.deploy.planted import plant, planted_plan
-from tests.deploy.study.test_vertex_study import ASKED, studies
 from tests.deploy.vertex.test_registry import a_run, registered
 
 SCHEMA = json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
@@ -37,7 +33,6 @@ FIELDS = {
     "submitted": (
         "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
     ),
-    "batch": "batch_prediction job",
     "status": (
         "name display_name state created started ended error labels strategy timeout_s output checks limited shells"
     ),
@@ -45,7 +40,6 @@ FIELDS = {
     "line": "line time text worker severity",
     "ended": "status exit_code",
     "comparison": "folder exit_code tiers verdict notes",
-    "study": "folder metric goal trials best best_command verdict notes",
 }
 
 
@@ -95,18 +89,9 @@ def test_each_verb_prints_documents_of_the_schema(
     folder = [f"--out={tmp_path / 'tiers'}", "--dry_run"]
     (compared,) = documents("compare", "l4x1", "l4x2", "--on=vertex", *SDK, *folder)
     assert compared["tiers"] == []
-    tuned = ["--tune=learning_rate=0.1,0.2", "--metric=loss", f"--out={tmp_path / 'study'}", "--dry_run"]
-    (study,) = documents("tune", "cpu", *JOB, *tuned)
-    assert (study["best"], study["goal"]) == (None, "minimize")
 
 
-def test_what_ran_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    """A study on Vertex AI, and a prediction; both refuse what may cost much."""
-    cloud.run = studies
-    (study,) = documents("tune", *ASKED, "--backend=sdk")
-    assert (study["best"], len(study["trials"]), study["goal"]) == (2, 4, "maximize")
-    dear = [word for word in ASKED if not word.startswith("--max_cost")] + ["--out=dear", "--trials=100"]
-    documents("tune", *dear, "--backend=sdk", code=2)
+def test_a_prediction_is_a_document(documents: Any, cloud: Emulator, session: Session, tmp_path: Path) -> None:
     cloud.run = ends("SUCCEEDED")
     assert registered(session, a_run(tmp_path / "run")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
@@ -117,9 +102,6 @@ def test_what_ran_is_a_document(documents: Any, cloud: Emulator, session: Sessio
     ]  # fmt: skip
     (sent,) = documents(*words, "--tier=cpu")
     assert (sent["attempts"][-1]["state"], sent["exit_code"]) == ("SUCCEEDED", 0)
-    documents(*words, "--tier=cpu", "--as=batch_prediction", code=2)
-    (batch,) = documents(*words, "--tier=cpu", "--as=batch_prediction", "--yes")
-    assert "batchPredictionJobs/" in batch["job"]
 
 
 def test_a_comparison_that_ran_is_a_document(
@@ -154,17 +136,6 @@ def test_no_field_of_the_schema_goes() -> None:
 def test_a_document_that_lacks_a_field_is_refused() -> None:
     with pytest.raises(jsonschema.ValidationError, match="'exit_code' is a required property"):
         jsonschema.validate({"schema_version": 1, "verb": "cancel", "status": None}, SCHEMA)
-
-
-def test_a_reader_that_ends_gets_no_traceback() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "deploy", "machines", "--all", "--json"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
-    os.close(writer)
-    assert done.returncode == 75
-    assert "Traceback" not in done.stderr
 
 
 def test_an_error_is_one_line_and_no_document(capsys: Capture) -> None:

@@ -16,24 +16,51 @@ up no worker.
 """
 
 import contextlib
+import errno
+import ipaddress
 import json
+import os
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from trainer.base.errors import PlatformFault, UserError
+import keras
+
+from trainer.base.errors import PlatformFault, UserError, printable, shortened
 from trainer.base.log import log
-from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.connections import Event, Link, endpoint, own_port, warn_of_open_ports
-from trainer.cluster.peers import TURN_SECONDS, Peers
+from trainer.cluster.peers import TURN_SECONDS, Event, Link, Peers
 
 _ANSWER_SECONDS = 10.0  # that a worker grants the chief beyond its own limit: they start at different times
 _LOG_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # between two tries to connect
 _MOST_NAMES = 8  # of workers on a line
+# Switches that workers must have in common, though their processors may differ.
+_SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
+# What is different on each machine by right, or changes no number.
+_NO_NUMBERS = re.compile(
+    r"TF_CONFIG|TF_CPP_\w+|TF_NUM_\w+|TF_GPU_\w+|TF_FORCE_GPU_\w+|TF_GRPC_\w+|\w+_THREADS|KERAS_HOME|XLA_PYTHON_CLIENT_\w+|"
+    r"\w*(DUMP|LOG|VERBOSE|CACHE|DIR|PATH)\w*"
+)
+
+
+def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns settings that can change numbers, by name."""
+    switches = {
+        name: value
+        for name, value in sorted(environment.items())
+        if _SWITCHES.fullmatch(name) and not _NO_NUMBERS.fullmatch(name)
+    }
+    return {
+        "keras.json epsilon": str(keras.config.epsilon()),
+        "keras.json floatx": keras.config.floatx(),
+        "keras.json image_data_format": keras.config.image_data_format(),
+        "keras.json backend": keras.config.backend(),
+        **switches,
+    }
 
 
 def meet(
@@ -51,12 +78,46 @@ def meet(
     runs = json.loads(json.dumps({**runs, "TF_CONFIG": cluster.addresses}))
     warn_of_open_ports(cluster)
     events: SimpleQueue[Event] = SimpleQueue()
-    with own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
+    with _own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
             links = _gather(cluster, server, runs, timeout_seconds, events)
         else:
             links = [_join(cluster, runs, timeout_seconds, events)]
     return Peers(cluster, links, events, timeout_seconds, on_loss)
+
+
+def _endpoint(address: str) -> tuple[str, int]:
+    """Returns host and port of an address in TF_CONFIG."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def warn_of_open_ports(cluster: Cluster) -> None:
+    """Logs a warning where others may reach the ports: on a public address, and where only loopback was named."""
+    host, _ = _endpoint(cluster.addresses[cluster.index])
+    with contextlib.suppress(OSError, ValueError):
+        addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
+        if any(address.is_global or (address.is_loopback and cluster.is_chief) for address in addresses):
+            log.warning(
+                f"TensorFlow's servers listen on all addresses of their machines, not on {host} alone, and whoever "
+                "reaches a port of TF_CONFIG reads and writes files as this job: close these ports to others "
+                "(docs/security.md)"
+            )
+
+
+def _own_port(cluster: Cluster) -> socket.socket:
+    """Opens a server on our own address, which proves that the port is free: TensorFlow would share it silently.
+
+    Raises UserError if it is not.
+    """
+    host, port = _endpoint(cluster.addresses[cluster.index])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
+        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
 
 
 def _gather(
@@ -107,12 +168,31 @@ def _compare(cluster: Cluster, runs: Mapping[str, Any], workers: Sequence[tuple[
         raise refusals[0]
 
 
+def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
+    """Returns the names and values that differ, at most three; empty if all are equal."""
+    names = [name for name in {**chief, **worker} if chief.get(name) != worker.get(name)]
+    return "; ".join(
+        f"{name}: {shortened(repr(chief.get(name)))} on the chief, {shortened(repr(worker.get(name)))} on the worker"
+        for name in names[:3]
+    )
+
+
+def unlike(worker: str, action: str, names: str) -> UserError:
+    """Returns the error for a worker that does not `action` as the chief; names: what differs."""
+    return UserError(
+        printable(
+            f"{worker} and the chief do not {action} ({names}): start every worker by the same command, with the same "
+            "files and versions"
+        )
+    )
+
+
 def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
     """Returns a worker's connection to the chief. Raises UserError if the chief refuses it."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
-            link = Link(socket.create_connection(endpoint(cluster.addresses[0]), timeout=5), events)
+            link = Link(socket.create_connection(_endpoint(cluster.addresses[0]), timeout=5), events)
             link.send({"hello": cluster.index, "runs": runs})
             with contextlib.suppress(Empty):
                 match events.get(timeout=max(0.0, deadline + _ANSWER_SECONDS - time.monotonic())):

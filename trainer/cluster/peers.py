@@ -1,7 +1,9 @@
 """Watches the other workers while a run trains, names one that is lost, and ends all of them in order."""
 
 import contextlib
+import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -12,13 +14,54 @@ from typing import Any
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, printable
 from trainer.base.log import log
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.connections import Event, Link
 
 BEAT_SECONDS = 5.0  # between two heartbeats
 SUSPECT_SECONDS = 20.0  # without a heartbeat, after which a peer is the likely cause of an error of TensorFlow
 GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and at least for their last words
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 TURN_SECONDS = 0.02  # between two looks at what has happened
+_LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
+
+
+class Link:
+    """Holds one connection, whose messages a thread adds to `events`, and the last known state of its other end."""
+
+    def __init__(self, connection: socket.socket, events: "SimpleQueue[Event]") -> None:
+        self.connection = connection
+        connection.setblocking(True)
+        self.index = 0  # of the worker at the other end
+        self.last_message = self.in_step = time.monotonic()  # in_step: when its count last rose, or was as high as ours
+        self.calls = 0  # to the devices, according to its newest heartbeat
+        self.idle_s = 0.0  # of its GPUs
+        self.done = False  # it has no more work; of the chief: it has finished last
+        self.closed = False
+        threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
+
+    def _receive(self, events: "SimpleQueue[Event]") -> None:
+        """Adds what arrives, "" for what is no JSON; None once the connection has ended or a line is too long."""
+        with contextlib.suppress(OSError), self.connection.makefile("rb") as lines:
+            while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
+                self.last_message = time.monotonic()
+                try:
+                    events.put((self, json.loads(line)))
+                except (ValueError, RecursionError):
+                    events.put((self, ""))
+        events.put((self, None))
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Sends a message; whoever receives from a lost connection notices it."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.closed = True
+        with contextlib.suppress(OSError):  # the other end may have closed it
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+Event = tuple[Link, Any]  # a connection, and a message that came by it
 
 
 class Peers:
@@ -37,7 +80,7 @@ class Peers:
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
-        self.stop_reason = ""  # of the chief's guard
+        self.stop_reason = ""  # of the chief's watch
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)

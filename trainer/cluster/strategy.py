@@ -14,9 +14,9 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.agreement import differing, unlike
 from trainer.cluster.cluster_spec import Cluster
-from trainer.invariance.compat import cpu_devices_per_worker
+from trainer.cluster.meeting import differing, unlike
+from trainer.invariance.compat import cpu_devices_per_worker, separate_collectives
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
 
@@ -134,6 +134,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     if cluster.several:
         strategy = _multi_worker(cluster, devices, collectives)
     elif len(devices) > 1 or config.strategy == "mirrored":
+        separate_collectives()
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()

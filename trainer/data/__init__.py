@@ -1,1 +1,1 @@
-"""Reads each kind of data in one module; batches.py assigns the rows of each step to replicas."""
+"""Reads data of every kind (sources.py), and assigns the rows of each step to replicas (batches.py)."""

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import AnyExamples, Examples
-from trainer.data.in_sequence import InSequence
+from trainer.data.examples import AnyExamples, Examples, InSequence
 from trainer.data.order import RowNumbers
 
 _BLOCK_ROWS = 8192  # whose row numbers are computed at once: they fit into a core's cache

@@ -9,10 +9,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.data.examples import Examples
-from trainer.data.in_memory import Arrays, NestedArrays
-from trainer.data.in_sequence import InSequence
-from trainer.data.nests import Nest, described
+from trainer.data.examples import Arrays, Examples, InSequence, Nest, NestedArrays, described
 
 __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]  # what a user's data function may import from here
 
@@ -70,7 +67,7 @@ class Dataset:
         if not isinstance(examples, Examples) or examples.image_shape is None:
             raise UserError(
                 f"data={self.name}: its examples are {self.shape}, not images of a source, which FID and "
-                "prepared shards need"
+                "prepared data need"
             )
         return examples
 

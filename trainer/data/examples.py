@@ -1,26 +1,137 @@
-"""Defines the two kinds of examples: by row number, as most are, and in one fixed sequence (in_sequence.py)."""
+"""Defines examples: nests of arrays with rows in axis 0, read by row number or in one fixed sequence.
+
+A nest, as `fit` takes them, is an array, or dicts, lists and tuples of arrays. Most examples are read by row number,
+from memory or from wherever they are; a user's tf.data.Dataset, which has no such access, in its own order.
+"""
 
 import hashlib
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import PlatformFault, UserError
-from trainer.data.nests import Nest, specs_of
+from trainer.base.errors import PlatformFault, UserError, shortened
+from trainer.base.log import log
 from trainer.data.order import RowNumbers, shuffled
+from trainer.invariance.compat import makes_batches
 
+Nest = Any
 Array = npt.NDArray[Any]
+PARTS = ("x", "y", "sample_weight")
 
 HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
-FIRST_ROWS = 8  # of a fingerprint
+_FIRST_ROWS = 8  # of a fingerprint
+HEAD_ROWS = 16  # of a sequence that are looked at before training
+_SAMPLED_ROWS = 1024  # at most, of a sequence for a fingerprint
 SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
+WHOLE_BYTES = 2 * 2**30  # of arrays, of which a fingerprint reads all: a second
+_ROWS_AT_ONCE = 1024  # of arrays, for a fingerprint
 _BOUNDARY = 64  # of TensorFlow's tensors, in bytes
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a list of numbers."""
+    if hasattr(value, "__array__") or np.isscalar(value):
+        return True
+    return isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
+
+
+def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
+    """Returns x, y and sample_weight, as many as there are, by `_as_arrays`. Raises UserError for none, or for more."""
+    if not 1 <= len(parts) <= len(PARTS):
+        raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
+    return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
+
+
+def _as_arrays(value: Nest, name: str) -> Nest:
+    """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
+
+    `name`: what the leaves are called in errors, as "x".
+    """
+    if is_array(value):
+        return _as_array(value, name)
+    if isinstance(value, list) and value and isinstance(value[0], list):
+        raise UserError(
+            f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for several "
+            "inputs"
+        )
+    if isinstance(value, dict):
+        return {key: _as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
+    padded = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}.get(type(value), "")
+    raise UserError(
+        f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays{padded}"
+    )
+
+
+def _as_array(value: Any, name: str) -> npt.NDArray[Any]:
+    """Returns one array: floating-point numbers as floatx, all others as they are, as `fit` passes them.
+
+    Text is kept in x alone, as an array of objects.
+    """
+    if np.ma.is_masked(value):
+        raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of several lengths
+        raise UserError(f"{name}: its rows have several lengths: pad them to one length") from None
+    if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+        return array.astype(keras.config.floatx(), copy=False)
+    if array.dtype.kind in "biu":
+        return array
+    if name.startswith("x") and _is_text(array):
+        return array.astype(object)  # as TensorFlow holds text
+    if array.dtype.kind == "O":
+        raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
+    if array.dtype.kind in "SU":
+        raise UserError(
+            f"{name} holds text, first {str(array.flat[0] if array.size else '')[:40]!r}, not numbers: number its "
+            'classes from 0, as with np.unique(…, return_inverse=True); for numbers in text use .astype("float32")'
+        )
+    raise UserError(f"{name} holds {array.dtype}, not numbers")
+
+
+def _is_text(array: npt.NDArray[Any]) -> bool:
+    return array.dtype.kind in "SU" or (
+        array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
+    )
+
+
+def rows_in(parts: Sequence[Nest]) -> int:
+    """Returns the number of rows of all leaves. Raises UserError if they differ, or if there is none."""
+    counts = [
+        (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
+        for name, part in zip(PARTS, parts, strict=False)
+        for leaf in tf.nest.flatten(part)
+    ]
+    shapes = shortened(", ".join(shape for shape, _ in counts))
+    if not counts or min(count for _, count in counts) == 0:
+        raise UserError(f"no rows: {shapes or 'an empty nest'}")
+    if len({count for _, count in counts}) > 1:
+        raise UserError(f"the parts have different numbers of rows: {shapes}")
+    return counts[0][1]
+
+
+def specs_of(parts: Nest) -> Nest:
+    """Returns the tf.TensorSpec of one example for parts that have rows in axis 0."""
+    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
+
+
+def described(spec: Nest) -> str:
+    """Returns types and shapes of one example for people, as `float32 (13,)`, or `{'image': uint8 (32, 32, 3), …}`."""
+    if isinstance(spec, dict):
+        return "{" + ", ".join(f"{key!r}: {described(part)}" for key, part in spec.items()) + "}"
+    if isinstance(spec, (list, tuple)):
+        return "(" + ", ".join(described(part) for part in spec) + ")"
+    return f"{spec.dtype.name} {tuple(spec.shape)}"
 
 
 class AnyExamples(ABC):
@@ -117,8 +228,8 @@ class Examples(AnyExamples):
 
     def sample(self) -> Iterable[Array]:
         row_bytes = max(1, sum(array.nbytes for array in self._arrays(np.zeros(1, np.int64))))
-        most = max(FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
-        rows = np.arange(min(FIRST_ROWS, self.count))
+        most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
+        rows = np.arange(min(_FIRST_ROWS, self.count))
         if self.count > len(rows):
             keyed = np.random.default_rng(self.count).integers(0, self.count, most)
             rows = np.unique(np.concatenate([rows, keyed]))
@@ -207,3 +318,189 @@ def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
 def on_host() -> Any:
     """Returns a context in which TensorFlow gathers in the host's memory: a GPU would first copy the whole data set."""
     return tf.device("CPU:0")
+
+
+class NestedArrays(Examples):
+    """Holds examples of any shape: x, y and sample_weight are arrays, or dicts, lists or tuples of them.
+
+    Raises UserError if they have different numbers of rows, or are not numbers.
+    """
+
+    def __init__(self, x: Nest, y: Nest = None, sample_weight: Nest = None) -> None:
+        if y is None and sample_weight is not None:
+            raise UserError("sample_weight without y: what has no targets has no loss to weight")
+        self._hold(*parts_of([part for part in (x, y, sample_weight) if part is not None]))
+        for name, part in zip(PARTS[1:], self.arrays[1:], strict=False):
+            if (row := _first_not_finite(part)) is not None:
+                raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")
+
+    def _hold(self, *parts: Nest) -> None:
+        self.arrays, self.count = parts, rows_in(parts)
+
+    @property
+    def spec(self) -> tuple[Nest, ...]:
+        spec: tuple[Nest, ...] = specs_of(self.arrays)
+        return spec
+
+    @property
+    def targets(self) -> Array | None:
+        y = self.arrays[1] if self.labelled else None
+        return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
+
+    def sample(self) -> Iterator[Array]:
+        """Yields the arrays or, if they are larger than WHOLE_BYTES, a row of each block of rows."""
+        leaves: list[Array] = tf.nest.flatten(self.arrays)
+        block = math.ceil(sum(leaf.nbytes for leaf in leaves) / WHOLE_BYTES)
+        if block == 1:
+            yield from leaves
+            return
+        starts = np.arange(0, self.count, block)
+        rows = starts + np.random.default_rng(self.count).integers(0, block, len(starts))
+        for numbers in np.array_split(np.minimum(rows, self.count - 1), math.ceil(len(rows) / _ROWS_AT_ONCE)):
+            yield from (leaf[numbers] for leaf in leaves)
+
+    def gather(self, rows: Any) -> tuple[Nest, ...]:
+        with on_host():
+            parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
+        return parts
+
+    @cached_property
+    def _tensors(self) -> Any:
+        """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share them."""
+        with tf.init_scope(), on_host():
+            return tf.nest.map_structure(tf.constant, self.arrays)
+
+
+class Arrays(NestedArrays):
+    """Holds images, which keep the source's type (usually uint8 grey levels) until they reach the device.
+
+    images: (examples, height, width, channels); labels: (examples,) integers from 0, or None. Raises UserError for
+    other shapes.
+    """
+
+    def __init__(self, images: Array, labels: Array | None = None) -> None:
+        if images.ndim != 4 or not len(images):
+            raise UserError(
+                f"images of shape {images.shape}: must be (examples, height, width, channels), with at least one "
+                "example"
+            )
+        if labels is not None and labels.shape != (len(images),):
+            raise UserError(
+                f"labels of shape {labels.shape} for {len(images)} images: one integer per image is required"
+            )
+        height, width, channels = images.shape[1:]
+        self.images, self.labels, self.image_shape = images, labels, (height, width, channels)
+        self._hold(*(part for part in (images, labels) if part is not None))
+
+    def take(self, rows: Array) -> "Arrays":
+        """Returns a copy of these rows."""
+        return Arrays(self.images[rows], None if self.labels is None else self.labels[rows])
+
+
+def first_unfit_input(examples: AnyExamples) -> int | None:
+    """Returns the first row of x in memory with NaN or infinity, else None. A model may mask them: no refusal."""
+    return _first_not_finite(examples.arrays[0]) if examples.arrays else None
+
+
+def _first_not_finite(part: Nest) -> int | None:
+    """Returns the first row with NaN or infinity in an array of a nest, else None."""
+    for leaf in tf.nest.flatten(part):
+        if leaf.dtype.kind == "f" and not (finite := np.isfinite(leaf)).all():
+            return int(np.flatnonzero(~finite.reshape(len(leaf), -1).all(axis=1))[0])
+    return None
+
+
+class InSequence(AnyExamples):
+    """Provides the examples of a tf.data.Dataset, of examples or of batches, which are cut anew, in one fixed order.
+
+    `unknown_count`: the number of examples to take for an epoch where the data set's length is unknown or infinite;
+    0: raises UserError.
+    """
+
+    spec: tuple[Nest, ...] = ()
+    anew: Callable[[], Any]  # the same examples from a new object: TensorFlow shuffles each reading of one anew
+
+    def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
+        self._origin, self.anew = origin, lambda: self
+        self.batched = makes_batches(source)
+        self._source = source.map(_parts)
+        self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
+        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(self.spec[1:])):
+            raise UserError(f"{origin}: the targets or weights of the tf.data.Dataset are text: turn them into numbers")
+        self._length, self._unknown_count = int(source.cardinality()), unknown_count
+        self.has_length = self._length >= 0
+        if self._length == 0:
+            raise UserError(f"{origin}: the tf.data.Dataset is empty")
+        if not (self.has_length or unknown_count):
+            raise UserError(
+                f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
+                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
+            )
+
+    @cached_property
+    def count(self) -> int:  # type: ignore[override]
+        """Returns the number of examples in one pass; reads all batches once if it must count them."""
+        if not self.has_length:
+            return self._unknown_count
+        if not self.batched:
+            return self._length
+        began = time.monotonic()
+        count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
+        log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
+        return count
+
+    def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
+        """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
+        cut = self._source.rebatch if self.batched else self._source.batch
+        return cut(size, drop_remainder=drop_remainder)
+
+    def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
+        return self.batches(size, drop_remainder=False).shard(takers, taker).prefetch(2)
+
+    def first(self, count: int) -> tuple[Nest, ...]:
+        parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], self._head)
+        return parts
+
+    def sample(self) -> list[Array]:
+        return list(tf.nest.flatten(self._head))
+
+    @cached_property
+    def _head(self) -> tuple[Nest, ...]:
+        """Returns the parts of the first rows, as many as a fingerprint takes, as arrays; they are read once."""
+        row_bytes = sum(leaf.dtype.size * math.prod(leaf.shape) for leaf in tf.nest.flatten(self.spec))
+        return self.read_head(max(HEAD_ROWS, min(_SAMPLED_ROWS, SAMPLE_BYTES // max(1, row_bytes))))
+
+    def read_head(self, rows: int = HEAD_ROWS) -> tuple[Nest, ...]:
+        """Reads the parts of the first rows once more."""
+        return as_numpy(next(iter(self.batches(rows, drop_remainder=False))))
+
+    def _example(self, spec: Any) -> Any:
+        if not isinstance(spec, tf.TensorSpec):
+            raise UserError(
+                f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
+                "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
+            )
+        shape = spec.shape[1:] if self.batched else spec.shape
+        if not shape.is_fully_defined():
+            raise UserError(
+                f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
+                "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
+            )
+        return tf.TensorSpec(shape, spec.dtype)
+
+
+def _rows(*parts: Nest) -> Any:
+    return tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
+
+
+def _parts(*element: Any) -> tuple[Nest, ...]:
+    """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
+    if not 1 <= len(element) <= len(PARTS):
+        raise UserError(
+            f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
+        )
+    floatx = keras.config.floatx()
+    parts: tuple[Nest, ...] = tf.nest.map_structure(
+        lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
+    )
+    return parts

@@ -1,6 +1,6 @@
 """Fingerprints data, so that workers that would read other data, and a run whose data have changed, are told.
 
-Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared shards, and a
+Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared data, and a
 sample of the content of local files, whose times differ between copies. Other data are known when they are loaded:
 arrays by all bytes, others by a sample of rows, or what the source itself supplies by a method `fingerprint() -> str`
 of its examples. docs/data.md states the chance to find one changed row.
@@ -21,7 +21,7 @@ from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import listing
 from trainer.data.dataset import Dataset
-from trainer.data.shards import INDEX
+from trainer.data.pieces import INDEX
 from trainer.data.sources import is_named
 
 _FILES = 1024  # whose content is sampled, and as many more as the square root of their number
@@ -49,7 +49,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
 def _local(path: Path) -> dict[str, Any]:
     if (path / INDEX).is_file():
-        content = (path / INDEX).read_bytes()  # it holds the checksums of all shards
+        content = (path / INDEX).read_bytes()  # it holds the checksums of all pieces
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
     sizes: dict[str, int] = {}
     if path.is_dir():

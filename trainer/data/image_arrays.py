@@ -1,17 +1,30 @@
-"""Makes a dataset of images in memory, in the configured size and channels, and splits off those for evaluation."""
+"""Makes datasets of images that are arrays: the digits of the package, those of Keras, idx and .npz files.
 
+They are resized to the configured size and channels, and those for evaluation are split off.
+
+The digits: 1,797 real handwritten ones, part of the package so that a submitted job has them too. Optical Recognition
+of Handwritten Digits, E. Alpaydin and C. Kaynak (1998), UCI Machine Learning Repository,
+https://doi.org/10.24432/C50P49, licence CC BY 4.0: its test part, the same that scikit-learn ships. digits.npz holds
+`images` (1797, 8, 8) with grey levels 0 to 16 and `labels` (1797,), unchanged except for the file format.
+"""
+
+import gzip
+import math
+import re
+import zlib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, reason
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Array, Examples, Subset
-from trainer.data.in_memory import Arrays
+from trainer.data.examples import Array, Arrays, Examples, Subset
 
 MOST_CLASSES = 2**20
 _CHUNK_PIXELS = 2**24  # resized at a time, because float copies of all images would not fit into memory
@@ -67,7 +80,7 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
     return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
 
 
-def fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
+def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
     images = _middle_square(_to_channels(images, channels))
     if images.shape[1] == size:
@@ -92,7 +105,7 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
         )
     if images.dtype != np.uint8:
         raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
-    fitted = fit(images, config.image_size, config.channels)
+    fitted = _fit(images, config.image_size, config.channels)
     if labels is None:
         return Arrays(fitted)
     labels = np.asarray(labels)
@@ -131,3 +144,101 @@ def _middle_square(images: Array) -> Array:
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return images[:, top : top + side, left : left + side]
+
+
+_DIGITS = Path(__file__).with_name("digits.npz")
+_WHITE_OF_DIGITS = 16
+
+
+def load_digits(config: TrainConfig) -> Dataset:
+    """Returns the digits of the package, resized (bicubic) to image_size and repeated to `channels`, as uint8."""
+    with np.load(_DIGITS, allow_pickle=False) as content:
+        small, labels = content["images"], content["labels"].astype(np.int32)
+    return arrays_dataset(config, np.rint(small * (255 / _WHITE_OF_DIGITS)).astype(np.uint8), labels)
+
+
+_CLASSES_OF_KERAS = {
+    "fashion_mnist": "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot",
+    "cifar10": "airplane automobile bird cat deer dog frog horse ship truck",
+}
+
+
+def load_keras(config: TrainConfig) -> Dataset:
+    """Returns the data set that `config.data` names, from Keras's cache (~/.keras/datasets) or by download."""
+    module: Any = getattr(keras.datasets, config.data)
+    try:
+        (images, labels), (test_images, test_labels) = module.load_data()
+    except Exception as error:  # of urllib, ssl, zipfile and others
+        raise UserError(
+            f"data={config.data}: download failed ({reason(error)}): use --data=FOLDER with the files"
+        ) from None
+    class_names = tuple(_CLASSES_OF_KERAS.get(config.data, "").split())
+    return arrays_dataset(config, images, labels, test_images, test_labels, class_names)
+
+
+_UINT8 = 0x08
+
+# How the names of images and labels begin, because both `-` and `.` before `idx` are common.
+_IDX_IMAGES, _IDX_LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-labels")
+
+
+def is_idx(path: Path) -> bool:
+    """Returns whether `path` is a folder of idx files, or one images file."""
+    if path.is_dir():
+        return any(_find_idx(path, name) for name in _IDX_IMAGES + _IDX_LABELS)
+    return re.search("[-.]idx", path.name) is not None
+
+
+def load_idx(config: TrainConfig, path: Path) -> Dataset:
+    """Returns train-images and train-labels, with t10k-* for evaluation; or one images file, without labels."""
+    if not path.is_dir():
+        return arrays_dataset(config, _read_idx(path, 3), None)
+    images, test_images = (file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES))
+    labels, test_labels = (file and _read_idx(file, 1) for file in (_find_idx(path, name) for name in _IDX_LABELS))
+    if images is None:
+        raise UserError(f"data={path}: train-images-idx3-ubyte(.gz) not found in this folder")
+    return arrays_dataset(config, images, labels, test_images, test_labels)
+
+
+def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is damaged or differs."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+            header = file.read(4 + 4 * dimensions)
+            if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
+                raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
+            if header[3] != dimensions:
+                raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
+            shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
+            content = file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    if len(content) != (size := math.prod(shape)):
+        raise UserError(
+            f"{path}: its header claims {shape}, but {'fewer' if len(content) < size else 'more'} bytes follow"
+        )
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _find_idx(folder: Path, begins: str) -> Path | None:
+    names = (begins, begins.replace("-", "_"))
+    files = (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file())
+    return min(files, default=None)
+
+
+_NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",), ("y_test",))
+
+
+def load_npz(config: TrainConfig, path: Path) -> Dataset:
+    """Returns the file's arrays. Raises UserError for pickled objects and damaged files."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
+            members = [*content.files]
+            arrays = [next((content[name] for name in names if name in members), None) for names in _NPZ_NAMES]
+    except Exception as error:  # zipfile and numpy's header reader raise any exception for a damaged file
+        raise UserError(f"data={path}: cannot be read as .npz: {reason(error)}") from None
+    images, labels, test_images, test_labels = arrays
+    if images is None:
+        listed = ", ".join(members[:20]) or "nothing"
+        raise UserError(f"data={path}: it contains {listed}: x_train or images is required")
+    return arrays_dataset(config, images, labels, test_images, test_labels)

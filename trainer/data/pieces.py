@@ -1,92 +1,187 @@
-"""Divides any data source into pieces, each of which becomes one prepared shard."""
+"""Reads what `python -m trainer.data.prepare` wrote: images in a few .npy files, either into memory or row by row.
+
+A folder contains pieces.json, and for each piece an array of images, as train-00000.x.npy, (examples, height, width,
+channels) uint8, and one of labels, if there are any, as train-00000.y.npy, (examples,) int32.
+"""
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
 
-from trainer.base.settings.train_config import TrainConfig, split_kind
-from trainer.base.storage import parse
-from trainer.base.storage.staging import naming
-from trainer.data import image_folder, sources, tfrecord
-from trainer.data.encoded_images import DecodingReport
-from trainer.data.examples import Examples
-from trainer.data.fingerprint import content_of, files_of
-from trainer.data.in_memory import Arrays
+from trainer.base.errors import PlatformFault, UserError, reason
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.data.examples import Array, Arrays, Examples, unfilled
+from trainer.data.image_arrays import MOST_CLASSES, checked_labels, labelled
+
+INDEX = "pieces.json"
+FORMAT = "trainer-pieces-1"
+SPLITS = ("train", "evaluation")
+LABEL = np.dtype("<i4")
+_FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # names of files that cannot lead out of the folder
+
+
+_Kinds = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]  # shapes and types of the arrays of a piece
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Describes one shard: the number of source items (files or examples) in it, and how to get them."""
+class ArrayFile:
+    """Describes a .npy file: an array of this shape and type, which begins at the byte `start`."""
 
-    items: int
-    get: Callable[[DecodingReport], Arrays | None]
+    path: Path
+    sha256: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    start: int
 
-
-@dataclass(frozen=True)
-class Source:
-    """Holds the pieces of each split. The fingerprint changes with everything that would change a shard."""
-
-    splits: dict[str, list[Piece]]
-    class_names: tuple[str, ...]  # empty: the labels' numbers
-    fingerprint: str
-    left_out: Counter[str] = field(default_factory=Counter)  # files that are no images, by suffix
-
-
-def source_of(config: TrainConfig, per_shard: int) -> Source:
-    """Divides `config.data` into pieces of `per_shard` images; TFRecord files into one piece each."""
-    known = files_of(config)  # before they are read: they may change meanwhile
-    if sources.is_named(config.data):
-        return _loaded(config, per_shard, known)
-    kind, path = sources.kind_and_path(config.data, config.cache_dir)
-    with naming(path, parse(split_kind(config.data)[1], "SRC")):
-        if config.evaluation_fraction or kind not in ("folder", "tfrecord"):
-            return _loaded(config, per_shard, known)
-        if kind == "tfrecord":  # one piece a file: the number of its records is unknown until it is read
-            parts = [[_record_piece(config, file) for file in split] for split in tfrecord.find(path)]
-            return Source(_named(*parts), (), _fingerprint(config, 0, known))
-        splits = [split for split in image_folder.find(path) if split]
-        parts = [
-            [Piece(len(part.sources), partial(part.decode, config)) for part in split.parts(per_shard)]
-            for split in splits
-        ]
-        left_out = sum((split.left_out for split in splits), Counter[str]())
-        return Source(_named(*parts), splits[0].class_names, _fingerprint(config, per_shard, known), left_out)
+    def read(self) -> Array:
+        """Returns the array, which cannot be written to. Raises UserError if the file has another checksum."""
+        content = self.path.read_bytes()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise _damaged(self.path, "differs from its checksum")
+        return np.frombuffer(content, self.dtype, offset=self.start).reshape(self.shape)
 
 
-def _named(train: list[Piece], evaluation: list[Piece] | None = None) -> dict[str, list[Piece]]:
-    return {"train": train} if evaluation is None else {"train": train, "evaluation": evaluation}
+class PieceRows(Examples):
+    """Reads images from their files on demand, so that memory holds only the labels and one batch.
+
+    By pread and not by a memory map: where a bucket is mounted, a read that fails would end the process by a signal. A
+    file is open only while its rows are read, because a process may not be allowed to open all of them.
+    """
+
+    image_shape: tuple[int, int, int]
+
+    def __init__(self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]) -> None:
+        self._images, self._targets, self.image_shape = images, labels, image_shape
+        self._starts = np.cumsum([0] + [file.shape[0] for file in images])
+        self.count = int(self._starts[-1])
+        self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
+
+    @property
+    def targets(self) -> Array | None:
+        return self._targets
+
+    def gather(self, rows: Any) -> tuple[Any, ...]:
+        return self.read_by(self._read, rows)
+
+    def _read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
+        """Returns images and labels of `rows`, in their shape.
+
+        Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.
+        """
+        flat = rows.ravel()
+        images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
+        which = np.searchsorted(self._starts, flat, side="right") - 1
+        offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
+        for number, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
+            _read_into(images, places, offsets, self._images[number])
+        shaped = images.reshape(*rows.shape, *self.image_shape)
+        return (shaped,) if self.targets is None else (shaped, self.targets[rows])
+
+    def in_memory(self) -> Arrays:
+        """Reads all images. Raises UserError if a file differs from its checksum."""
+        images = np.empty((self.count, *self.image_shape), np.uint8)
+        for file, first in zip(self._images, self._starts.tolist(), strict=False):
+            images[first : first + file.shape[0]] = file.read()
+        return Arrays(images, self.targets)
 
 
-def _record_piece(config: TrainConfig, file: Any) -> Piece:
-    return Piece(1, lambda bad: tfrecord.read(config, [file]).decode(config, bad))
+def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: ArrayFile) -> None:
+    """Reads these rows of `images`, each from its offset in the array of `file`."""
+    try:
+        with open(file.path, "rb", buffering=0) as content:
+            for place in places:
+                if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
+                    raise OSError("it became shorter")
+    except OSError as error:
+        raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
 
 
-def _loaded(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> Source:
-    """Divides a dataset that is loaded as a whole; data of a name or a function change without a file."""
-    keras.utils.set_random_seed(config.seed)  # before a function of the user's is imported, as in every command
-    dataset = sources.load_dataset(config)
-    names = ["train", *(["evaluation"] if dataset.evaluation else [])]
-    parts = [_slices(dataset.images(name), per_shard) for name in names]
-    fingerprint = _fingerprint(config, per_shard, known or content_of(dataset, rows=True))
-    return Source(_named(*parts), dataset.class_names, fingerprint)
+def load(config: TrainConfig, path: Path) -> Dataset:
+    """Reads the pieces of `path` into memory if they fit into data_memory_mib (verified), otherwise row by row."""
+    index = read_index(path)
+    if not index.get("complete"):
+        raise UserError(f"data={path}: prepare was interrupted: run the same python -m trainer.data.prepare again")
+    train, evaluation = (open_split(path, index, split) for split in SPLITS)
+    if train is None:
+        raise UserError(f"data={path}: its {INDEX} has no images to train on: prepare it again")
+    total = sum(math.prod((rows.count, *rows.image_shape)) for rows in (train, evaluation) if rows)
+    fits = total <= config.data_memory_mib * 2**20
+
+    def held(rows: PieceRows) -> Examples:
+        return rows.in_memory() if fits else rows
+
+    return Dataset(config.data, held(train), evaluation and held(evaluation), index["class_names"], {"in_memory": fits})
 
 
-def _slices(examples: Examples, per_shard: int) -> list[Piece]:
-    def piece(start: int) -> Piece:
-        rows = np.arange(start, min(start + per_shard, examples.count), dtype=np.int64)
-        return Piece(len(rows), lambda bad: Arrays(*(part.numpy() for part in examples.gather(rows))))
+def read_index(folder: Path) -> dict[str, Any]:
+    """Returns the content of pieces.json, whose entries are then sound. Raises UserError if it is damaged."""
+    try:
+        index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+        if index["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        index["image_shape"] = height, width, channels = tuple(map(int, index["image_shape"]))
+        index["class_names"] = tuple(map(str, index["class_names"]))
+        for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):
+            entry["examples"], names = int(entry["examples"]), [*entry["files"].keys()]
+            sound = 0 <= entry["examples"] < 2**31 and len(names) <= 2 and bool(names) == bool(entry["examples"])
+            if not (sound and all(map(_FILE.fullmatch, names)) and min(height, width, channels) > 0):
+                raise ValueError(f"{names} with {entry['examples']} examples of {index['image_shape']}")
+    except (OSError, KeyError, TypeError, ValueError, OverflowError, AttributeError, RecursionError) as error:
+        raise UserError(
+            f"data={folder}: its {INDEX} is damaged ({reason(error)}): prepare the data again into another folder"
+        ) from None
+    return index
 
-    return [*map(piece, range(0, examples.count, per_shard))]
+
+def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows | None:
+    """Returns the rows of one split of an index, None if it has none. Reads the labels, and the headers of the images.
+
+    Raises UserError for a file that is not as its entry says.
+    """
+    origin, pieces = f"data={folder}", []
+    for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
+        count, files = entry["examples"], entry["files"].items()
+        kinds: _Kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
+        given = zip(files, kinds, strict=False)
+        pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
+    if not pieces:
+        return None
+    labels = None
+    if labelled((len(piece) > 1 for piece in pieces), origin, "files"):
+        read = np.concatenate([piece[1].read() for piece in pieces])
+        labels = checked_labels(read, origin, len(index["class_names"]) or MOST_CLASSES)
+    return PieceRows([piece[0] for piece in pieces], labels, index["image_shape"])
 
 
-def _fingerprint(config: TrainConfig, per_shard: int, known: Mapping[str, Any]) -> str:
-    """Returns a digest of the settings and of what is known of the data."""
-    settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_shard)
-    return hashlib.sha256(json.dumps([*settings, known], sort_keys=True).encode()).hexdigest()
+def _opened(path: Path, sha256: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayFile:
+    """Returns a .npy file. Raises UserError if it holds another array by its header, is cut short, or is a link."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is a link or no file")
+        with open(path, "rb") as file:
+            np.lib.format.read_magic(file)
+            header = np.lib.format.read_array_header_1_0(file)
+            start = file.tell()
+    except Exception as error:  # numpy's header reader raises any exception for a damaged file
+        raise _damaged(path, f"cannot be read ({reason(error)})") from None
+    if header != (shape, False, dtype) or status.st_size != start + math.prod(shape) * dtype.itemsize:
+        raise _damaged(path, f"has {status.st_size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
+    return ArrayFile(path, sha256, shape, dtype, start)
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(f"data: {file} {why}: prepare the data again into another folder")

@@ -1,15 +1,18 @@
-"""Converts any source to shards: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
+"""Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
 
-Decodes once what every run would decode again, with one shard of an image folder or of TFRecord files in memory at a
-time. After an interruption, the same command resumes after the last complete shard.
+Decodes once what every run would decode again, with one piece of an image folder or of TFRecord files in memory at a
+time. After an interruption, the same command goes on after the last complete piece.
 """
 
 import hashlib
+import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,143 +22,160 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.settings.flags import VERBOSE, Parser, refuse_unknown, whole
 from trainer.base.settings.resolution import resolve
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import TrainConfig, split_kind
 from trainer.base.terminal import ProgressBar
 from trainer.user_code.command import quiet_start, run_command
 
 with quiet_start():
-    from trainer.base.storage import Address, local_path, output_address
-    from trainer.data.destination import LocalFolder, RemoteFolder
-    from trainer.data.encoded_images import DecodingReport, refuse_empty_classes, refuse_or_skip
-    from trainer.data.image_arrays import labelled, numbered_classes
-    from trainer.data.pieces import Piece, Source, source_of
-    from trainer.data.shards import INDEX, INDEX_FORMAT, LABEL, parse_index
+    import keras
 
-JOURNAL = ".prepare.json"
+    from trainer.base.storage import expanded, make_writable, output_address, parse, write_whole
+    from trainer.base.storage.staging import naming
+    from trainer.data import sources
+    from trainer.data.decode import DecodingReport, refuse_empty_classes, refuse_or_skip
+    from trainer.data.examples import Arrays, Examples
+    from trainer.data.fingerprint import content_of, files_of
+    from trainer.data.image_arrays import numbered_classes
+    from trainer.data.image_files import find_images, find_records, read_records
+    from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
+
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
+Piece = Callable[[DecodingReport], Arrays | None]  # decodes one; None if no image of it can be
 
 
-def prepare(
-    config: TrainConfig, destination: Path | Address, shard_mib: int, on_piece: Callable[[int, int], None]
-) -> dict[str, Any]:
-    """Writes the shards and, last, index.json; returns the index. Calls `on_piece(items done, all items)` after each.
+@dataclass(frozen=True)
+class Source:
+    """Holds the pieces of each split. The fingerprint changes with everything that would change a piece."""
+
+    splits: Mapping[str, Sequence[Piece]]
+    class_names: tuple[str, ...]  # empty: the labels' numbers
+    left_out: Counter[str]  # files that are no images, by suffix
+    fingerprint: str
+
+
+def source_of(config: TrainConfig, per_piece: int) -> Source:
+    """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece each."""
+    known = files_of(config)  # before they are read: they may change meanwhile
+    kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
+    class_names: tuple[str, ...] = ()
+    left_out: Counter[str] = Counter()
+    splits: list[list[Piece]]
+    with naming(path, parse(split_kind(config.data)[1], "SRC")):
+        if kind == "tfrecord" and not config.evaluation_fraction:  # a file's records are counted when it is read
+            splits = [[partial(_decoded, config, file) for file in files] for files in find_records(path)]
+        elif kind == "folder" and not config.evaluation_fraction:
+            found = [split for split in find_images(path) if split]
+            splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in found]
+            class_names, left_out = found[0].class_names, sum((split.left_out for split in found), left_out)
+        else:  # loaded as a whole; data of a name or a function change without a file
+            keras.utils.set_random_seed(config.seed)  # before a function of the user's is imported, as in each command
+            dataset = sources.load_dataset(config)
+            splits = [_slices(dataset.images(split), per_piece) for split in SPLITS[: 1 + bool(dataset.evaluation)]]
+            class_names, known = dataset.class_names, known or content_of(dataset, rows=True)
+    settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_piece)
+    fingerprint = hashlib.sha256(json.dumps([*settings, known], sort_keys=True).encode()).hexdigest()
+    return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
+
+
+def _decoded(config: TrainConfig, file: Path, bad: DecodingReport) -> Arrays | None:
+    return read_records(config, [file]).decode(config, bad)
+
+
+def _slices(examples: Examples, per_piece: int) -> list[Piece]:
+    def piece(start: int, bad: DecodingReport) -> Arrays:
+        images, *labels = examples.gather(np.arange(start, min(start + per_piece, examples.count), dtype=np.int64))
+        return Arrays(images.numpy(), *(numbers.numpy() for numbers in labels))
+
+    return [partial(piece, start) for start in range(0, examples.count, per_piece)]
+
+
+def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:
+    """Writes the pieces, and pieces.json after each of them; returns its content. Calls `on_piece(done, all)`.
 
     Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
     """
-    folder = RemoteFolder(destination) if isinstance(destination, Address) else LocalFolder(destination)
-    source = source_of(config, max(1, shard_mib * 2**20 // (config.image_size**2 * config.channels)))
-    if before := folder.read(INDEX):
-        index = parse_index(before, destination)
-        if index.get("fingerprint") == source.fingerprint:
-            return index
-        raise UserError(f"{destination} contains shards of other data or settings: use another folder, or remove it")
-    journal = Journal(folder, source.fingerprint)
-    total, items = sum(piece.items for pieces in source.splits.values() for piece in pieces), 0
-    written: dict[str, list[dict[str, Any]]] = {}
-    for split, pieces in source.splits.items():
-        written[split] = []
-        for number, piece in enumerate(pieces):
-            name = f"{split}-{number:05d}.bin"
-            written[split].append(journal.entry(name) or journal.write(name, piece))
-            items += piece.items
-            on_piece(items, total)
-    index = _index(config, source, written)
-    folder.write(INDEX, (json.dumps(index, indent=1) + "\n").encode())
-    folder.remove(JOURNAL)
+    make_writable(folder, "DST")
+    source = source_of(config, max(1, piece_mib * 2**20 // (config.image_size**2 * config.channels)))
+    before = read_index(folder) if (folder / INDEX).exists() else {}
+    same = before.get("fingerprint") == source.fingerprint
+    if before.get("complete"):
+        if same:
+            return before
+        raise UserError(f"{folder} contains pieces of other data or settings: use another folder, or remove it")
+    index: dict[str, Any] = {
+        "format": FORMAT, "complete": False, "source": config.data, "fingerprint": source.fingerprint,
+        "image_shape": (config.image_size, config.image_size, config.channels), "class_names": (),
+        "left_out": source.left_out, "splits": {split: [] for split in source.splits},
+    }  # fmt: skip
+    pieces = [(split, number, piece) for split in source.splits for number, piece in enumerate(source.splits[split])]
+    for done, (split, number, piece) in enumerate(pieces, 1):
+        written = before["splits"].get(split, ())[number : number + 1] if same else ()
+        # A file appears when it is whole.
+        entry = next((entry for entry in written if all((folder / file).is_file() for file in entry["files"])), None)
+        index["splits"][split].append(entry or _write(folder, f"{split}-{number:05d}", piece))
+        _write_index(folder, index)
+        on_piece(done, len(pieces))
+    entries = [entry for split in index["splits"].values() for entry in split]
+    skipped = [(Path(file), why) for entry in entries for file, why in entry["skipped"]]
+    converted = sum((Counter(entry["converted"]) for entry in entries), Counter[str]())
+    refuse_or_skip(config, DecodingReport(skipped, converted, source.left_out))
+    train, evaluation = (open_split(folder, index, split) for split in SPLITS)
+    if train is None:
+        raise UserError(f"SRC={config.data}: no image is left to train on")
+    if train.targets is not None:
+        refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
+    labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
+    names = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
+    index |= {"class_names": names, "complete": True}
+    _write_index(folder, index)
     return index
 
 
-class Journal:
-    """Records which shards of a source are already written."""
-
-    def __init__(self, folder: LocalFolder | RemoteFolder, fingerprint: str) -> None:
-        self._folder, self._fingerprint = folder, fingerprint
-        try:
-            content = json.loads(folder.read(JOURNAL) or b"{}")
-            self._shards: dict[str, Any] = content["shards"] if content["fingerprint"] == fingerprint else {}
-        except (ValueError, KeyError, TypeError):
-            self._shards = {}
-
-    def entry(self, name: str) -> dict[str, Any] | None:
-        """Returns the entry of a shard, or None if its file is missing or of another size."""
-        entry: dict[str, Any] | None = self._shards.get(name)
-        return None if entry and entry["examples"] and self._folder.size(name) != entry.get("bytes") else entry
-
-    def write(self, name: str, piece: Piece) -> dict[str, Any]:
-        """Writes one shard and records it; only records a shard without images."""
-        bad = DecodingReport()
-        arrays = piece.get(bad)
-        content = b"" if arrays is None else arrays.images.tobytes()
-        if arrays is not None and arrays.labels is not None:
-            content += arrays.labels.astype(LABEL).tobytes()
-        entry: dict[str, Any] = {
-            "file": name,
-            "examples": 0 if arrays is None else arrays.count,
-            "labelled": arrays is not None and arrays.labelled,
-            "labels": [] if arrays is None or arrays.labels is None else np.unique(arrays.labels).tolist(),
-            "bytes": len(content),
-            "sha256": hashlib.sha256(content).hexdigest(),
-            "converted": dict(bad.converted),
-            "skipped": [[str(file), why] for file, why in bad.files],
-        }
-        if content:
-            self._folder.write(name, content)
-        self._shards[name] = entry
-        self._folder.write(JOURNAL, json.dumps({"fingerprint": self._fingerprint, "shards": self._shards}).encode())
-        return entry
+def _write(folder: Path, name: str, piece: Piece) -> dict[str, Any]:
+    """Decodes one piece, writes its files and returns its entry; a piece without images has no files."""
+    bad = DecodingReport()
+    images = piece(bad)
+    files = {}
+    for part, array in zip("xy", images.arrays if images else (), strict=False):
+        content = io.BytesIO()
+        np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
+        write_whole(folder / f"{name}.{part}.npy", content.getvalue())
+        files[f"{name}.{part}.npy"] = hashlib.sha256(content.getbuffer()).hexdigest()
+    skipped = [[str(file), why] for file, why in bad.files]
+    return {"examples": images.count if images else 0, "files": files, "converted": bad.converted, "skipped": skipped}
 
 
-def _index(config: TrainConfig, source: Source, written: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    entries = [entry for split in written.values() for entry in split]
-    bad = DecodingReport([(Path(file), why) for entry in entries for file, why in entry["skipped"]])
-    bad.converted = sum((Counter(entry["converted"]) for entry in entries), Counter())
-    bad.left_out = source.left_out
-    refuse_or_skip(config, bad)
-    filled = {split: [entry for entry in shards if entry["examples"]] for split, shards in written.items()}
-    if not filled["train"]:
-        raise UserError(f"SRC={config.data}: no image is left to train on")
-    labels = {split: {label for entry in shards for label in entry["labels"]} for split, shards in filled.items()}
-    if labels["train"]:
-        refuse_empty_classes(config, source.class_names, labels["train"])
-    origin = f"SRC={config.data}"
-    return {
-        "format": INDEX_FORMAT,
-        "fingerprint": source.fingerprint,
-        "image_shape": [config.image_size, config.image_size, config.channels],
-        "class_names": list(source.class_names or numbered_classes(set().union(*labels.values()))),
-        "labelled": {
-            split: labelled((entry["labelled"] for entry in shards), origin, "files")
-            for split, shards in filled.items()
-        },
-        "splits": {
-            split: [{key: entry[key] for key in ("file", "examples", "sha256")} for entry in shards]
-            for split, shards in filled.items()
-        },
-        "source": config.data,
-        **bad.notes,
-    }
+def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    return run_command(lambda: _prepare(arguments), "resumes after the last complete shard")
+    return run_command(lambda: _prepare(arguments), "goes on after the last complete piece")
 
 
 def _prepare(arguments: Sequence[str] | None) -> int:
     parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="a folder, a file or a name, as for --data")
-    parser.add_argument("destination", metavar="DST", help="the folder for the shards, local or at gs://")
-    parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="size of a shard (default: 64)")
+    parser.add_argument("destination", metavar="DST", help="the folder for the pieces")
+    parser.add_argument("--shard_mib", type=whole(1, 4096), default=64, help="images of a piece (default: 64)")
     parser.epilog = f"These settings of the trainer apply too: {' '.join(f'--{name}' for name in _SETTINGS)}"
     parser.add_boolean("verbose", VERBOSE)
     options, flags = parser.parse_known_args(arguments)
     refuse_unknown(flags, [*_SETTINGS, "shard_mib", "verbose"])
     set_verbose(options.verbose)
     config = resolve(["--global_batch_size=1", "--model=any:model", *flags, f"--data={options.source}"]).config
-    destination = output_address(options.destination, "DST") or local_path(options.destination, "DST")
+    if address := output_address(options.destination, "DST"):
+        raise UserError(
+            f"DST={options.destination}: must be a local folder: prepare into one, as pieces, and then copy it: "
+            f"gcloud storage cp -r pieces {address}"
+        )
     with closing(ProgressBar("text", "bar", "count", "left", text="prepare")) as bar:
         index = prepare(
-            config, destination, options.shard_mib, lambda count, total: bar.update(completed=count, total=total)
+            config,
+            expanded(options.destination),
+            options.shard_mib,
+            lambda done, total: bar.update(completed=done, total=total),
         )
     counts = {split: sum(entry["examples"] for entry in entries) for split, entries in index["splits"].items()}
     shown = ", ".join(f"{count:,} {split}" for split, count in counts.items() if count)

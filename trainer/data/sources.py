@@ -10,22 +10,22 @@ from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
-from trainer.base.storage import Address, local_path, parse
-from trainer.base.storage.staging import Staged, naming
-from trainer.data import idx, image_folder, npz, shards, tfrecord
+from trainer.base.storage import parse
+from trainer.base.storage.staging import naming, stage
+from trainer.data import image_arrays, image_files, pieces
 from trainer.data.dataset import Dataset
+from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
-from trainer.data.in_memory import Arrays
 from trainer.data.user_data import own_dataset
 from trainer.user_code.dotted_names import load_function
 from trainer.user_code.mistakes import where_raised
 
 LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
-    "idx": idx.load,
-    "npz": npz.load,
-    "tfrecord": tfrecord.load,
-    "shards": shards.load,
-    "folder": image_folder.load,
+    "idx": image_arrays.load_idx,
+    "npz": image_arrays.load_npz,
+    "tfrecord": image_files.load_tfrecord,
+    "shards": pieces.load,
+    "folder": image_files.load_folder,
 }
 assert set(LOADERS) == set(DATA_KINDS)
 
@@ -65,7 +65,7 @@ def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
     if config.evaluation_fraction and dataset.evaluation is None:
         raise UserError(
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
-            "does not apply to prepared shards, nor to a Dataset of your own: drop it, prepare the data anew with it, "
+            "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
             "or let the function return such a part"
         )
 
@@ -95,11 +95,10 @@ def is_named(data: str) -> bool:
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     """Returns the kind, given as `kind:path` or recognised from the files, and the path. Raises UserError if missing.
 
-    An address in Cloud Storage is downloaded to `cache_dir` first, but only the files that its kind needs.
+    An address in Cloud Storage is downloaded to `cache_dir` first.
     """
     kind, location = split_kind(data)
-    address = parse(location, "data")
-    path = _fetched(address, cache_dir) if address else local_path(location, "data")
+    path = stage(location, "data", cache_dir)
     if not os.path.exists(path):
         prefix, colon, _ = location.partition(":")
         if colon and not os.path.exists(prefix):
@@ -120,24 +119,17 @@ def _load(config: TrainConfig, *, trains: bool) -> Dataset:
         return LOADERS[kind](config, path)
 
 
-def _fetched(address: Address, cache_dir: str) -> Path:
-    """Downloads an address: everything, or only the files that the index of prepared shards names."""
-    staged = Staged(address, "data", cache_dir)
-    if shards.INDEX not in staged.objects:
-        return staged.fetch()
-    names = shards.read_contents(staged.fetch(lambda name: name == shards.INDEX)).file_names
-    return staged.fetch(lambda name: name in names)
-
-
 def recognise(data: str, path: Path) -> str:
     """Returns the kind of the data at `path`, recognised by file names. Raises UserError if it is unknown."""
     if path.suffix == ".npz":
         return "npz"
-    if (path / shards.INDEX).is_file():
+    if (path / pieces.INDEX).is_file():
         return "shards"
-    if tfrecord.is_tfrecord(path):
+    if (path / "train-00000.bin").is_file():
+        raise UserError(f"data={data}: it has shards of an earlier version: prepare the data again into another folder")
+    if image_files.is_tfrecord(path):
         return "tfrecord"
-    if idx.is_idx(path):
+    if image_arrays.is_idx(path):
         return "idx"
     if path.is_dir():
         return "folder"

@@ -107,6 +107,23 @@ def lora_in_float64() -> None:
     setattr(keras.layers.Layer, "add_weight", add_weight)  # noqa: B010
 
 
+def separate_collectives() -> None:
+    """Gives the next MirroredStrategy of this process keys of its own for its sums.
+
+    Each strategy counts its keys from the same base, and TensorFlow keeps for the life of a process what a key was
+    first used for: the sums of a second strategy fail where they differ from those of the first in order or type.
+    """
+    strategy = tf.distribute.MirroredStrategy
+    strategy._collective_key_base = (
+        _private("tensorflow.distribute.MirroredStrategy._collective_key_base", owner=strategy) + 1_000
+    )
+
+
+def uses_onednn() -> bool:
+    """Returns whether TensorFlow computes with oneDNN here: the processor decides, or TF_ENABLE_ONEDNN_OPTS."""
+    return bool(_private("tensorflow.python.util._pywrap_util_port.IsMklEnabled")())
+
+
 def layers_by_path(model: keras.layers.Layer) -> dict[str, keras.layers.Layer]:
     """Returns `model` and all layers in it, at any depth, by a path of names; no two have the same path.
 

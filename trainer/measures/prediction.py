@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import AnyExamples, Array
-from trainer.data.in_sequence import InSequence
+from trainer.data.examples import AnyExamples, Array, InSequence
 from trainer.user_code.interface import output_names
 
 

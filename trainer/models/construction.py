@@ -12,7 +12,7 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.nests import described
+from trainer.data.examples import described
 from trainer.invariance.compat import (
     all_layers,
     build_compiled,

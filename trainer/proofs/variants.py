@@ -1,9 +1,9 @@
-"""Trains a few steps of one model in one variant: on some devices, in some precision, and measures it."""
+"""Trains the first steps of one model in one variant: on some devices, in some precision, and measures them."""
 
 import dataclasses
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -24,11 +24,9 @@ from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
 from trainer.training.state import WEIGHTS, put_back, snapshot, variables_of
-from trainer.training.steps import StepRunner
+from trainer.training.steps import StepRunner, nodes_of
 
 COMPARED_STEPS = 5  # of the comparison
-
-Variables = dict[str, npt.NDArray[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,57 +42,77 @@ class Variant:
     def config(self, base: TrainConfig) -> TrainConfig:
         """Returns the settings of the variant."""
         changed = {name: getattr(self, name) for name in ("precision", "tf32", "jit_compile")}
-        return dataclasses.replace(base, replicas=self.devices, strategy="auto", expect_devices=0, **changed)
+        return dataclasses.replace(base, replicas=self.devices, **changed)
 
 
 @dataclasses.dataclass(frozen=True)
-class Speed:
-    """Holds what a variant costs. A snapshot is the copy of the state to the host that a checkpoint begins with."""
+class Cost:
+    """Holds what a variant takes, and how several devices sum its gradients, as `CollectiveReduceV2 (nccl)`."""
 
-    first_call_seconds: float  # traces, compiles and runs the steps of the comparison
+    first_seconds: float  # traces, compiles and runs the steps of the comparison
+    peak_gib: float | None  # of the fullest device; None where TensorFlow does not count it
     steps_per_second: float
-    peak_device_memory_gib: Sequence[float]
-    state_bytes: int
-    snapshot_seconds: float
+    sums: str
 
 
-def replicas_on(devices: Sequence[str], config: TrainConfig, strategy: Any) -> Replicas:
-    """Returns `devices` of this machine as replicas; raises UserError if the batch does not divide."""
-    rows = config.rows_per_replica(len(devices))
-    return Replicas(strategy, tuple(devices), rows, config.global_batch_size, micro_batches=config.micro_batches)
+class Running:
+    """Runs a variant: the steps of the comparison at once, and then as many as are asked for."""
+
+    def __init__(self, runner: StepRunner, rows: Any, dataset: Dataset) -> None:
+        self._runner, self._rows, self._dataset, self._step = runner, rows, dataset, COMPARED_STEPS
+        began, before = time.monotonic(), _values(runner.model)
+        with dataset.reading():
+            logs = runner(rows, 0, COMPARED_STEPS)
+        self.first_seconds = time.monotonic() - began
+        losses = {name: value for name, value in logs.means().items() if is_loss(name)}
+        self.trained = Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
+        self.peak_gib = max(peak_device_memory_gib(runner.replicas.devices), default=None)
+
+    def __call__(self, steps: int) -> float:
+        """Runs more steps; returns the seconds that they took."""
+        began = time.monotonic()
+        with self._dataset.reading():
+            self._runner(self._rows, self._step, steps)
+        self._step += steps
+        return time.monotonic() - began
+
+    def sums(self) -> str:
+        """Returns what sums over devices in the traced step; "" on one."""
+        nodes = nodes_of(self._runner.traced(self._rows).graph) if self._runner.replicas.count > 1 else []
+        sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
+        hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
+        return ", ".join(sorted(f"{name} ({hint})" if hint else name for name, hint in hints))
 
 
 class Trials:
     """Trains the first steps of one model in several variants, all from the weights that the first one draws."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        self._config, self._dataset, self._start = config, dataset, Variables()
+        self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
 
-    def run(self, variant: Variant, replicas: Replicas, seconds: float | None = None) -> tuple[Trained, Speed | None]:
-        """Returns what the first steps compute and what a step costs, measured for `seconds`; None: not measured."""
+    def begin(self, variant: Variant, replicas: Replicas) -> Running:
+        """Builds a variant and runs its first steps."""
+        gc.collect()  # a traced function and its model refer to each other: what ran before may still hold memory
         log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
         for device in replicas.devices:
             with suppress(ValueError):  # this device's allocator keeps no statistics
                 tf.config.experimental.reset_memory_stats(device)
         setup = self._setup(variant, replicas)
-        runner, rows = setup.step_runner(compiled=variant.jit_compile == "true"), setup.rows_from(0)
-        began = time.monotonic()
-        with self._dataset.reading():
-            trained = _train_first_steps(runner, rows)
-            first = time.monotonic() - began
-            speed = None if seconds is None else _speed(runner, rows, first, seconds)
-        del setup, runner, rows
-        gc.collect()  # a traced function and its model refer to each other
-        return trained, speed
+        runner = setup.step_runner(compiled=variant.jit_compile == "true")
+        return Running(runner, setup.rows_from(0), self._dataset)
+
+    def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
+        """Returns what the first steps compute, and what a step costs, measured for `seconds`."""
+        running = self.begin(variant, replicas)
+        rate = steps_per_second(running, seconds)
+        return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
 
     def reordered(self, variant: Variant, replicas: Replicas, seed: int) -> Trained:
         """Returns what they compute if the rows of each global batch, and all draws, stand in another order.
 
         Only on one replica: the order spans the global batch.
         """
-        runner, rows = reordered(self._setup(variant, replicas), seed)
-        with self._dataset.reading():
-            return _train_first_steps(runner, rows)
+        return Running(*reordered(self._setup(variant, replicas), seed), self._dataset).trained
 
     def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
         """Builds the model with the same weights: a precision of its own would draw others."""
@@ -111,11 +129,14 @@ class Trials:
         return setup
 
 
-def _train_first_steps(runner: StepRunner, rows: Any) -> Trained:
-    before = _values(runner.model)
-    logs = runner(rows, 0, COMPARED_STEPS)
-    losses = {name: value for name, value in logs.means().items() if is_loss(name)}
-    return Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
+def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
+    """Returns the median rate of `run(steps)`, in calls long enough for the time of a call itself not to matter."""
+    count, spent = 1, list[float]()
+    until = time.monotonic() + seconds
+    while not spent or time.monotonic() < until:
+        spent.append(run(count) / count)
+        count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
+    return 1.0 / float(np.median(spent))
 
 
 def _values(model: keras.Model) -> Weights:
@@ -144,21 +165,3 @@ def _gradient_norm(model: keras.Model, before: Weights) -> float:
         for after, start in zip(_values(model)["trained"], before["trained"], strict=True)
     ]
     return float(np.sqrt(sum(squares or changes)))
-
-
-def _speed(runner: StepRunner, rows: Any, first: float, seconds: float) -> Speed:
-    """Measures steps in calls that are long enough for the time of a call itself not to matter."""
-    step, count, spent = COMPARED_STEPS, 1, list[float]()
-    until = time.monotonic() + seconds
-    while not spent or time.monotonic() < until:
-        began = time.monotonic()
-        runner(rows, step, count)
-        step += count
-        spent.append((time.monotonic() - began) / count)
-        count = max(1, min(2 * count, int(seconds / 3 / spent[-1])))
-    peak = peak_device_memory_gib(runner.replicas.devices)
-    began = time.monotonic()
-    state = snapshot(variables_of(runner.model))
-    copied = time.monotonic() - began
-    size = sum(value.nbytes for value in state.values())
-    return Speed(first, 1.0 / float(np.median(spent)), peak, size, copied)

@@ -1,8 +1,9 @@
 """Counts how far a run is: results of calls to the device, their means over a range of steps, their speed."""
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy.typing as npt
 
 from trainer.base.run_files.records import Scalars, StatsEntry
 
+_LEAST_SECONDS = 30.0  # of steps, before a worker is called slow
+_MUCH_LONGER = 0.1  # of the time of the steps
 # Values of the variables of Keras metrics after a range of steps, summed over replicas. They can be added over ranges;
 # results cannot: the mean of two AUCs is not an AUC.
 MetricCounts = tuple[npt.NDArray[np.float64], ...]
@@ -59,6 +62,28 @@ class StepLogs:
             return None
         index = int(wrong.any(axis=1).argmax())
         return index, [self.names[number] for number in np.flatnonzero(wrong[index])]
+
+
+class WorkerWaits:
+    """Adds up for how long each worker waited for its batches: in every sum over workers the others wait with it."""
+
+    def __init__(self) -> None:
+        self._waits: list[float] = []
+        self._seconds = 0.0
+
+    def count(self, waits: Sequence[float], seconds: float) -> tuple[int, float] | None:
+        """Counts a call to the devices; returns the index of the slow worker, and by which share the steps took longer.
+
+        Returns None while no worker waits for a much larger share of the time than is usual among them.
+        """
+        before = self._waits or [0.0] * len(waits)
+        self._waits = [total + wait for total, wait in zip(before, waits, strict=True)]
+        self._seconds += seconds
+        most = max(self._waits)
+        rest = sorted(self._waits)[:-1]
+        share = (most - statistics.median(rest)) / self._seconds if rest and self._seconds else 0.0
+        slow = self._seconds >= _LEAST_SECONDS and share >= _MUCH_LONGER
+        return (self._waits.index(most), share) if slow else None
 
 
 @dataclass

@@ -1,29 +1,42 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
+import io
+import json
+import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import keras
+import tensorflow as tf
+from PIL import Image
 
 from trainer.base.log import log
+from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
-from trainer.base.run_files.run_layout import CLASSES, PROGRESS, step_name, step_of
+from trainer.base.run_files.run_layout import CLASSES, PROGRESS, STEP_PREFIX, step_name, step_of
 from trainer.base.settings.metric_names import check_known
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import write_whole, writing
-from trainer.data.images import encode_png, sample_grid
-from trainer.reporting.animation import animated, frames_of
+from trainer.base.storage import make_writable, write_whole, writing
+from trainer.base.terminal import ProgressBar, duration
+from trainer.data.images import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
-from trainer.reporting.console import Bar, status_line
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
-from trainer.reporting.tensorboard import EventFiles
-from trainer.reporting.tuning import TuningMetric
+from trainer.reporting.tensorflow_errors import tensorflow_writing
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # of a checkpoint
+_NEWEST_METRICS = 100
+_METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
+_MOST_FRAMES = 24  # of the animated picture
+_LONGEST = 640  # pixels of a frame's longer side; 24 grids of noise, 16x16 pixels each image, are 3 MB
+_FRAME_MS, _LAST_MS = 250, 2000
+_SAMPLE = re.compile(rf"{STEP_PREFIX}\d{{8,12}}\.png")
 
 
 class Reporter:
@@ -52,7 +65,7 @@ class Reporter:
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.rollbacks = 0  # of the run, before what is reported
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
-        self._bar: Bar | None = None
+        self._bar: ProgressBar | None = None
         self._gpus: Gpus | None = None
         self._tensorboard: EventFiles | None = None
         self._tuning: TuningMetric | None = None
@@ -68,7 +81,8 @@ class Reporter:
         self._tensorboard = EventFiles(job_dir.logs) if self._config.tensorboard else None
         self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
-        self._bar = Bar(self._progress)
+        total = self._progress.total_steps
+        self._bar = ProgressBar("bar", "count", "text", total=total, completed=step, text="first step …")
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint: a resumed run reports the same means and summary."""
@@ -94,7 +108,8 @@ class Reporter:
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
-            self._bar.update(progress, logs.means())
+            text = bar_text(progress, logs.means())
+            self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
         return self._since_epoch.means()
 
     def report(self, progress: Progress) -> None:
@@ -111,7 +126,6 @@ class Reporter:
         if self._tensorboard:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
             self._tensorboard.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
-            self._tensorboard.flush()
         self._tune(progress, means)
 
     def epoch_end(self, progress: Progress) -> Scalars:
@@ -224,3 +238,124 @@ class Reporter:
 
 def _at(kind: str, progress: Progress) -> StatsEntry:
     return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
+
+
+def status_line(entry: StatsEntry, progress: Progress) -> str:
+    """Returns step, losses and metrics, speed, memory and time left on one line."""
+    parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
+    parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
+    if entry["images_per_second"]:
+        parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
+    waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
+    if waited >= MUCH:
+        parts.append(f"waits for input {100 * waited:.0f} %")
+    parts.append(f"{entry['memory_gib']:.2f} GiB")
+    for gpu in entry["gpus"]:
+        memory, used = gpu["memory_gib"], gpu["utilization_percent"]
+        readings = ["" if memory is None else f" {memory:.1f} GiB", "" if used is None else f" {used:.0f} %"]
+        parts += ["GPU" + "".join(readings)] if any(readings) else []
+    if progress.seconds_left:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def bar_text(progress: Progress, means: Mapping[str, float]) -> str:
+    """Returns speed, time left and losses, for beside a progress bar."""
+    parts = []  # losses come last: a narrow terminal cuts them first
+    if progress.whole.images_per_second:
+        parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
+    if progress.seconds_left is not None:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    return "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in means.items())])
+
+
+class EventFiles:
+    """Writes TensorBoard's event files in `folder` with TensorFlow alone: a job does not need its package."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with tensorflow_writing(folder):
+            self._writer = tf.summary.create_file_writer(str(folder))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds one point to each curve, and writes what is buffered."""
+        with tensorflow_writing(self._folder), self._writer.as_default():
+            for name, value in values.items():
+                tf.summary.write(name, tf.constant(value, tf.float32), step=step, metadata=_plugin("scalars"))
+            self._writer.flush()
+
+    def image(self, step: int, name: str, picture: UInt8Array) -> None:
+        """Adds a picture of shape (height, width, 1 or 3), uint8."""
+        height, width = picture.shape[:2]
+        value = tf.constant([str(width).encode(), str(height).encode(), encode_png(picture)])
+        with tensorflow_writing(self._folder), self._writer.as_default():
+            tf.summary.write(name, value, step=step, metadata=_plugin("images"))
+
+    def close(self) -> None:
+        """Writes buffered events to disk and closes the files."""
+        with tensorflow_writing(self._folder):
+            self._writer.close()
+
+
+def _plugin(name: str) -> Any:
+    metadata = tf.compat.v1.SummaryMetadata()
+    metadata.plugin_data.plugin_name = name
+    return metadata
+
+
+class TuningMetric:
+    """Reports one metric to Vertex AI's hyperparameter tuning, which reads the newest 100 values as JSON lines.
+
+    The format is that of the cloudml-hypertune package: https://github.com/GoogleCloudPlatform/cloudml-hypertune
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str] = os.environ) -> None:
+        self.name = name
+        self._file = Path(environment.get("CLOUD_ML_HP_METRIC_FILE") or _METRIC_FILE)
+        self._trial = environment.get("CLOUD_ML_TRIAL_ID", "0")
+        self._lines: deque[str] = deque(maxlen=_NEWEST_METRICS)
+        make_writable(self._file.parent, "tuning_metric's file, in")
+
+    def report(self, step: int, value: float, checkpoint: str | None) -> None:
+        """Adds one line, with values as text as the reader expects."""
+        line = {
+            "timestamp": time.time(),
+            "trial": self._trial,
+            self.name: str(value),
+            "global_step": str(step),
+            "checkpoint_path": checkpoint or "",
+        }
+        self._lines.append(json.dumps(line, sort_keys=True) + "\n")
+        write_whole(self._file, "".join(self._lines))
+
+
+def frames_of(names: Iterable[str]) -> list[str]:
+    """Returns the names of the sample grids to show: the first, the last, and evenly many of those between them."""
+    samples = sorted(name for name in names if _SAMPLE.fullmatch(name))
+    shown = min(len(samples), _MOST_FRAMES)
+    return [samples[round(place * (len(samples) - 1) / max(shown - 1, 1))] for place in range(shown)]
+
+
+def animated(files: Sequence[Path]) -> bytes:
+    """Returns an animated GIF of these pictures, in their order, without those of another size than the last.
+
+    Those that cannot be read are left out too; empty if none is left. Pillow writes a GIF by itself; for WebP it needs
+    a library that not every installation has.
+    """
+    frames = [frame for frame in map(_frame, files) if frame is not None]
+    frames = [frame for frame in frames if frame.size == frames[-1].size]
+    content = io.BytesIO()
+    if frames:
+        times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
+        frames[0].save(content, "gif", save_all=True, append_images=frames[1:], duration=times, loop=0)
+    return content.getvalue()
+
+
+def _frame(file: Path) -> Any:
+    """Returns a picture as a frame with at most 256 colours; None if it cannot be read."""
+    try:
+        with Image.open(file, formats=["PNG"]) as image:
+            image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)
+            return image.copy() if image.mode == "L" else image.convert("RGB").quantize(256)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # damaged, or gone
+        return None

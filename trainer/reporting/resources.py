@@ -1,21 +1,17 @@
 """Measures memory and GPU use of this process and machine."""
 
-import os
 import resource
-import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
+from trainer.base.limit_watch import read_gpus
+
 _GIB = 2**30
 _QUERY_EVERY_SECONDS = 10.0
-_LONGEST_QUERY_SECONDS = 30.0  # a driver that has to start first takes seconds
 
 
 def memory_gib() -> float:
@@ -54,9 +50,8 @@ class Gpus:
     def __init__(self, count: int) -> None:
         self._count, self._gpus = count, list[dict[str, float | None]]()
         self._closed = threading.Event()
-        tool = shutil.which("nvidia-smi")
-        if tool and count:
-            threading.Thread(target=self._watch, args=(tool,), name="nvidia-smi", daemon=True).start()
+        if count:
+            threading.Thread(target=self._watch, name="nvidia-smi", daemon=True).start()
 
     def read(self) -> list[dict[str, float | None]]:
         """Returns the newest {"memory_gib", "utilization_percent"} of each GPU, without waiting; [] until known."""
@@ -66,25 +61,7 @@ class Gpus:
         """Ends the queries."""
         self._closed.set()
 
-    def _watch(self, tool: str) -> None:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
-        ours = [f"--id={visible}"] if visible else []
-        command = [tool, *ours, "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits"]
-        limits: dict[str, Any] = {"timeout": _LONGEST_QUERY_SECONDS, "check": True}
+    def _watch(self) -> None:
         while not self._closed.is_set():
-            text = ""
-            with suppress(OSError, subprocess.SubprocessError):
-                text = subprocess.run(command, capture_output=True, text=True, **limits).stdout
-            self._gpus = parse_nvidia_smi(text)[: self._count]
+            self._gpus = read_gpus()[: self._count]
             self._closed.wait(_QUERY_EVERY_SECONDS)
-
-
-def parse_nvidia_smi(text: str) -> list[dict[str, float | None]]:
-    """Parses lines such as `1024, 87` (MiB, percent) into one object each; `[N/A]`, as under MIG, becomes None."""
-    gpus: list[dict[str, float | None]] = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 2:
-            memory, used = (float(field) if field.replace(".", "").isdigit() else None for field in fields)
-            gpus.append({"memory_gib": None if memory is None else memory / 1024, "utilization_percent": used})
-    return gpus

@@ -32,6 +32,7 @@ class RunResult:
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
+    not_compared: str = ""  # why it is not known whether the number of replicas changes the result
     job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
     slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
     progress: Progress | None = None  # set once the data and the model are loaded
@@ -50,6 +51,7 @@ class RunResult:
             steps_repeated=before.get("steps_repeated", 0),
             rollbacks=before.get("rollbacks", 0),
             depends_on_replicas=before.get("depends_on_replicas", []),
+            not_compared=before.get("not_compared", ""),
             job_began_at=before.get("job_began_at", time.time()) if same_job(before) else time.time(),
             slow_worker=before.get("slow_worker", {}),
         )  # fmt: skip
@@ -89,7 +91,7 @@ class RunResult:
             self.job_dir.write(RESULT, {**self._counts(state, error), **measured})
 
     def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
-        """Records a failure, or that a guard stopped a hanging loop, in result.json, which keeps its other values.
+        """Records a failure, or a hanging loop that was left at a limit, in result.json, which keeps its other values.
 
         That of a finished run is left alone.
         """
@@ -116,6 +118,7 @@ class RunResult:
             "steps_repeated": self.steps_repeated,
             "rollbacks": self.rollbacks,
             **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
+            **({"not_compared": self.not_compared} if self.not_compared else {}),
             **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }

@@ -5,25 +5,26 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+
+import tensorflow as tf
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
+from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import log
-from trainer.base.run_files.goodput import RESTORE, START, kept_alive
+from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
-from trainer.base.run_files.stop_limits import read_limits
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import Replicas, local_devices
-from trainer.data.in_memory import first_unfit_input
+from trainer.cluster.strategy import Replicas
+from trainer.data.examples import first_unfit_input
 from trainer.invariance.averaging import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.resources import Gpus
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import run_info
 from trainer.run.export import export
@@ -36,7 +37,6 @@ from trainer.run.xla_trial import why_plain
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints
 from trainer.training.error_lines import is_out_of_memory, out_of_memory
-from trainer.training.limit_watch import LimitWatch, guarding
 from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
 from trainer.training.state import LearningRates, make_whole, variables_of
 from trainer.user_code.interface import ModelInterface
@@ -86,9 +86,10 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     job.tracking.begin()
     if proof and not run.state.restored:
         verdict = proof.verdict()
-        judge(verdict, allowed=job.config.allow_replica_dependence)
+        on_gpus = run.setup.replicas.devices[0].startswith("GPU")
+        judge(verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1)
         job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
-        job.result.depends_on_replicas = verdict.problems
+        job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
         if verdict.problems:
             job.job_dir.add_to_run_info(equal_bits=0)
     with closing(run.state.reporter):
@@ -190,7 +191,7 @@ def _train_and_export(run: TrainingRun) -> Control:
     setup, job_dir, data = run.setup, run.job.job_dir, run.setup.dataset
     try:
         run.write_result("running")
-        with data.reading(), stop_on_signals() as stop, guarding(_guard(run.job, stop)):
+        with data.reading(), stop_on_signals() as stop, JobWatch(run.job, stop).looking():
             control = run.train(stop)
         if not control.signal:
             make_whole(variables_of(setup.model), setup.replicas)
@@ -215,31 +216,58 @@ def _train_and_export(run: TrainingRun) -> Control:
     return control
 
 
-def _guard(job: StartedJob, request: StopRequest) -> LimitWatch | None:
-    """Returns what ends this job by itself at the limits that were sent with it; None without limits."""
-    limits, result = read_limits(), job.result
-    if not limits.text:
-        return None
+class JobWatch(LimitWatch):
+    """Ends this job at its limits; the chief decides for all workers. Time outside of the training loop is not idle."""
 
-    def leave(reason: str) -> None:
-        log.warning(f"the running step hangs: stopped at the last checkpoint: {reason}")
+    def __init__(self, job: StartedJob, request: StopRequest) -> None:
+        self._job, self._request = job, request
+        ran_s = time.time() - job.result.job_began_at
+        super().__init__(read_limits(), log.warning, self._stop, self._leave_step, ran_s)
+
+    def works(self) -> bool:
+        return self._job.result.goodput.phase in (STEP, OTHER)
+
+    def saves(self) -> bool:
+        return self._job.result.goodput.phase in (SAVE, EVENTS)
+
+    def due(self) -> str:
+        if not (peers := self._job.peers):
+            return super().due()
+        idle = peers.share_idle(self.idle_s)
+        if not peers.is_chief:
+            return peers.stop_reason
+        if max(idle) >= self.limits.idle_s > 2 * min(idle):
+            slow = self._job.cluster.name(idle.index(max(idle)))
+            self._job.result.name_slow(slow, f"its GPUs alone are idle, for {max(idle) / 60:.3g} minutes")
+        return self.reached(min(idle))
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        with super().looking():
+            try:
+                yield
+            except tf.errors.OpError:  # another worker has left its hanging step
+                if self.reason:
+                    self._leave_step()
+                raise
+
+    def _stop(self) -> None:
+        self._request.reason = self.reason
+        if self._job.peers:
+            self._job.peers.stop(self.reason)
+
+    def _leave_step(self) -> None:
+        """Ends this process, whose main thread hangs in a call to the devices, as `_finish` would."""
+        log.warning(f"the running step hangs: stopped at the last checkpoint: {self.reason}")
         try:
-            with closing(job.job_dir.mirror), job.tracking:
-                result.write_end("stopped", reason)
-                job.job_dir.mirror.leave()
-            if job.peers:
-                job.peers.abandon()
+            with closing(self._job.job_dir.mirror), self._job.tracking:
+                self._job.result.write_end("stopped", self.reason)
+                self._job.job_dir.mirror.leave()
+            if self._job.peers:
+                self._job.peers.abandon()
         finally:
             sys.stderr.flush()
             os._exit(DONE)
-
-    def slow(index: int, seconds: float) -> None:
-        result.name_slow(job.cluster.name(index), f"its GPUs alone are idle, for {seconds / 60:.3g} minutes")
-
-    gpus = Gpus(sum(name.startswith("GPU") for name in local_devices(job.config, job.cluster)))
-    return LimitWatch(
-        limits, gpus, result.goodput, job.peers, request, lambda: time.time() - result.job_began_at, leave, slow
-    )
 
 
 def _finish(run: TrainingRun, control: Control) -> int:
@@ -259,5 +287,6 @@ def _finish(run: TrainingRun, control: Control) -> int:
         return DONE  # Vertex AI restarts what exits otherwise
     state = f"the budget of {run.job.config.max_minutes:g} minutes is spent after" if spent else "done:"
     where = f"; the model is in {mirror.where(run.job.job_dir.model)}" if run.job.is_chief else ""
-    log.info(f"{state} {progress.step:,} steps{where}")
+    doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
+    log.info(f"{state} {progress.step:,} steps{where}{doubt}")
     return DONE

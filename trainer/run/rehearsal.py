@@ -55,7 +55,8 @@ def rehearse(setup: TrainingSetup, evaluate: Evaluation | None) -> None:
                 raise
             except Exception as error:
                 raise as_user_mistake(error) or UserError(
-                    f"model={setup.config.model}: its {part} fails, tried before training: {message_of(error)}"
+                    f"model={setup.config.model}: its {part} fails, tried before training: {message_of(error)} "
+                    "(--verbose prints the whole traceback)"
                 ) from error
 
 

@@ -4,19 +4,23 @@ With --virtual_replicas it compares the bits of weights, slots and averages, in 
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.data.fingerprint import content_of, differing
+from trainer.data.sources import is_named
+from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
-from trainer.run.training_setup import build_setup
+from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.state import digest_of, snapshot, variables_of
+from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake
 
@@ -32,9 +36,10 @@ _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
     "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
 )
-_FEW_ROWS = 16
+_FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
 TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 rounding
+_COARSE = 1e5  # times as much where a layer keeps to float32, or to 16 bits, as the last one of mixed precision does
 
 
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
@@ -56,7 +61,8 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
             if rows == whole:
                 raise
     if problems and warnings:
-        return {"agrees": None, "reason": f"the log tells of a dependence already: {'; '.join(warnings)}"}
+        reason = f"the log tells of a dependence already: {'; '.join(warnings)}"
+        return {"agrees": None, "reason": reason, "by_settings": True}
     plain = config.sync_batch_norm and config.micro_batches == 1
     compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
     equal_bits = bool(config.virtual_replicas and not problems)
@@ -65,7 +71,10 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
 
 def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     """Returns a line if variables have other bits on so many replicas than on one, else nothing."""
-    alone, several = (snapshot(variables_of(_steps(config, count, config.precision)[0])) for count in (1, replicas))
+    runs = [_steps(config, count, config.precision) for count in (1, replicas)]
+    if other := _unlike_starts(config, *runs):
+        return other
+    alone, several = (snapshot(variables_of(run.model)) for run in runs)
     log.info(f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)} on {replicas}")
     differing = [name for name in alone if alone[name].tobytes() != several[name].tobytes()]
     if not differing:
@@ -82,44 +91,82 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
 
     Both are empty if nothing differs.
     """
-    (alone, logs, _), (together, logs_of_two, draws) = (_steps(config, replicas) for replicas in (1, 2))
+    alone, together = (_steps(config, replicas) for replicas in (1, 2))
+    if other := _unlike_starts(config, alone, together):
+        return other, []
     # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
     # up to 1e-8 of an update: compare it with a hundred of them.
-    rate = float(getattr(ModelInterface.of(alone).optimizer, "learning_rate", config.learning_rate))
+    rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
     moved = 100 * COMPARED_STEPS * rate
     differences = [
         float(np.linalg.norm(a - b) / max(float(np.linalg.norm(a)), moved * np.sqrt(a.size), 1e-30))
-        for a, b in zip(alone.get_weights(), together.get_weights(), strict=True)
+        for a, b in zip(alone.model.get_weights(), together.model.get_weights(), strict=True)
     ]
-    losses = {name: (logs.means()[name], logs_of_two.means()[name]) for name in logs.means()}
+    losses = {name: (value, together.means[name]) for name, value in alone.means.items()}
+    coarse = _COARSE if any(layer.compute_dtype in _NARROW for layer in all_layers(alone.model)) else 1.0
+    tolerances = {name: coarse * 1e-8 if is_loss(name) else max(coarse * 1e-10, _OF_METRICS) for name in losses}
     uneven = {
         name: pair for name, pair in losses.items()
-        if abs(np.subtract(*pair)) > (1e-8 if is_loss(name) else _OF_METRICS) * max(*map(abs, pair), 1e-30)
+        if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
     }  # fmt: skip
-    if max(differences) <= TOLERANCE and not uneven:
+    if max(differences) <= coarse * TOLERANCE and not uneven:
         return [], []
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
-    if max(differences) > TOLERANCE:
-        worst = alone.weights[int(np.argmax(differences))].path
+    if max(differences) > coarse * TOLERANCE:
+        worst = alone.model.weights[int(np.argmax(differences))].path
         difference = f"{worst} differs by {max(differences):.1e} (relative) after {COMPARED_STEPS} steps"
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
-    warnings = depends_on_replicas(together, replicas=2, micro_batches=config.micro_batches)
-    return [*problems, *([*_advice(ratios, draws), *warnings] or [_OTHERWISE])], warnings
+    warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
+    return [*problems, *([*_advice(ratios, together.draws), *warnings] or [_OTHERWISE])], warnings
 
 
-def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> tuple[Any, Any, list[str]]:
-    """Returns the model after a few steps, what they returned, and TensorFlow's random functions in them."""
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """Holds what a few steps began with and what they gave."""
+
+    model: Any  # after them
+    content: dict[str, Any]  # of the data, with digests of their rows
+    starts: list[Any]  # the weights before them
+    means: Mapping[str, float]  # of losses and metrics
+    draws: list[str]  # TensorFlow's random operations in them
+
+
+def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> _Steps:
+    """Runs a few steps of the run on so many replicas."""
     config = dataclasses.replace(
         config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
+    # What a module draws when it is imported would move the draws of the first build alone.
+    set_precision_and_seed(config)
+    load_function(MODELS.get(config.model, config.model), "model")
+    if is_named(config.data):
+        load_function(DATA_SOURCES.get(config.data, config.data), "data")
     setup = build_setup(config, make_replicas(config))
+    content, starts = content_of(setup.dataset, rows=True), setup.model.get_weights()
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)
         try:
-            return setup.model, runner(rows, 0, COMPARED_STEPS), sorted(_DRAWS.keys() & runner.operations(rows))
+            means = runner(rows, 0, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
+        return _Steps(setup.model, content, starts, means, sorted(_DRAWS.keys() & runner.operations(rows)))
+
+
+def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list[str]:
+    """Returns a line if the two builds have other data or other weights before any step, else nothing."""
+    if changes := differing(alone.content, together.content):
+        return [
+            f"data={config.data}: a second reading gives other rows ({changes}): draw with a generator that is made, "
+            "with a seed, inside the function, and make a Dataset that is shuffled there, too"
+        ]
+    pairs = zip(alone.starts, together.starts, strict=True)
+    if unlike := [place for place, pair in enumerate(pairs) if not np.array_equal(*pair)]:
+        return [
+            f"{config.model}: a second model starts from other weights, {alone.model.weights[unlike[0]].path} the "
+            "first: make every initializer and layer inside the function, and draw with generators made there"
+        ]
+    return []
 
 
 def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:

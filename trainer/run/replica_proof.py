@@ -13,14 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer.base.errors import UserError
+from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
 
-LONGEST_SECONDS = 60.0
-_UNLIMITED = ": python -m trainer.check with the same flags has no limit"
+# The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
+LONGEST_SECONDS = 1800.0
 SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's own tests prove it elsewhere
 
 
@@ -32,6 +32,13 @@ class ReplicaVerdict:
     problems: list[str] = field(default_factory=list)  # what differs, and what to change
     reason: str = ""  # why nothing could be compared, or with which other settings it was
     equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
+    by_settings: bool = False  # whether nothing was compared as settings ask for a dependence, which the log tells
+    fault: bool = False  # whether the comparison itself failed, by no mistake of the user
+
+    @property
+    def not_compared(self) -> str:
+        """Returns why it is not known whether the number of replicas changes the result, "" if it is."""
+        return self.reason if self.agrees is None and not self.by_settings else ""
 
 
 def needs_proof(config: TrainConfig, replicas: int) -> bool:
@@ -55,10 +62,12 @@ class ReplicaProof:
         try:
             self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS:g} s{_UNLIMITED}")
+            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS / 60:g} minutes")
         with suppress(OSError, ValueError, TypeError):
             return ReplicaVerdict(**json.loads(self._file.read_text()))
-        return ReplicaVerdict(None, reason=last_error(self._log))
+        if self._child.returncode < 0:  # as where memory is short
+            return ReplicaVerdict(None, reason=f"its process was ended by signal {-self._child.returncode}")
+        return ReplicaVerdict(None, reason=last_error(self._log), fault=self._child.returncode == FAULT)
 
     def close(self) -> None:
         """Ends the child, if it still runs, and removes its files."""
@@ -67,8 +76,11 @@ class ReplicaProof:
         self._folder.cleanup()
 
 
-def judge(verdict: ReplicaVerdict, *, allowed: bool) -> None:
-    """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence)."""
+def judge(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
+    """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence).
+
+    The same holds where several `paid` replicas were not compared; PlatformFault if the comparison itself failed.
+    """
     if verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
@@ -76,7 +88,15 @@ def judge(verdict: ReplicaVerdict, *, allowed: bool) -> None:
             f"steps on 1 and on 2 replicas give the same, compared in float64 before training {verdict.reason}".rstrip()
         )
     elif verdict.agrees is None:
-        log.warning(f"one replica and two could not be compared before training: {verdict.reason}")
+        line = f"one replica and two were not compared before training: {verdict.reason}"
+        if verdict.fault and not allowed:
+            raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
+        if paid and verdict.not_compared and not allowed:
+            raise UserError(
+                f"{line}: compare them at your desk (python -m trainer.check with the same flags), then pay for "
+                "several replicas with --allow_replica_dependence"
+            )
+        log.warning(line)
     elif allowed:
         log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
     else:

@@ -5,14 +5,12 @@ A part appears whole, its errors before its answers, so the same command again g
 
 import itertools
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.run_files.run_layout import SPEED
 from trainer.base.storage import make_writable, output_address, write_whole
 from trainer.base.storage.address import Address
 from trainer.base.storage.checksum import sha256_of
@@ -26,16 +24,14 @@ _ANSWERS_OF = "answers_of.json"  # digests of the model's files and of the rows
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the counts of answers and errors.
 
-    A line of answers is {"row": N, "prediction": …}, one of errors {"row": N, "error": "…"}; N counts lines from 0. The
-    count of new answers, and the seconds that they took, go to OUT/speed.json.
+    A line of answers is {"row": N, "prediction": …}, one of errors {"row": N, "error": "…"}; N counts lines from 0.
     """
     target = output_address(out, "out") or Path(out)
     if isinstance(target, Path):
         make_writable(target, "out")
     earlier, answered, failed, part = _names(target), 0, 0, -1
     _refuse_other_answers(target, earlier, {"model": dict(model.about.files), "rows": sha256_of(rows)}, out)
-    log.info(f"{model.fixed_batch} rows a call")  # which traces the model before the clock starts
-    began = time.monotonic()
+    log.info(f"{model.fixed_batch} rows a call")
     with rows.open("rb") as file:
         while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
             part += 1
@@ -49,8 +45,6 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
             _write(target, name, answers)
             answered, failed = answered + len(answers), failed + len(errors)
             log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} cannot be read")
-    if answered:
-        _write(target, SPEED, [{"rows": answered, "seconds": round(time.monotonic() - began, 4)}])
     return answered, failed
 
 

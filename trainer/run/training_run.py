@@ -17,19 +17,18 @@ from trainer.base.settings.metric_names import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid
 from trainer.measures.profiling import StepProfile
-from trainer.reporting.progress import Progress, StepLogs
-from trainer.reporting.slow_worker import WorkerWaits
+from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
 from trainer.run.rehearsal import has_own_parts, rehearse
 from trainer.run.run_state import RunState
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.callbacks import bind, most_steps_of_a_call, refuse_unevaluated, rises
 from trainer.training.checkpoint import Checkpoints
+from trainer.training.error_lines import is_out_of_memory
 from trainer.training.loop import CallSize, Hook, run_due_hooks, train
 from trainer.training.preemption import Control, Interrupted, StopRequest
 from trainer.training.state import digest_of, sharded, snapshot, variables_of
-from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import XlaChoice, choose
+from trainer.training.xla_choice import XlaChoice, choose, failure_of, not_compiled
 from trainer.user_code.interface import ModelInterface
 
 
@@ -91,12 +90,32 @@ class TrainingRun:
         hooks = self._hooks(callbacks, evaluate, control)
         if state.pending:
             run_due_hooks(hooks, progress, model)
-        steps = self.setup.step_runner()
+        runner, rows, waits = self.setup.step_runner(), self.setup.rows_from(progress.step), WorkerWaits()
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
-                steps = self._chosen_steps(stop, control)
-        rows, waits = self.setup.rows_from(progress.step), WorkerWaits()
+                compiled = self.setup.step_runner(compiled=True)
+                left, operations = progress.total_steps - progress.step, partial(compiled.size, rows)
+                replicas, failure = self.setup.replicas, self.job.xla_failure
+                self._keep(choose(config, model, replicas, left, operations, self.choice, failure))
+            runner = compiled if self.choice and self.choice.compiled else runner
+
+        def run_steps(first_step: int, count: int) -> StepLogs:
+            nonlocal runner, rows
+            # The first call is of one step, which XLA compiles before it runs anything: if that fails, or a signal
+            # comes meanwhile, no variable has changed.
+            compiles = stop.nothing_to_save = runner.compiled and not progress.first_call_ended
+            try:
+                return runner(rows, first_step, count)
+            except Exception as error:
+                if not compiles or is_out_of_memory(error):
+                    raise
+                self._keep(not_compiled(failure_of(error), model))
+            finally:
+                stop.nothing_to_save = False
+            runner, rows = self.setup.step_runner(), self.setup.rows_from(first_step)
+            return runner(rows, first_step, count)
+
         profile = StepProfile(config.profiled, self.job.job_dir.logs if self.job.is_chief else None, progress)
 
         def begin() -> None:
@@ -118,7 +137,7 @@ class TrainingRun:
 
         with closing(profile):
             size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
-            train(steps, rows, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
+            train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         goodput.enter(SAVE)  # until the end, with the export
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()
@@ -126,22 +145,11 @@ class TrainingRun:
             callbacks.on_train_end()  # which may restore older weights: a run that goes on needs the newest
         return control
 
-    def _chosen_steps(self, stop: StopRequest, control: Control) -> StepRunner:
-        """Returns the runner of plain or of compiled steps, once run.json holds the choice."""
-        progress = self.state.progress
-        trial = self.setup.timed_steps(progress.step, control.watched().before_sum)
-        self.before_hooks = copy.deepcopy(self.state.content())  # what a signal saves now
-        stop.nothing_to_save = True
-        try:
-            left, failure = progress.total_steps - progress.step, self.job.xla_failure
-            self.choice = choose(self.job.config, trial, left, self.choice, failure)
-        except Interrupted:
-            return trial.runner(False)  # which will not run: the next start chooses again
-        finally:
-            stop.nothing_to_save = False
+    def _keep(self, choice: XlaChoice) -> None:
+        """Takes the choice of plain or of compiled steps, and writes it to run.json."""
+        self.choice = choice
         if self.job.is_chief:
-            self.job.job_dir.add_to_run_info(compilation=asdict(self.choice))
-        return trial.runner(self.choice.compiled)
+            self.job.job_dir.add_to_run_info(compilation=asdict(choice))
 
     def _hooks(
         self, callbacks: keras.callbacks.CallbackList, evaluate: Evaluation | None, control: Control

@@ -1,6 +1,6 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +11,17 @@ from trainer.base.log import log
 from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.augment import augmentation
 from trainer.data.batches import Schedule, batches, copied_ahead
-from trainer.data.class_weights import weighted_by_class
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
-from trainer.data.soft_labels import softening
 from trainer.data.sources import is_named, load_dataset
+from trainer.data.training_rows import augmentation, softening, weighted_by_class
 from trainer.invariance.compat import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights
 from trainer.training.checkpoint import load_weights
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import TimedSteps
 from trainer.user_code.interface import ModelInterface
 
 
@@ -56,13 +53,6 @@ class TrainingSetup:
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
         return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled)
-
-    def timed_steps(self, first_step: int, check: Callable[[], None] = lambda: None) -> TimedSteps:
-        """Returns steps that do not count, plain and compiled, from `first_step` on; `check`: see TimedSteps."""
-        return TimedSteps(
-            self.model, self.replicas, lambda compiled: self.step_runner(compiled=compiled),
-            lambda: self.rows_from(first_step), first_step, check,
-        )  # fmt: skip
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

@@ -14,7 +14,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.run.child import last_error, start
 from trainer.run.training_setup import build_setup
-from trainer.training.xla_choice import barrier, compiled_step
+from trainer.training.xla_choice import barrier, failure_of
 
 LONGEST_SECONDS = 900.0
 
@@ -50,5 +50,9 @@ def failure_of_trial(arguments: Sequence[str], seconds: float) -> str:
 def failure_of_compiled_step(config: TrainConfig) -> str:
     """Runs a compiled step on the devices of the settings; returns why that failed, "" if it did not."""
     setup = build_setup(config, make_replicas(config))
-    with setup.dataset.reading(), setup.timed_steps(0) as trial:
-        return compiled_step(trial)[1]
+    with setup.dataset.reading():
+        try:
+            setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
+        except Exception as error:
+            return failure_of(error)
+    return ""

@@ -4,14 +4,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
 from trainer.base.errors import NotFinite
 from trainer.reporting.progress import Progress, StepLogs
 from trainer.training.preemption import Control, Interrupted
-from trainer.training.steps import StepRunner
 
 CALL_SECONDS = 3.0
 
@@ -54,8 +52,8 @@ class CallSize:
 
 
 def train(
-    run_steps: StepRunner,
-    iterator: Any,
+    run_steps: Callable[[int, int], StepLogs],
+    model: keras.Model,
     progress: Progress,
     hooks: Sequence[Hook],
     callbacks: keras.callbacks.CallbackList,
@@ -66,6 +64,7 @@ def train(
 ) -> None:
     """Trains until `progress` is finished, a Keras callback of any worker stops it, or `control` requests a stop.
 
+    `run_steps` runs so many steps from a step on, and returns their scalars.
     `on_begin` and `on_call` are called at every call to the device, `hooks` run at their steps, and batch hooks of
     `callbacks` run around every call with what `fit` gives them: the number of its first and of its last batch in the
     epoch, and the epoch's means so far, which `on_call` returns. Raises NotFinite if a loss is NaN or infinite.
@@ -76,7 +75,7 @@ def train(
         callbacks.on_train_batch_begin(progress.step % progress.steps_per_epoch)
         on_begin()
         began = time.monotonic()
-        logs = run_steps(iterator, progress.step, count)
+        logs = run_steps(progress.step, count)
         seconds = control.agree(time.monotonic() - began)
         if bad := logs.first_not_finite():
             raise NotFinite.at(progress.step + bad[0] + 1, ", ".join(bad[1]))
@@ -86,8 +85,8 @@ def train(
             call_size.learn(count, seconds)
         means = on_call(progress, logs)
         callbacks.on_train_batch_end((progress.step - 1) % progress.steps_per_epoch, dict(means))
-        control.agree_to_stop(run_steps.model)
-        run_due_hooks(hooks, progress, run_steps.model)
+        control.agree_to_stop(model)
+        run_due_hooks(hooks, progress, model)
 
 
 def run_due_hooks(hooks: Sequence[Hook], progress: Progress, model: keras.Model) -> None:

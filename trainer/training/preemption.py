@@ -24,7 +24,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self.reason = ""  # for which a guard ends the job
+        self.reason = ""  # for which the job ends itself
         self.nothing_to_save = False  # the running call to the device does not count, and may take minutes
 
     def __bool__(self) -> bool:
@@ -128,8 +128,8 @@ class Control:
         self._save_every, self._saved = save_every_seconds, clock()
         self._budget_ends = None if budget_seconds is None else clock() + budget_seconds
         self.save_due = False
-        self.signal: str | None = None  # the signal, or the guard, that stops the run
-        self.stopped = ""  # the guard's reason
+        self.signal: str | None = None  # the signal, or the limit, that stops the run
+        self.stopped = ""  # the reason of a job that ends itself
         self.budget_spent = False
 
     def __bool__(self) -> bool:
@@ -141,8 +141,8 @@ class Control:
         now, chief = self._clock(), self._replicas.cluster.is_chief
         spent = chief and self._budget_ends is not None and now >= self._budget_ends
         due = chief and self._save_every is not None and now - self._saved >= self._save_every
-        signals, guards, budget, save, total = self._replicas.sum_over_workers([*self._asked(), spent, due, seconds])
-        self._stops(signals, guards)
+        signals, limits, budget, save, total = self._replicas.sum_over_workers([*self._asked(), spent, due, seconds])
+        self._stops(signals, limits)
         self.budget_spent, self.save_due = bool(budget), bool(save)
         if self.save_due:
             self._saved = now
@@ -163,10 +163,10 @@ class Control:
     def _asked(self) -> list[bool]:
         return [bool(self._request), bool(self._request.reason)]
 
-    def _stops(self, signals: float, guards: float) -> bool:
-        """Records what stops the run, by the numbers of workers with a signal and with a guard's reason."""
+    def _stops(self, signals: float, limits: float) -> bool:
+        """Records what stops the run, by the numbers of workers with a signal and at a limit."""
         if signals:
             self.signal = self._request.signal or "a signal to another worker"
-        elif guards:
-            self.signal = self.stopped = self._request.reason or "the chief's guard"
-        return bool(signals or guards)
+        elif limits:
+            self.signal = self.stopped = self._request.reason or "a limit, as the chief says"
+        return bool(signals or limits)

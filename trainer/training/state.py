@@ -132,5 +132,5 @@ def check_fits(variables: Mapping[str, Any], shapes: Mapping[str, Any], origin: 
         name = differing[0]
         raise UserError(
             f"{origin}: {name} is {theirs.get(name, 'missing')} in it, {ours.get(name, 'missing')} in this model: "
-            "it is of another model, or of another version of Keras"
+            "it is of another model, or of another version of Keras: use those of its run.json, or another folder"
         )

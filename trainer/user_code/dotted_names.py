@@ -59,5 +59,7 @@ def _checked(
             signature.bind(*takes, **named)
     except TypeError as error:
         called = ", ".join([*(takes or ()), *(f"{name}=" for name in named)])
-        raise UserError(f"{origin}: it is called with ({called}), but takes {signature}: {error}") from None
+        raise UserError(
+            f"{origin}: it is called with ({called}), but takes {signature}: {error}: change it to take these"
+        ) from None
     return function

@@ -1,7 +1,6 @@
 """A comparison: what it asks of each tier, in which order, and how it goes on after whatever happened."""
 
 import dataclasses
-import errno
 import fcntl
 import os
 import signal
@@ -181,14 +180,6 @@ def test_what_only_a_later_run_is_refused_for_keeps_none_from_starting(tmp_path:
     assert line in capsys.readouterr().out
 
 
-def test_what_is_trained_is_said_first(tmp_path: Path, capsys: Capture) -> None:
-    compare(planned((ONE, TWO), FLAGS), tmp_path / "strong", Planting())
-    assert capsys.readouterr().out.startswith("trains mlp on digits, global batch 8, 40 steps\n")
-    compare(planned((TWO, ONE), FLAGS, "weak"), tmp_path / "weak", Planting())
-    line = "trains mlp on digits, global batch 8, 40 steps; weak scaling: that is the batch of two, the others have as "
-    assert capsys.readouterr().out.startswith(line)
-
-
 def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None:
     said = []
 
@@ -199,14 +190,6 @@ def test_a_second_comparison_at_the_same_time_is_refused(tmp_path: Path) -> None
     assert compare(planned((ONE,), FLAGS), tmp_path / "out", Planting(second)) == 0
     line = f"error: out={tmp_path}/out: another run is writing to it: wait, or use another --out\n"
     assert said == [line]
-
-
-def test_where_there_are_no_locks_nobody_is_kept_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    assert compare(planned((ONE,), FLAGS), tmp_path, Planting()) == 0
 
 
 def test_strong_scaling_keeps_the_global_batch_and_weak_the_batch_per_replica(tmp_path: Path) -> None:
@@ -273,7 +256,7 @@ def test_an_interrupt_stops_the_runs_and_starts_no_other(
         """Else the signal would end the tests where `compare` does not hear it."""
 
     runner = Planting(script)
-    monkeypatch.setattr("deploy.localrun.local_jobs.wait", waiting)
+    monkeypatch.setattr("deploy.comparison.execution.wait", waiting)
     before = signal.signal(numbers[0], unheard)
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -16,8 +16,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import local
-from deploy.localrun import processes as backend
-from deploy.localrun.processes import LocalJob, readable
+from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
@@ -135,45 +134,11 @@ def test_what_cannot_be_said_does_not_end_the_worker(tmp_path: Path, script: Pat
     assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 1)
 
 
-def test_no_worker_is_left_where_another_cannot_start(tmp_path: Path, script: Path) -> None:
-    started = []
-
-    class Watched(LocalJob):
-        def _start(self, worker: LocalWorker, restarts: int = 0) -> Any:
-            started.append(super()._start(worker, restarts))
-            return started[-1]
-
-    first = worker("workerpool0-0", script, "60", str(tmp_path / "starts"), "0")
-    second = replace(first, name="workerpool1-0", environment={"A": "\0"})  # no system takes that
-    with pytest.raises(ValueError, match="null"):
-        Watched([first, second], lambda name, line: None).run()
-    assert [one.process.returncode is None for one in started] == [False]
-
-
 @pytest.mark.skipif(not RANGE.exists(), reason="this system does not tell its ephemeral ports")
 def test_no_outgoing_connection_can_take_a_workers_port() -> None:
     ports = [int(address.rpartition(":")[2]) for address in free_addresses(50)]
     assert len(set(ports)) == 50
     assert max(ports) < int(RANGE.read_text().split()[0])
-
-
-def test_what_cannot_save_its_state_in_time_is_ended(
-    tmp_path: Path, script: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "EXIT_TIMEOUT_S", 0.5)
-    script.write_text("import signal\nsignal.signal(signal.SIGTERM, lambda *given: None)\n" + script.read_text())
-    made, _ = job(tmp_path, script, [("60", "0")])
-    made.print_line = lambda name, line: made.stop() if line == "start 1" else None
-    outcome = made.run()
-    assert (outcome.code, outcome.state) == (75, "CANCELLED")
-    assert outcome.error == "killed after 0 s"
-
-
-def test_a_stopped_job_says_what_how_to_resume(tmp_path: Path) -> None:
-    assert "with --job_dir=" in local._how_to_resume(tmp_path, named=False)
-    for name in ("step-00000500", "step-00001500", ".step-00002000.part", "step-2.part"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert local._how_to_resume(tmp_path, named=True) == "the same command again resumes from step 1,500"
 
 
 def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path) -> None:
@@ -182,18 +147,6 @@ def test_what_fails_is_restarted_as_often_as_asked(tmp_path: Path, script: Path)
     assert (outcome.state, outcome.restarts) == ("SUCCEEDED", 2)
     assert "[workerpool1-0] exited with status 75: restart 1 of 2" in said
     assert (tmp_path / "starts1").read_text() == "xxx"
-
-
-def test_a_killed_workers_signal_is_told_as_a_container_tells_it(tmp_path: Path, script: Path) -> None:
-    """The line with the process id is what a user kills it by."""
-    made, _ = job(tmp_path, script, [("0.5", "75"), ("60", "0")])
-
-    def kill(name: str, line: str) -> None:
-        if name == "workerpool1-0" and line.startswith("starts as process "):
-            os.kill(int(line.split()[-1]), signal.SIGKILL)
-
-    made.print_line = kill
-    assert "workerpool1-0 exited with a non-zero status of 137" in made.run().error
 
 
 @pytest.mark.parametrize(
@@ -228,12 +181,6 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
     shown = capsys.readouterr().out
     assert f"JOB_STATE_{state}" in shown
     assert ("the same command again starts from scratch: there is no checkpoint yet" in shown) == (state == "CANCELLED")
-
-
-def test_json_lines_are_shown_as_cloud_logging_shows_them() -> None:
-    assert readable('{"severity": "WARNING", "message": "look"}\n') == "warning: look"
-    assert readable("no JSON\n") == "no JSON"
-    assert readable("17\n") == "17"
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,7 @@
 
 import json
 import os
-import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.vertex import creation, reservation
 from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
@@ -227,66 +224,6 @@ def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) ->
     assert submit.main(["cpu", *SDK], session) == 0
 
 
-def test_a_404_after_a_create_is_retried_for_five_minutes(
-    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
-) -> None:
-    began, cloud.run = flying.time, ends("SUCCEEDED")
-    cloud.faults = [Fault("GET .*/customJobs/", 404, times=7)]
-    assert submit.main(["cpu", *SDK], session) == 0
-    (until,) = re.findall(r"retrying until (\d\d:\d\d) UTC", capsys.readouterr().err)
-    assert until in {time.strftime("%H:%M", time.gmtime(began + seconds)) for seconds in (300, 360)}
-
-
-def test_the_end_of_a_job_is_told_before_its_logs_are_waited_for(
-    cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
-) -> None:
-    """Ctrl-C while they cannot be read does not call the job running."""
-    cloud.end(job, "SUCCEEDED")
-    cloud.faults = [Fault("entries", 503, times=10**6)]
-    after(flying, 20, flying.interrupt)
-    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
-    shown = capsys.readouterr()
-    assert shown.out.splitlines()[0].endswith("  SUCCEEDED")
-    assert "still running" not in shown.out
-    assert "the last lines of the log are left out" in shown.err
-
-
-@pytest.mark.parametrize(("code", "backend", "seconds"), [
-    (401, "sdk", 90), (403, "sdk", 90), pytest.param(403, "gcloud", 15, marks=SLOW),
-])  # fmt: skip
-def test_refused_logs_are_told_once(
-    code: int, backend: str, seconds: int, cloud: Emulator, session: Session, job: Job, flying: FlyingClock,
-    capsys: Capture,
-) -> None:  # fmt: skip
-    cloud.faults = [Fault("entries", code, times=10**6)]
-    after(flying, seconds, lambda: cloud.end(job, "SUCCEEDED"))
-    assert watch.main([job["name"], f"--backend={backend}", "--project=my-proj"], session) == 0
-    assert capsys.readouterr().err.count("no logs: ") == 1
-
-
-@pytest.mark.parametrize(
-    ("state", "scheduling", "reason"),
-    [
-        ("PENDING", {"strategy": "STANDARD"}, "the likely reason is that us-central1 has no such machines free now"),
-        ("PENDING", {"strategy": "SPOT"}, "there may be no spare machines in us-central1 now"),
-        ("PENDING", {"strategy": "FLEX_START"}, "for the tier's maxWaitDuration at most"),
-        ("QUEUED", {}, "waits for quota in us-central1"),
-    ],
-)
-def test_a_job_that_waits_says_how_long_and_why(
-    state: str, scheduling: dict[str, str], reason: str, cloud: Emulator, session: Session, flying: FlyingClock,
-    capsys: Capture,
-) -> None:  # fmt: skip
-    job = cloud.create(PARENT, {"displayName": "d", "jobSpec": {**SPEC, "scheduling": scheduling}, "labels": {}})
-    job["state"] = f"JOB_STATE_{state}"
-    after(flying, 340, lambda: cloud.end(job, "SUCCEEDED"))
-    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
-    shown = [line for line in capsys.readouterr().out.splitlines() if f"{state} for 0:" in line]
-    assert len(shown) == 1  # every five minutes
-    assert re.search(rf"{state} for 0:05:\d\d: ", shown[0])
-    assert reason in shown[0]
-
-
 @both_ways
 def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
@@ -343,13 +280,6 @@ def test_a_region_without_such_machines_is_passed_over(
     assert [attempt["state"] for attempt in attempts()] == ["NOT SUBMITTED", "SUCCEEDED"]
 
 
-def test_another_400_is_not_passed_over(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault(POSTS, 400, message="labels.x: the value is too long")]
-    with pytest.raises(UserError, match="the value is too long"):
-        submit.main(["l4x2", *EAST], session)
-    assert cloud.jobs == {}
-
-
 @pytest.mark.parametrize("backend", [GCLOUD, "sdk"])
 def test_sigterm_answers_as_ctrl_c(
     backend: str, cloud: Emulator, session: Session, job: Job, flying: FlyingClock, capsys: Capture
@@ -372,8 +302,3 @@ def test_sigterm_in_a_submission_leaves_the_job_running(
     assert states(cloud) == ["PENDING"]
     assert "no longer watched, and not cancelled; watch it" in capsys.readouterr().out
     assert attempts()[0]["state"] == "INTERRUPTED"
-
-
-def test_the_constants_are_those_of_the_promise() -> None:
-    assert reservation.LISTED_S >= 60
-    assert creation.LISTINGS >= 10

@@ -1,22 +1,17 @@
 """report.html: one file, whole, readable in light and dark, with nothing from outside; and the verb."""
 
-import base64
-import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
 from deploy.__main__ import main
 from deploy.client.arguments import read_prices
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.plots import draw, pareto_front
-from deploy.report.tier_table import to_terminal
-from docs.pictures import comparison
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
@@ -85,53 +80,6 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Ca
         assert "two" in (runs / form).read_text()
 
 
-def test_the_page_suits_phones_paper_and_the_dark(runs: Path) -> None:
-    main(["report", str(runs), f"--out={runs / 'out'}", "--price_per_hour=one=1", "--price_per_hour=three=1.5"])
-    text = (runs / "out" / "report.html").read_text()
-    assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
-    light, _, rest = text.partition("@media screen and (prefers-color-scheme: dark)")
-    dark = rest[: rest.index("</style>")]
-    used = set(re.findall(r"var\((--c\d\d)\)", text[text.index("<svg") :]))
-    assert len(used) >= 4
-    for variable in used:
-        assert f"{variable}:" in light
-        assert f"{variable}:" in dark or variable == "--c02"  # the paper's own colour
-    assert "@media print" in dark
-    svgs = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    for svg in svgs:
-        drawing = ElementTree.fromstring(svg)
-        assert drawing.get("role") == "img"
-        assert drawing.get("aria-label")
-        assert drawing.get("viewBox")
-        assert drawing.get("width") is None
-        assert not re.search(r"#[0-9a-f]{6}", svg), "a colour that does not follow light and dark"
-
-
-def test_what_the_page_says_is_escaped_and_complete(runs: Path) -> None:
-    main(["report", str(runs), f"--out={runs / 'out'}"])
-    text = (runs / "out" / "report.html").read_text()
-    page = Page(text)
-    words = " ".join(page.words)
-    assert "<b>" not in text
-    assert "it <b>broke</b> & stopped" in words
-    assert "Simulated devices: two" in words
-    assert "No machine for any tier" in words
-    assert "60 warm-up steps" in words
-    assert "python -m trainer.task --recipe=x" in words
-    picture = base64.b64decode(page.attributes("src")[0].partition(",")[2])
-    with Image.open(io.BytesIO(picture)) as image:
-        assert image.size == (8, 8)
-    assert "step 500" in words
-
-
-def test_a_grid_too_large_to_embed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.report.html_page._MOST_IMAGE_BYTES", 10)
-    sample(plant(tmp_path / "a", noisy(0.1)))
-    main(["report", str(tmp_path / "a")])
-    text = (tmp_path / "a" / "report.html").read_text()
-    assert f"too large for this page: {tmp_path}/a/samples/step-00000500.png" in text
-
-
 def drawn(folder: Path, **prices: float) -> dict[str, str]:
     """Returns the figures by title."""
     collection = collect([str(folder)])
@@ -167,14 +115,6 @@ def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
         assert [name for name in names if name not in words] == [], title
 
 
-def test_the_picture_of_a_comparison_can_be_drawn(tmp_path: Path) -> None:
-    for name, devices in (("one", ["CPU:0"]), ("two", ["CPU:0", "CPU:1"])):
-        plant(tmp_path / name, noisy(0.1), devices=devices)
-    comparison(tmp_path, tmp_path / "tiers.png")
-    with Image.open(tmp_path / "tiers.png") as image:
-        assert image.width > 900
-
-
 def test_the_pareto_front() -> None:
     assert pareto_front([(3, 1), (1, 3), (2, 2), (2.5, 2.5), (1, 4), (4, 1)]) == [1, 2, 0]
     assert pareto_front([(1, 1), (1, 1)]) == [0]
@@ -201,17 +141,3 @@ def test_prices_that_are_none_are_refused(text: str) -> None:
 )
 def test_mistakes_are_one_line(runs: Path, refused: Command, arguments: list[str], line: str) -> None:
     assert line in refused("report", *(argument.format(runs=runs) for argument in arguments))
-
-
-def test_names_and_states_are_shown_as_they_are(tmp_path: Path) -> None:
-    """Square brackets and colons are no markup of the terminal's table."""
-    plant(tmp_path / "run[lr=0.1]", noisy(0.1))
-    plant(tmp_path / "run[lr=0.2]", noisy(0.1), state="[/x] :fire:")
-    names, state, *_ = to_terminal(summarize(collect([str(tmp_path)]))).splitlines()
-    assert (names.split(), state.split()) == (["run[lr=0.1]", "run[lr=0.2]"], ["state", "done", "[/x]", ":fire:"])
-
-
-def test_without_matplotlib_the_cure_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"pip install matplotlib"):
-        drawn(runs)

@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import shlex
 import statistics
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.cli import compare, jobs, package, submit
+from deploy.cli import compare, jobs, submit
 from deploy.localrun import processes
 from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
@@ -248,7 +247,7 @@ def test_a_package_called_trainer_runs_on_two_workers(
     flags = ["--module=trainer.task", "--package=mine/trainer", *WHERE, f"--backend={backend}", "--labels=team=vision"]
     assert submit.main(["cpu-2workers", *flags, "--", *words], session) == 0
     shown = capsys.readouterr().out
-    assert "# ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
+    assert "ships trainer: 3 files, 0.0 MB; vertex_report.py\n" in shown
     (job,) = vertex.jobs.values()
     assert job["labels"]["team"] == "vision"
     assert job["displayName"].startswith("trainer-task-cpu-2workers-")
@@ -267,23 +266,19 @@ def test_a_package_called_trainer_runs_on_two_workers(
 
 def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(capsys: Capture) -> None:
     script("print('trains')")
-    assert main(["render", "cpu", "--script=mine/train.py", *WHERE]) == 0
+    assert main(["submit", "--spec", "cpu", "--script=mine/train.py", *WHERE, "--project=p"]) == 0
     Path("spec.yaml").write_text(capsys.readouterr().out)
     assert main(["local", "spec.yaml"]) == 2
     assert "spec: a script's job, whose code is in the bucket: name the code: --script=FILE" in capsys.readouterr().err
 
 
-def test_the_command_that_a_dry_run_prints_uploads_the_archive(
-    cloud: Emulator, session: Session, capsys: Capture
-) -> None:
+def test_the_archive_that_a_spec_names_is_uploaded_with_it(cloud: Emulator, session: Session) -> None:
     script("print('trains')")
-    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--dry_run"], session) == 0
-    shown = capsys.readouterr().out
-    words = shlex.split(next(line for line in shown.splitlines() if line.startswith("python -m deploy package ")))
-    assert package.main(words[4:]) == 0
-    name, starter = cloud.objects
-    assert f'"code": ["gs://{name}"' in shown
-    assert f"  - gs://{starter}\n" in shown
+    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--out=job.yaml"], session) == 0
+    spec, (name, starter) = Path("job.yaml").read_text(), cloud.objects
+    assert f'"code": ["gs://{name}"' in spec
+    assert f"  - gs://{starter}\n" in spec
+    assert not cloud.jobs
 
 
 def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:

@@ -3,13 +3,11 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
@@ -95,26 +93,22 @@ def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) 
     assert len(cloud.jobs) == 2
 
 
-def test_a_dry_run_prints_what_could_be_pasted_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:
+def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:
     assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
     assert cloud.requests == []
     assert not Path("runs").exists()
     shown = capsys.readouterr().out
-    comments = [line for line in shown.splitlines() if line.startswith("#")]
-    assert sum(line.startswith("# runs in python:3.12-slim: each worker installs") for line in comments) == 1
-    assert not any("warning" in line for line in comments)
-    assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in comments)
-    commands = shown[shown.index("python -m deploy package") :]
-    assert commands.startswith("python -m deploy package --bucket=gs://my-bucket --project=my-proj\n")
-    spec = yaml.safe_load(commands[commands.index("workerPoolSpecs") : commands.rindex("END")])
-    CustomJobSpec.from_json(json.dumps(spec))
-    assert "--data=gs://my-bucket/a b" in spec["workerPoolSpecs"][0]["containerSpec"]["args"]
+    lines = shown.splitlines()
+    assert sum(line.startswith("runs in python:3.12-slim: each worker installs") for line in lines) == 1
+    assert not any("warning" in line for line in lines)
+    assert any("4.63 USD an hour" in line and "111.00 USD at most" in line for line in lines)
+    assert len(lines) <= 8
 
 
 @needs_gcloud
 def test_the_pasted_command_makes_the_same_job(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--dry-run", *WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
-    pasted = capsys.readouterr().out
+    assert main(["submit", "l4x4", "--out=job.yaml", *WHERE, *JOB, "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    pasted = capsys.readouterr().out.splitlines()[-1]
     done = subprocess.run(["bash", "-c", pasted], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (job,) = cloud.jobs.values()
@@ -214,17 +208,6 @@ def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
     assert "a second job is cancelled as soon as `watch` or `jobs` sees it" in capsys.readouterr().err
 
 
-def test_a_service_that_is_away_for_long_is_not_the_users_fault(
-    cloud: Emulator, flying: FlyingClock, unknown: Command
-) -> None:
-    """It is also unknown whether one of the requests created a job."""
-    cloud.faults = [Fault(POSTS, 503, times=1000, message="away")]
-    expected = "away), and its job is not listed yet: `python -m deploy watch "
-    assert expected in unknown("cpu", *SDK)
-    assert 300 <= flying.slept < 400
-    assert cloud.jobs == {}
-
-
 def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
@@ -240,22 +223,12 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
         submit.main(["cpu", "t4x1", *SDK, "--detach"], session)
 
 
-def test_without_the_sdk_it_says_how_to_get_it(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("google.cloud.aiplatform_v1", "google.cloud.aiplatform_v1.types"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match="google-cloud-aiplatform is not installed"):
-        submit.main(["cpu", *SDK, "--image=us-docker.pkg.dev/p/r/x:1"], session)
-    assert record()["attempts"][0]["state"] == "NOT SUBMITTED"
-
-
 def test_a_region_without_the_gpu_is_left_out(cloud: Emulator, capsys: Capture) -> None:
     flags = ["--bucket=gs://my-bucket", *JOB, "--dry_run"]
     assert main(["submit", "l4x1", "--region=us-west2,us-east4", *flags]) == 0
     shown = capsys.readouterr().out
     assert "left out: l4x1 in us-west2" in shown
-    assert "--region=us-east4" in shown
+    assert " in us-east4, " in shown
     assert main(["submit", "l4x1", "--region=us-west2", *flags]) == 2
     out, error = capsys.readouterr()
     assert (out, error.count("region=us-west2 has no NVIDIA_L4 for training: use")) == ("", 1)
@@ -269,9 +242,9 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     tier: str, flags: list[str], recipe: list[str], cloud: Emulator, capsys: Capture
 ) -> None:
     region = "--region=us-central1"
-    assert main(["submit", tier, region, "--bucket=gs://my-bucket", *flags, "--check", "--dry_run"]) == 0
-    shown = capsys.readouterr().out
-    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    assert main(["submit", tier, region, "--bucket=gs://my-bucket", *flags, "--check", "--spec"]) == 0
+    text, shown = capsys.readouterr()
+    spec = yaml.safe_load(text)
     (pool,) = spec["workerPoolSpecs"]
     whole = load_tier(tier)
     task, expected = pool["containerSpec"], f"--expect_devices={whole.accelerators}"
@@ -279,10 +252,10 @@ def test_a_check_of_a_tier_is_a_short_job_on_one_machine(
     assert (spec["scheduling"]["timeout"], spec["scheduling"]["disableRetries"]) == ("3600s", True)
     usd = whole.price_per_hour / whole.workers
     (price,) = [line for line in shown.splitlines() if " USD an hour" in line]
-    assert price.startswith(f"# {usd:.2f} USD an hour")
+    assert price.startswith(f"{whole.name}: {usd:.2f} USD an hour")
     assert price.endswith(f", {usd:.2f} USD at most, until its timeout of 1:00:00")
-    assert "# trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
-    assert "# trains wgan_gp" not in shown
+    assert "trains nothing: checks the accelerators of one machine (gpu_check.json, docs/gpus.md)" in shown
+    assert "trains wgan_gp" not in shown
 
 
 def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> None:
@@ -299,9 +272,8 @@ def test_a_fallback_has_its_packages_too(cloud: Emulator, session: Session) -> N
 
 
 def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "--dry-run", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
-    shown = capsys.readouterr().out
-    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    assert main(["submit", "l4x4", "--spec", *WHERE, "--check", "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
     assert spec["workerPoolSpecs"][0]["containerSpec"] == {
         "imageUri": "us-docker.pkg.dev/p/r/x:1", "command": ["python", "-m", "trainer.check"],
         "args": ["--recipe=wgan_gp_digits", "--expect_devices=4", "--on_gpus"],

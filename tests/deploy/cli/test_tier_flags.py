@@ -1,6 +1,7 @@
 """Tests flags that change or replace a tier, what a job may cost, and the lists of machines and jobs."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,10 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.cli import jobs, submit, watch
+from deploy.cli import jobs, submit
 from deploy.planning.interval import Interval
 from deploy.planning.strategy_costs import Offer
+from deploy.tiers.job_spec import to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
@@ -64,11 +66,52 @@ def test_flags_change_any_tier(
     assert f", {scheduling['strategy']}" in capsys.readouterr().out
 
 
-def test_a_rendered_spec_says_what_belongs_beside_it(capsys: Capture) -> None:
-    assert main(["render", "l4x4", *WHERE, *JOB, *CHANGES, "--spot"]) == 0
-    shown = capsys.readouterr()
-    assert yaml.safe_load(shown.out)["serviceAccount"] == ACCOUNT
-    assert f"create the job with --labels=team=vision,cost= --kms-key={KEY}\n" in shown.err
+def test_the_command_of_a_staged_job_has_what_a_spec_cannot_hold(cloud: Emulator, capsys: Capture) -> None:
+    flags = [*WHERE, *JOB, *CHANGES, "--spot", "--project=p"]
+    assert main(["submit", "l4x4", *flags, "--out=my job.yaml"]) == 0
+    spec, shown = Path("my job.yaml").read_text(), capsys.readouterr().out.splitlines()
+    assert yaml.safe_load(spec)["serviceAccount"] == ACCOUNT
+    command = shlex.split(shown[-1])
+    assert command[:6] == ["gcloud", "ai", "custom-jobs", "create", "--project=p", "--region=us-central1"]
+    assert {"--config=my job.yaml", f"--kms-key={KEY}"} <= {*command}
+    (labels,) = [word.removeprefix("--labels=") for word in command if word.startswith("--labels=")]
+    assert labels.startswith("team=vision,cost=,submission=")
+    assert [line.partition(" gs://")[0] for line in shown if line.startswith("package")] == ["package", "package"]
+    assert not cloud.jobs
+
+
+def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys: Capture) -> None:
+    """The spec, the document and the staged file of a job are those of its request."""
+    flags = ["l4x4", *WHERE, *JOB, *CHANGES, "--spot", "--project=p", "--name=demo"]
+    assert main(["submit", *flags, "--spec"]) == 0
+    spec = capsys.readouterr().out
+    assert main(["submit", *flags, "--dry_run", "--json"]) == 0
+    (request,) = json.loads(capsys.readouterr().out)["requests"]
+    assert main(["submit", *flags, "--out=job.yaml"]) == 0
+    assert (Path("job.yaml").read_text(), to_yaml(request["spec"])) == (spec, spec)
+    assert sent(cloud, session, *flags) == yaml.safe_load(spec)
+    labels = {name: text for name, text in cloud.bodies[-1]["labels"].items() if name != "submission"}
+    assert labels.items() <= request["labels"].items()
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--spec", "--json"], "--spec and --json contradict each other"),
+    (["--spec", "--out=x"], "--spec and --out contradict each other"),
+    (["--dry_run", "--out=x"], "--dry_run and --out contradict each other"),
+    (["--spec", "--region=us-central1,us-east4"], "--spec is for one tier in one region: a spec has one job"),
+    (["--out=x", "--region=us-central1,us-east4"], "--out is for one tier in one region: a spec has one job"),
+    (["--out=gs://b/x"], "out=gs://b/x: only local paths are supported here"),
+    (["--out=/proc/x/y"], "out=/proc/x: cannot write there"),
+    (["--out=x", "--max_wait=2h"], "--out contradicts --max_wait"),
+    (["--spec", "--register=x"], "--register needs a training that is followed to its end"),
+    (["--spec", "--tensorboard_instance=create"], "--spec needs the name of the TensorBoard"),
+])  # fmt: skip
+def test_a_spec_that_could_not_be_sent_as_asked_is_refused(
+    flags: list[str], line: str, cloud: Emulator, refused: Command
+) -> None:
+    where = ["--bucket=gs://my-bucket", "--project=p", *([] if "--region" in str(flags) else WHERE[:1])]
+    assert line in refused("submit", "l4x4", *JOB, *where, IMAGE, *flags)
+    assert cloud.requests == []
 
 
 IMAGE = "--image=us-docker.pkg.dev/p/r/x:1"
@@ -118,15 +161,6 @@ def test_an_image_of_ones_own_reads_secrets_by_the_starter_first(cloud: Emulator
     assert task["args"] == [*JOB, "--expect_devices=0"]
 
 
-def test_the_link_of_a_shell_is_printed_once(cloud: Emulator, session: Session, flying: Any, capsys: Capture) -> None:
-    job = cloud.create(PARENT, {"displayName": "x", "jobSpec": {"enableWebAccess": True}, "labels": {}})
-    cloud.begin(job)
-    flying.asleep = lambda: cloud.end(job, "SUCCEEDED") if flying.slept > 200 else None
-    job["webAccessUris"] = {"workerpool0-0": "https://shell.example/x"}
-    assert watch.main([job["name"], "--backend=sdk", "--project=my-proj"], session) == 0
-    assert capsys.readouterr().out.count(" UTC  a shell in workerpool0-0: https://shell.example/x\n") == 1
-
-
 @pytest.mark.parametrize(
     ("tier", "plan", "flags", "asks"),
     [
@@ -160,15 +194,12 @@ def test_what_costs_much_is_asked_about(
     assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_is_a_page(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", "l4x2", *WHERE, *JOB, "--flex_start", "--dry_run"]) == 0
+def test_a_dry_run_is_a_few_lines(cloud: Emulator, capsys: Capture) -> None:
+    assert main(["submit", "l4x4", *WHERE, *JOB, "--flex_start", "--dry_run"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    headings = [line for line in shown if line.startswith("## ")]
-    assert headings == ["## What runs", "## Where", "## What it costs", "## What goes along", "## The request"]
-    assert "# waits for machines for 14400s at most (--max_wait)" in shown
-    assert "# not checked here: login, bucket, data, quota" in shown
-    assert shown[shown.index("## The request") + 1].startswith("python -m deploy package --bucket=gs://my-bucket")
-    assert len(shown) < 80
+    assert len(shown) <= 8
+    assert shown[1].endswith(" in us-central1, FLEX_START, waits for machines for 14400s at most (--max_wait)")
+    assert shown[-1].startswith("nothing was sent: the same command without --dry_run checks login, bucket, data")
     assert (cloud.requests, Path("runs").exists()) == ([], False)
 
 
@@ -178,33 +209,15 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     tiers = ["submit", "l4x1", "l4x4", *JOB, WHERE[1], "--project=p", "--max_cost=5", "--dry_run"]
     assert main([*tiers, "--region=us-central1,asia-south1"]) == 0
     shown = capsys.readouterr().out
-    together = (
-        "# 4 jobs, of which the next is sent only if the one before got no machines, and so cost nothing: 5.00 USD"
-    )
+    together = "4 jobs, of which the next is sent only if the one before got no machines, and so cost nothing: 5.00 USD"
     assert f"\n{together} at most together, unless one loses its machines while it runs\n" in shown
-    warning = (
-        "# warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
-    )
+    warning = "warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
     assert shown.count(warning) == 1
     Path("prices.yaml").write_text("g2-standard-12: 2.0\n")
     assert main([*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml"]) == 0
     shown = capsys.readouterr().out
     assert "no price for" not in shown
     assert "at most together" not in shown
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("logs", "watch"), ("status", "jobs"), ("list", "jobs"), ("stop", "cancel")]
-)
-def test_verbs_of_other_programs_are_understood(typed: str, meant: str, refused: Command) -> None:
-    assert f"{typed}: unknown verb; did you mean '{meant}'? Known: " in refused(typed)
-
-
-def test_text_that_is_no_utf_8_and_very_long_arguments_are_refused(refused: Command) -> None:
-    assert "is not valid UTF-8: write it anew" in refused("submit", "cpu", "--name=\udcff")
-    Path("train.py").write_text("")
-    line = "the arguments of the script have 100,001 characters, and a job takes 100,000: put them into a file"
-    assert line in refused("submit", "cpu", "--script=train.py", *WHERE, "--", "x" * 100_001)
 
 
 def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, capsys: Capture) -> None:
@@ -221,14 +234,3 @@ def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, 
         assert (lines[-1] == "the newest 2 of 3: --limit= shows more, --state= those in one state") == (
             "--limit=2" in flags
         )
-
-
-def test_machines_shows_the_tiers_first(capsys: Capture) -> None:
-    assert main(["machines"]) == 0
-    tiers = capsys.readouterr().out.splitlines()
-    assert len(tiers) < 40
-    assert any(line.startswith("l4x4 ") and "4 x NVIDIA_L4" in line for line in tiers)
-    assert [line.split()[0] for line in tiers[:-2] if "*" in line] == ["h100x1", "h100x2", "h100x4"]
-    assert tiers[-2].endswith("; the boot disk is in them; * as FLEX_START")
-    assert main(["machines", "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) > 150

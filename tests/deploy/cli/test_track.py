@@ -1,22 +1,17 @@
-"""Tests comparisons and studies in MLflow, and what `submit` prepares for a job's trackers."""
+"""Tests comparisons in MLflow, and what `submit` prepares for a job's trackers."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
-from deploy.cli import tune
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
 from deploy.tiers.job_tracking import CREATE, check_trackers, tensorboard_name, with_tensorboard
-from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.deploy.emulator import Emulator
-from tests.deploy.study.test_vertex_study import ASKED, studies
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
@@ -61,33 +56,9 @@ def test_a_comparison_is_a_parent_with_a_child_for_each_repeat(store: str, tmp_p
     assert "l4x4/repeat-1: finished, 0 steps sent" in capsys.readouterr().out
 
 
-def test_the_trials_of_a_table_are_children(store: str, tmp_path: Path) -> None:
-    trial: dict[str, Any] = {"trial": 1, "state": "complete", "value": 0.9, "setting.width": 32, "usd": 0.2,
-                             "reason": "", "reports": [0.8, 0.9]}  # fmt: skip
-    write_json(tmp_path / "study.json", {"metric": "val_accuracy", "tier": "l4x1"})
-    failed = {**trial, "trial": 2, "state": "failed", "value": None, "reports": [], "reason": "NaN"}
-    write_json(tmp_path / "table.json", {"verdict": [], "trials": [trial, failed]})
-    (tmp_path / "table.csv").write_text("trial\n")
-    assert main(["track", str(tmp_path), f"--track=mlflow:{store}#tuned"]) == 0
-    _, best, other = sorted(mlflow_runs(store, "tuned"), key=lambda run: run.info.run_name.replace("trial", "z"))
-    assert (best.info.status, other.info.status, other.data.tags["reason"]) == ("FINISHED", "FAILED", "NaN")
-    assert best.data.params == {"width": "32"}
-    assert mlflow_history(store, best, "val_accuracy") == [(1, 0.8), (2, 0.9)]
-    assert best.data.metrics["result/usd"] == 0.2
-
-
 def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_path: Path) -> None:
     assert "l4x1/repeat-1: finished, 21 steps sent" in command("l4x1", f"--track=mlflow:{store}#sent")
     assert [run.info.run_name for run in mlflow_runs(store, "sent")] == ["out", "l4x1/repeat-1"]
-
-
-def test_tune_sends_its_trials_at_the_end(cloud: Emulator, session: Session, store: str, capsys: Capture) -> None:
-    cloud.run = studies
-    assert tune.main([*ASKED, "--backend=sdk", f"--track=mlflow:{store}#studied"], session) == 0
-    assert "trial-002: finished, " in capsys.readouterr().out
-    states = {run.info.run_name: run.info.status for run in mlflow_runs(store, "studied")}
-    assert states == {"tuning": "FINISHED", "trial-001": "FINISHED", "trial-002": "FINISHED", "trial-003": "FAILED",
-                      "trial-004": "KILLED"}  # fmt: skip
 
 
 def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
@@ -112,7 +83,7 @@ def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None
 ])  # fmt: skip
 def test_what_a_job_cannot_use_is_refused(refused: Command, flags: list[str], line: str) -> None:
     where = ["--project=my-proj", *WHERE, "--image=us-docker.pkg.dev/p/r/x:1"]  # for which no wheel is built
-    assert line in refused("render", "l4x1", *where, *JOB, *flags)
+    assert line in refused("submit", "--spec", "l4x1", *where, *JOB, *flags)
 
 
 @pytest.mark.parametrize(("track", "image", "line"), [
@@ -127,7 +98,7 @@ def test_what_an_image_lacks_is_refused(track: str, image: Image, line: str) -> 
 def test_a_job_installs_and_knows_what_its_trackers_need(capsys: Capture) -> None:
     account = "--service_account=trainer@my-proj.iam.gserviceaccount.com"
     flags = [f"{SERVER},wandb:x,vertex:x", "--tensorboard_instance=7", account]
-    assert main(["render", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
+    assert main(["submit", "--spec", "l4x1", "--project=my-proj", *WHERE, *JOB, *flags]) == 0
     spec, warned = capsys.readouterr()
     assert warned.count("the job gets no login: add --secret=") == 2
     task = yaml.safe_load(spec)["workerPoolSpecs"][0]["containerSpec"]

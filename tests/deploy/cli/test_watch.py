@@ -2,19 +2,17 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
 from deploy.client.job_handle import attach
-from deploy.vertex.api import JobStatus, parse_time
-from deploy.vertex.errors import JobUnknown, VertexFault, stocked_out
+from deploy.vertex.api import JobStatus
+from deploy.vertex.errors import JobUnknown, stocked_out
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.retry import RETRY_S
 from deploy.vertex.session import Session
-from deploy.vertex.spending import format_duration
 from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.vertex.test_backends import PARENT, SPEC
@@ -203,13 +201,6 @@ def test_an_unknown_job_is_refused(arguments: list[str], line: str, session: Ses
         watch.main([*arguments, "--backend=sdk"], session)
 
 
-def test_an_invalid_record_is_refused() -> None:
-    Path("runs/submitted").mkdir(parents=True)
-    Path("runs/submitted/x.json").write_text("{}")
-    with pytest.raises(UserError, match="not a record of a submission"):
-        watch.main([])
-
-
 def test_jobs_are_listed_with_time_and_cost(cloud: Emulator, session: Session, job: Job, capsys: Capture) -> None:
     job.update(createTime="2026-11-20T09:58:00Z", startTime="2026-11-20T10:00:00Z", endTime="2026-11-20T11:30:00Z")
     cloud.end(job, "SUCCEEDED")
@@ -240,13 +231,6 @@ def test_jobs_are_those_of_the_last_submission_here_if_nothing_names_a_region(
     assert capsys.readouterr().out == "no jobs of this package in us-central1\n"
 
 
-def test_a_service_that_is_down_is_no_user_error(cloud: Emulator, session: Session) -> None:
-    cloud.faults = [Fault("customJobs", 503, times=1000)]
-    with pytest.raises(VertexFault, match="the service fails: try again later") as caught:
-        jobs.main([*SDK, "--region=us-central1"], session)
-    assert (caught.value.exit_code, caught.value.advice) == (1, "")
-
-
 def test_cancel_asks_cancels_and_waits(
     cloud: Emulator, session: Session, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -264,14 +248,6 @@ def test_cancel_asks_cancels_and_waits(
     assert answers == []
 
 
-def test_cancel_with_yes_does_not_ask(
-    cloud: Emulator, session: Session, job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("builtins.input", None)
-    assert cancel.main([job["name"], *SDK, "--yes"], session) == 0
-    assert job["state"] == "JOB_STATE_CANCELLED"
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -285,10 +261,3 @@ def test_cancel_with_yes_does_not_ask(
 def test_failures_for_lack_of_machines(error: str, expected: bool) -> None:
     assert stocked_out(JobStatus("n", "d", "FAILED", 0.0, None, 1.0, error, {})) is expected
     assert not stocked_out(JobStatus("n", "d", "RUNNING", 0.0, 0.0, None, error, {}))
-
-
-def test_times() -> None:
-    assert parse_time("1970-01-01T00:01:00Z") == 60.0
-    assert parse_time("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456789)
-    assert parse_time("") is None
-    assert [format_duration(value) for value in (0, 59.6, 3600, 90061)] == ["0:00:00", "0:01:00", "1:00:00", "25:01:01"]

@@ -33,10 +33,6 @@ def test_a_wrong_input_sends_nothing(
     assert not Path("runs").exists()
 
 
-def test_a_hundred_inputs_are_tried() -> None:
-    assert len(ROWS) >= 100
-
-
 def test_a_flag_twice_with_one_value_is_no_contradiction(capsys: Capture) -> None:
     given = ["submit", "cpu", *JOB, *JOB, *WHERE, "--project=p", "--dry_run", "--dry_run"]
     assert main(given) == 0

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import submit
-from deploy.client.arguments import parse
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.vertex.api import ApiError
 from deploy.vertex.error_messages import gcloud_error
@@ -14,8 +13,6 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.errors import UserError
-from trainer.base.settings.flags import Parser
-from trainer.base.settings.resolution import resolve
 
 JOB = ["--recipe=wgan_gp_digits", "--steps=4"]
 PLACE = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
@@ -70,7 +67,7 @@ def test_data_that_are_not_there_cost_nothing(data: str, cloud: Emulator, sessio
     assert cloud.jobs == {}
 
 
-@pytest.mark.parametrize("verb", [["submit"], ["render"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("verb", [["submit"], ["compare", "--on=vertex"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize(
     ("data", "copied", "value"),
     [
@@ -135,33 +132,3 @@ def test_a_refusal_is_neither_put_off_nor_taken_for_a_lost_answer(code: int, lat
 def test_a_disk_that_cannot_be_written_is_no_traceback(cloud: Emulator, dist: Path, refused: Command) -> None:
     Path("runs").write_text("a file where a folder belongs")
     assert refused("submit", "cpu", *JOB, *WHERE).startswith("error: runs/submitted: Not a directory")
-
-
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        (["--steps", "7"], "--steps=7"),
-        (["--steps=7"], "--steps=7"),
-        (["--skip_bad_images"], "--skip_bad_images=true"),
-        (["--skip-bad-images", "true"], "--skip_bad_images=true"),
-        (["--no-tensorboard"], "--tensorboard=false"),
-        (["--no_tensorboard"], "--tensorboard=false"),
-        (["--tensorboard", "no"], "--tensorboard=false"),
-        (["--learning-rate", "1e-3"], "--learning_rate=0.001"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_flags_are_written_alike_in_both_packages(given: list[str], text: str) -> None:
-    """A boolean flag before a TIER takes no value from it."""
-    asked, overrides = parse(_parser(), [*given, "cpu"])
-    assert (asked.tier, overrides.arguments()) == ("cpu", [text])
-    assert resolve(given).config == resolve([text]).config
-    assert parse(_parser(), ["cpu", "--dry-run", *given])[0].dry_run is True
-    assert parse(_parser(), ["cpu", "--no-dry_run", *given])[0].dry_run is False
-
-
-def _parser() -> Parser:
-    own = Parser(prog="python -m deploy test")
-    own.add_argument("tier")
-    own.add_boolean("dry_run", "stop")
-    return own

@@ -67,35 +67,6 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert "USD at most" not in shown
 
 
-def test_prices_are_printed_before_the_first_job_is_submitted(command: Command, cloud: Emulator) -> None:
-    shown = command("t4x1", "--price_per_hour=t4x1=2", "--precision=mixed_bfloat16")
-    trained, cost, warning, memory, together, *rest = shown.splitlines()
-    assert trained.startswith("trains mlp on ")
-    assert "t4x1: 1 job on n1-standard-8 + 1 x NVIDIA_TESLA_T4 in us-central1: 2.00 USD an hour, 48.00 USD at" in cost
-    assert warning.startswith("warning: t4x1: precision=mixed_bfloat16: NVIDIA_TESLA_T4 computes that slowly")
-    assert memory.startswith("t4x1: whether it fits the memory is not known")
-    assert together == "all jobs together: 48.00 USD at most; --max_cost=USD limits each of them"
-    assert any(line.startswith("submitted ") for line in rest)
-    (job,) = cloud.jobs.values()
-    assert job["labels"]["usd-per-hour"] == "2-0000"
-
-
-def test_a_warning_is_printed_once_for_all_its_tiers(
-    session: Session, dist: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    tiers, flags = (
-        ["cpu", "t4x1", "l4x1"],
-        ["--precision=mixed_bfloat16", "--spot", "--checkpoint_every_steps=0", "--dry_run"],
-    )
-    given = [*tiers, "--on=vertex", *WHERE, *JOB, *flags]
-    assert compare.main([*given, f"--out={tmp_path / 'out'}"], session) == 0
-    warned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert [line[:45] for line in warned] == [
-        "warning: cpu, t4x1, l4x1: SPOT with checkpoin",
-        "warning: t4x1: precision=mixed_bfloat16: NVID",
-    ]
-
-
 def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     command: Command, cloud: Emulator, tmp_path: Path
 ) -> None:

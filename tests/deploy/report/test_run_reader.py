@@ -43,13 +43,6 @@ def test_the_bill_of_all_jobs_is_known_or_unknown_as_a_whole(
     assert (run.billed_seconds, run.billed_usd) == bill
 
 
-def test_an_empty_directory_is_all_none_with_reasons(tmp_path: Path) -> None:
-    run = RunRecord(tmp_path)
-    assert (run.state, run.steps, run.wall_seconds, run.reports, run.final) == ("missing", None, None, (), {})
-    names = ("run.json", "result.json", "stats.jsonl")
-    assert [problem.rpartition("/")[2] for problem in run.problems] == [f"{name} is missing" for name in names]
-
-
 def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
     good = (folder / "stats.jsonl").read_text()
@@ -64,18 +57,6 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "8 damaged lines of stats.jsonl were left out" in run.problems[0]
     (folder / "stats.jsonl").write_text("{\n" + good)
     assert "1 damaged line of stats.jsonl was left out" in RunRecord(folder).problems[0]
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [(None, "is missing"), (b"\xff\x00{", "is damaged"), (b"", "contains no report")],
-)
-def test_why_no_step_was_timed(tmp_path: Path, content: bytes | None, why: str) -> None:
-    file = plant(tmp_path / "a", [0.2, 0.1, 0.1]) / "stats.jsonl"
-    file.unlink()
-    if content is not None:
-        file.write_bytes(content)
-    assert summarize(collect([str(tmp_path)]))[0].missing["step_seconds"] == f"stats.jsonl {why}"
 
 
 def test_a_run_without_an_end_is_reported(tmp_path: Path) -> None:

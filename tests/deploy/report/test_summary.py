@@ -11,19 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deploy.__main__ import main
-from deploy.report import measures
 from deploy.report.collection import collect
-from deploy.report.measures import LOWER, MEASURES, best, summarize
-from deploy.report.repeats import Spread, spread
-from deploy.report.text_tables import figures, money, with_spread
-from deploy.report.tier_summary import Measure, TierSummary
+from deploy.report.measures import MEASURES, summarize
+from deploy.report.text_tables import figures
+from deploy.report.tier_summary import TierSummary
 from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
-from tests.deploy.conftest import Capture
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import number
 from trainer.base.settings.metric_names import OF_IMAGES
 
 QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)
@@ -93,17 +88,6 @@ def test_published_dcgan(tmp_path: Path) -> None:
     assert re.search(r"^Fastest: distributed, .* images/s, 44.8\d x cpu\.$", words, re.MULTILINE)
     assert "data-parallel (2 devices) and gpu (1 device) are equally fast, within the spread" in words
     assert "Against gpu (1 device): distributed (2 devices) 1.64 x as fast." in words
-
-
-def test_what_is_no_image_is_called_an_example(tmp_path: Path) -> None:
-    type_in(tmp_path, DCGAN)
-    for tier in DCGAN:
-        info = tmp_path / tier / "run.json"
-        edit(info, data={**json.loads(info.read_text())["data"], "unit": "examples"})
-    collection = collect([str(tmp_path)])
-    shown = to_markdown(summarize(collection), []) + words_of(tmp_path, "cpu")
-    assert "examples/s" in shown
-    assert "images" not in shown
 
 
 def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> None:
@@ -297,26 +281,6 @@ def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     assert "not known: fewer than two of these tiers have a cost." in words
 
 
-def test_the_price_of_a_tier_is_not_that_of_this_machine(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", {"name": "cpu", "machine_type": "n1-standard-8", "price_per_hour": 0.44})
-    plant(tmp_path / "cpu" / "repeat-1", noisy(0.1), devices=("CPU:0",))
-    (row,) = rows_of(tmp_path).values()
-    assert (row.price_per_hour, row.cost) == (0.44, None)
-    assert row.missing["cost"].startswith(
-        "it ran on this machine, not on the machines of that price: use --price_per_hour=cpu"
-    )
-    (row,) = rows_of(tmp_path, cpu=3600).values()
-    assert row.cost == pytest.approx(row.total_seconds)
-
-
-def test_prices_are_called_estimates(tmp_path: Path) -> None:
-    plant(tmp_path / "l4x1", noisy(0.1))
-    collection = collect([str(tmp_path)])
-    for prices, expected in (({"l4x1": 2.0}, True), ({}, False)):
-        remarks = notes(summarize(collection, usd_by_tier=prices), collection)
-        assert any(line.startswith("Prices are estimates of 20") for line in remarks) == expected
-
-
 def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
@@ -363,44 +327,6 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert without == set(), "give these a reason in deploy/report/measures.py"
 
 
-def test_a_new_measure_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Adds a field of result.json that no report shows: every form has it, and says why one tier has none."""
-    saving = Measure("saving_seconds", "saving s", lambda run: number(run.result.get("saving_seconds")), spread,
-                     with_spread, "result.json does not contain it", LOWER)  # fmt: skip
-    monkeypatch.setattr(measures, "MEASURES", (*MEASURES, saving))
-    for name, seconds in (("a/repeat-1", 4), ("a/repeat-2", 2), ("b/repeat-1", 9), ("c/repeat-1", None)):
-        edit(plant(tmp_path / name, noisy(0.1)) / "result.json", saving_seconds=seconds)
-    assert main(["report", str(tmp_path)]) == 0
-    a, b, c = json.loads((tmp_path / "table.json").read_text())["tiers"]
-    assert (a["saving_seconds"], b["saving_seconds"]["median"]) == (
-        {"median": 3, "low": 2.5, "high": 3.5, "count": 2},
-        9,
-    )
-    assert (c["saving_seconds"], c["missing"]["saving_seconds"]) == (None, "result.json does not contain it")
-    records = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
-    assert [record["saving_seconds"] for record in records] == ["3.0", "9.0", ""]
-    assert (records[0]["saving_seconds_low"], records[2]["saving_seconds_count"]) == ("2.5", "")
-    page, terminal = (tmp_path / "report.html").read_text(), capsys.readouterr().out
-    assert '<th scope="row">saving s</th><td>3.00<span>(2.50 - 3.50)</span></td><td>9.00</td><td></td>' in page
-    for text in (terminal, (tmp_path / "table.md").read_text()):
-        assert "saving s" in text
-        assert "3.00 (2.50 - 3.50)" in text
-        assert "No saving s for c: result.json does not contain it." in text
-    assert best(summarize(collect([str(tmp_path)]))[:2], "saving_seconds").tier == "a"
-
-
-def test_a_tier_that_waits_for_input_says_so_with_what_to_do_about_it(tmp_path: Path) -> None:
-    plant(tmp_path / "waits", noisy(0.1), waited=0.414)
-    plant(tmp_path / "some", noisy(0.1), waited=0.19)
-    assert {name: round(row.input_wait or 0, 3) for name, row in rows_of(tmp_path).items()} == {
-        "some": 0.19,
-        "waits": 0.414,
-    }
-    words = words_of(tmp_path)
-    assert "waits: waiting for input 41 %: prepare the data (python -m trainer.data.prepare), or make your own" in words
-    assert "some: waiting" not in words
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (12345, "12,300"), (8.1, "8.10"), (0.0078601, "0.00786"), (999.96, "1,000"), (-8.16, "-8.16"),
@@ -408,13 +334,6 @@ def test_a_tier_that_waits_for_input_says_so_with_what_to_do_about_it(tmp_path: 
 )  # fmt: skip
 def test_figures(value: float, text: str) -> None:
     assert figures(value) == text
-
-
-def test_money_and_spread() -> None:
-    assert [money(value) for value in (1234.567, 1.0, 0.0123456)] == ["$1,234.57", "$1.00", "$0.0123"]
-    assert spread([]) is None
-    assert spread([3.0]) == Spread(3, 3, 3, 1)
-    assert spread([4.0, 1.0, 2.0, 3.0]) == Spread(2.5, 1.75, 3.25, 4)
 
 
 def test_images_measured_in_unlike_ways_are_not_put_side_by_side(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from deploy.tiers.job_spec import RenderedJob, render, request_on, to_yaml
 from deploy.tiers.packages import Package
 from deploy.tiers.plain_image import START, starter
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
-from tests.deploy.conftest import WHERE, Capture
+from tests.deploy.conftest import Capture
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides, resolve
@@ -59,7 +59,7 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
         command = pool["containerSpec"]["command"]
         assert command == ["python3", "-c", START, starter().uri(GCP.bucket)]
         command[3] = command[3].replace(starter().sha256, "(SHA-256)")
-    made = "".join(f"# {line}\n" for _, line in describe([submitted])) + to_yaml(spec)
+    made = "".join(f"# {line}\n" for line in describe([submitted])) + to_yaml(spec)
     golden = GOLDEN / path.name
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(made)
@@ -299,27 +299,11 @@ def test_the_name_of_a_module_within_a_package_is_whole() -> None:
 
 
 @pytest.mark.usefixtures("dist")
-def test_how_the_packages_get_there_is_said_beside_the_spec(tmp_path: Path, capsys: Capture) -> None:
-    mine = tmp_path / "my_models"
-    mine.mkdir()
-    (mine / "__init__.py").write_text("")
-    flags = [*FLAGS, *WHERE, f"--package={mine}"]
-    for project, shown_project in (["--project=my-proj"], " --project=my-proj"), ([], ""):
-        assert main(["render", "l4x4", *flags, *project]) == 0
-        shown = capsys.readouterr()
-        command = f"python -m deploy package --bucket=gs://my-bucket{shown_project} --package={mine}"
-        assert f"upload the packages that the spec names first: {command}\n" in shown.err
-        assert "/packages/my_models-0-" in shown.out
-    assert main(["render", "l4x4", *flags[:-1], "--image=us-docker.pkg.dev/p/r/x:1"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.usefixtures("dist")
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
-    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--name=demo"]
-    assert main(["render", "l4x4", *FLAGS, *flags]) == 0
+    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
+    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)
     CustomJobSpec.from_json(json.dumps(spec))
     assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
-    assert main(["render", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
+    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
     assert "it names a folder too" in capsys.readouterr().err

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.__main__ import main
 from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
 from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, load_tier
 from deploy.vertex.spending import price_and_limit
-from tests.deploy.conftest import Capture, Command
+from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
 
 
@@ -114,17 +113,6 @@ def test_a_wrong_price_file_is_refused(tmp_path: Path, content: str, line: str) 
         load_machines(str(file))
 
 
-def test_the_verb_prints_what_is_asked_for(capsys: Capture) -> None:
-    assert main(["machines", "--accelerator=l4", "--count=4"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[1].split() == ["g2-standard-48", "NVIDIA_L4", "4", "24", "48", "192", "~4.60", "~2.65"]
-    assert shown[2] == ""
-    assert "us-central1" in shown[-2]
-    assert shown[-1] == "  only on Google's page of locations: europe-west2"
-    assert main(["machines", "--count=0"]) == 0
-    assert "NVIDIA" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("gpu", "name"),
     [
@@ -152,16 +140,3 @@ def test_what_a_gpu_calls_itself_is_an_accelerator_or_none(gpu: str, name: str) 
 )
 def test_the_verb_refuses_in_one_line(flags: list[str], line: str, refused: Command) -> None:
     assert line in refused("machines", *flags)
-
-
-@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_comment_of_a_tier_quotes_the_table(path: Path) -> None:
-    tier, table = load_tier(str(path)), load_machines()
-    comment = path.read_text().split("workerPoolSpecs")[0]
-    assert f"About {tier.price_per_hour:.2f} USD an hour" in comment
-    assert f"estimate of {table.date}, {table.region}" in comment
-    machine = table.machines[tier.machine_type]
-    assert f"{machine.name} ({machine.vcpus} vCPUs, {machine.memory_gb:g} GB)" in comment
-    if tier.accelerator_type:
-        memory = table.accelerators[tier.accelerator_type].memory_gb
-        assert f"{tier.accelerators} x {tier.accelerator_type} of {memory} GB" in comment

@@ -109,7 +109,7 @@ def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path)
     top = ("__init__.py", "gan.py", "table.json", "requirements.txt")
     assert {name for name in names if ".dist-info" not in name} == {f"My_Models/{name}" for name in (*top, *inner)}
     where = [*WHERE, "--project=p", f"--package={folder}"]
-    assert main(["render", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
+    assert main(["submit", "--spec", "cpu", "--model=My_Models.gan:build", "--data=digits", *where]) == 0
     assert re.findall("Requires-Dist: (.*)", about) == ["einops>=0.7"]
 
 
@@ -122,7 +122,7 @@ def test_one_module_goes_along_alone_unless_it_imports_its_neighbour(tmp_path: P
     with zipfile.ZipFile(user_package(str(file)).build()) as archive:
         assert {name for name in archive.namelist() if ".dist-info" not in name} == {"mine.py"}
     flags = ["--model=mine:build", "--data=digits", *WHERE, "--project=p"]
-    assert main(["render", "cpu", *flags, f"--package={file}"]) == 0
+    assert main(["submit", "--spec", "cpu", *flags, f"--package={file}"]) == 0
     for line in ("import os, other.part", "from other import part", "from . import other"):
         file.write_text(code + line)
         with pytest.raises(UserError, match=r"mine\.py, line 4, imports from its folder, which does not go along"):

@@ -129,16 +129,15 @@ def test_flags_that_do_not_fit_a_script_are_refused(
 
 def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path, capsys: Capture) -> None:
     words = ["--name", "two words", '"quoted"', "it's", "", "$(HOME)", "--", "--steps=3"]
-    flags = ["--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--dry_run"]
+    flags = ["--max_cost=20", "--spot", "--labels=team=vision", "--project=p", "--spec"]
     assert main(["submit", "l4x1-2workers", "--script=train.py", *WHERE, *flags, "--", *words]) == 0
-    shown = capsys.readouterr().out
-    assert "# runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3\n" in shown
-    assert "# ships work: 7 files, 0.0 MB; left out: " in shown
-    assert "# runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
-    assert "# warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
-    assert "python -m deploy package --bucket=gs://my-bucket --project=p --script=train.py\n" in shown
+    text, shown = capsys.readouterr()
+    assert "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3\n" in shown
+    assert "ships work: 7 files, 0.0 MB; left out: " in shown
+    assert "runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
+    assert "warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert len(START.splitlines()) <= 10
-    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
+    spec = yaml.safe_load(text)
     assert spec["scheduling"]["strategy"] == "SPOT"
     for pool in spec["workerPoolSpecs"]:
         task = pool["containerSpec"]

@@ -49,7 +49,7 @@ def wheel(cloud: Emulator, tmp_path: Path) -> str:
 
 def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[str, str]]:
     """Returns command, arguments and variables of the first worker, from the printed spec."""
-    assert main(["render", "cpu", *WHERE, *JOB, *flags]) == 0
+    assert main(["submit", "--spec", "cpu", *WHERE, *JOB, "--project=p", *flags]) == 0
     task = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]
     assert task["imageUri"] == "python:3.12-slim"
     return task["command"], task["args"], {each["name"]: each["value"] for each in task["env"]}
@@ -121,25 +121,6 @@ def test_without_its_starter_a_job_ends_with_one_line(
     assert done.stderr.startswith("error: ")
     assert done.stderr.endswith(f"{line}\n")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.usefixtures("dist")
-def test_a_dry_run_says_what_is_installed_and_what_that_costs(cloud: Emulator, capsys: Capture) -> None:
-    network = "--network=projects/1/global/networks/n"
-    assert main(["submit", "l4x4", *WHERE, *JOB, "--project=p", network, "--dry_run"]) == 0
-    shown = capsys.readouterr().out
-    said = "# runs in python:3.12-slim: each worker installs tensorflow[and-cuda]==2.21.* at each start: "
-    assert said in shown
-    assert " GB from pypi.org, some 4 minutes, about 0.31 USD (not measured on Vertex AI): with --network= " in shown
-    assert "warning" not in shown
-    spec = yaml.safe_load(shown[shown.index("workerPoolSpecs") : shown.rindex("END")])
-    variables = {each["name"]: each["value"] for each in spec["workerPoolSpecs"][0]["containerSpec"]["env"]}
-    assert variables["LD_LIBRARY_PATH"].split(":")[0] == "/usr/local/nvidia/lib64"
-    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
-    ((address, digest),) = json.loads(variables["TRAINER_START"])["packages"]
-    assert f"-{digest[:12]}/vertex_trainer-" in address
-    assert "python -m deploy package --bucket=gs://my-bucket --project=p\n" in shown
-    assert cloud.requests == []
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
-"""Tests prices of the Billing Catalog, what BigQuery's export says was billed, and a month's budget."""
+"""Tests prices of the Billing Catalog, and what BigQuery's export says was billed."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,20 @@ import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
-from deploy.cli import bill, prices, submit
+from deploy.cli import bill, prices
 from deploy.tiers.machine_table import load_machines
 from deploy.vertex import rest
 from deploy.vertex.errors import VertexFault
 from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock
-from tests.deploy.emulator import Emulator, Fault, ends
+from tests.deploy.conftest import Capture
+from tests.deploy.emulator import Emulator
 from tests.deploy.planted import planted_plan
 from tests.deploy.vertex.billing_services import COMPUTE, VERTEX, Services, failed, half, repeated, sku
 from trainer.base.errors import UserError
 
 TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
 FILE = Path("prices.yaml")
-BUDGET = ["--month_label=team:vision", "--labels=team=vision", f"--billing_{TABLE[2:]}"]
 
 
 @pytest.fixture
@@ -152,7 +150,7 @@ def test_what_was_billed_stands_beside_the_estimate(
     assert said in shown
     (query,) = services.queries
     assert "`my-proj.billing.gcp_billing_export_v1_0A`" in query["query"]
-    assert query["queryParameters"][2]["parameterValue"] == {"arrayValues": [{"value": "20261101-1-1"}]}
+    assert query["queryParameters"][1]["parameterValue"] == {"arrayValues": [{"value": "20261101-1-1"}]}
 
 
 def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
@@ -186,72 +184,3 @@ def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Sessio
     services.faults = [failed(403)]
     with pytest.raises(UserError, match=r"needs roles/bigquery\.jobUser"):
         bill.main(["20261101-1", TABLE], session)
-
-
-@pytest.mark.usefixtures("dist")
-@pytest.mark.parametrize(("billed", "budget", "sent"), [("150.5", 300, True), ("200", 300, False)])
-def test_a_months_budget_counts_what_was_billed_what_runs_and_the_limit(
-    billed: str, budget: int, sent: bool, services: Services, cloud: Emulator, session: Session, flying: FlyingClock,
-    capsys: Capture,
-) -> None:  # fmt: skip
-    """One line says all parts; what exceeds it is refused before anything is sent."""
-    cloud.run = ends("SUCCEEDED")
-    services.rows = [["vision", "USD", billed]]
-    flags = ["l4x4", WHERE[1], *JOB, "--backend=sdk", *BUDGET, f"--month_budget={budget}"]
-    if sent:
-        for ended, region in enumerate(("us-east4", "us-central1")):  # the first is not in the export yet
-            assert submit.main([*flags, f"--region={region}"], session) == 0
-            line = rf"# 150\.50 USD billed this month for team:vision, 0\.\d\d for {ended} jobs of the last 48 h"
-            line += " in my-proj, all regions"
-            assert re.search(line, capsys.readouterr().out)
-        assert len(cloud.jobs) == 2
-        return
-    with pytest.raises(UserError, match=r"month_budget=300: 200\.00 USD billed .* up to 111\.00 for this job: wait"):
-        submit.main([*flags, WHERE[0]], session)
-    assert cloud.jobs == {}
-
-
-@pytest.mark.usefixtures("dist")
-def test_a_study_counts_with_its_limit_and_a_region_that_is_not_listed_is_named(
-    services: Services, cloud: Emulator, session: Session
-) -> None:
-    """So does a job that runs; one without a price is named; no job is sent while a region's jobs are unknown."""
-    for kind, label in (
-        ("hyperparameterTuningJobs", {"usd-at-most": "250-5000"}), ("customJobs", {}),
-        ("customJobs", {"usd-per-hour": "0-1000"}),
-    ):  # fmt: skip
-        labels = {"submission": "s1", "team": "vision", **label}
-        cloud.create("projects/my-proj/locations/us-east4", {"displayName": "x", "labels": labels}, kind)
-    flags = ["l4x4", *WHERE, *JOB, "--backend=sdk", *BUDGET, "--month_budget=300"]
-    counted = r"267\.30 for 3 jobs of the last 48 h in my-proj, all regions \(without a price, not counted: 1\)"
-    with pytest.raises(UserError, match=counted):
-        submit.main(flags, session)
-    cloud.faults = [Fault("GET .*/us-east1/customJobs", 403)]
-    with pytest.raises(UserError, match=r"and those of us-east1 cannot be listed: .*: request roles/"):
-        submit.main(flags, session)
-    assert len(cloud.jobs) == 3
-
-
-@pytest.mark.usefixtures("dist")
-def test_a_job_that_alone_exceeds_the_budget_is_refused_without_a_request(
-    session: Session, services: Services, cloud: Emulator, capsys: Capture
-) -> None:
-    flags = ["l4x4", *WHERE, *JOB, *BUDGET, "--dry_run"]
-    alone = "month_budget=100: this job alone may cost 111.00 USD: use a lower --max_cost or --timeout"
-    with pytest.raises(UserError, match=alone):
-        submit.main([*flags, "--month_budget=100"], session)
-    assert submit.main([*flags, "--month_budget=120"], session) == 0
-    assert "# not checked here: login, bucket, data, quota, the month's budget\n" in capsys.readouterr().out
-    assert services.requests == cloud.requests == []
-
-
-@pytest.mark.usefixtures("dist")
-def test_a_budget_needs_its_label_on_the_job(session: Session, services: Services) -> None:
-    flags = ["l4x4", *WHERE, *JOB, "--month_budget=300"]
-    with pytest.raises(UserError, match="belong together"):
-        submit.main(flags, session)
-    with pytest.raises(UserError, match="the job lacks this label: add --labels=team=vision"):
-        submit.main([*flags, BUDGET[0], BUDGET[2]], session)
-    with pytest.raises(UserError, match="month_label=team=vision: write KEY:VALUE, as team:vision"):
-        submit.main([*flags, "--month_label=team=vision", BUDGET[2]], session)
-    assert services.requests == []

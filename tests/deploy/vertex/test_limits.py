@@ -11,20 +11,18 @@ from typing import Any
 import pytest
 
 import vertex_trainer
-from deploy.cli import jobs, submit, tune, watch
-from deploy.in_job.script_idle_gpus import LOOK_S, IdleGpus
+from deploy.cli import jobs, submit, watch
 from deploy.report.collection import fetched
+from deploy.tiers.packages import built
 from deploy.tiers.script import ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
-from tests.deploy.conftest import JOB, ROOT, Capture, Command, Job, output_of, put, rows, run
+from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
-from tests.deploy.planted import edit, plant, planted_plan
+from tests.deploy.planted import plant, planted_plan
 from tests.deploy.registry_emulator import versions
-from tests.deploy.study.test_vertex_study import ASKED, trial
-from tests.nvidia_smi import PlantedGpu
+from trainer.base.limit_watch import StopLimits, read_limits
 from trainer.base.run_files.plan_file import kept_plan
-from trainer.base.run_files.stop_limits import StopLimits, read_limits
 from trainer.base.settings.resolution import Overrides
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -94,25 +92,6 @@ def test_a_stopped_run_of_a_comparison_is_not_ranked_and_goes_on(
     assert rows(tmp_path)[0].state == "done"
 
 
-def test_a_stopped_trial_is_not_complete(cloud: Emulator, session: Session, tmp_path: Path) -> None:
-    def run(google: Emulator, job: Job) -> None:
-        google.begin(job)
-        prefix = job["trialJobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
-        output = output_of({"jobSpec": {"baseOutputDirectory": {"outputUriPrefix": f"{prefix}/2"}}})
-        trained = plant(tmp_path / "two", [0.2, 0.1], state="stopped", error=WHY)
-        edit(trained / "result.json", goodput={"step": 1.0, "data_loading_sync": 3.0})
-        put(trained, output)
-        job["trials"] = [trial(1, "SUCCEEDED", 16.0, 0.9), trial(2, "SUCCEEDED", 32.0, 0.95)]
-        google.end(job, "SUCCEEDED")
-
-    cloud.run = run
-    assert tune.main([*ASKED, "--backend=sdk", "--stop_if_idle=30m"], session) == 75
-    found = json.loads(Path("runs/tuning/table.json").read_text())
-    assert [(one["trial"], one["state"]) for one in found["trials"]] == [(1, "complete"), (2, "killed")]
-    assert (found["trials"][1]["reason"], found["best"]) == (WHY, 1)
-    assert [one["goodput"] for one in found["trials"]] == [None, 0.25]
-
-
 def test_the_plans_upper_end_goes_along(
     cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,58 +122,51 @@ def test_limits_that_cannot_hold_are_refused(arguments: list[str], line: str, re
     assert line in refused("submit", *arguments, f"--cache_dir={tmp_path}", *where)
 
 
-def test_a_script_that_leaves_all_gpus_idle_is_ended(capsys: Capture) -> None:
-    """Its start is free; use of one GPU or a reported step ends the idleness; unknown use is none, and told once."""
-    now, use, reports = 0.0, list[float](), 0
-    idle = IdleGpus({"TRAINER_LIMITS": '{"idle_s": 60}'}, lambda: now, lambda: use)
-    ended = dict[float, str]()
-    for now in map(float, range(0, 700, 5)):
-        use = [3.0, 40.0] if 200 <= now < 210 else [] if 250 <= now < 330 else [3.0, 9.0]
-        reports += 330 <= now < 500 and now % 50 == 0
-        ended |= {now: reason} if (reason := idle.reason(reports)) else {}
-    assert 0 <= min(ended) - 450 - 60 <= 2 * LOOK_S
-    lines = [json.loads(line)["message"] for line in capsys.readouterr().out.splitlines()]
-    half = "half of the time is over until this job ends itself: all GPUs were below 10 % for 0.5 minutes"
-    told = [line.removesuffix(" (--stop_if_idle)") for line in lines]
-    assert sorted(told) == [half] * 4 + [
-        "nvidia-smi does not say how much the GPUs are used: so long --stop_if_idle ends nothing"
-    ]
-    assert {*ended.values()} == {StopLimits(idle_s=60.0).idle}, "as the trainer says it"
-
-
 STALLS = """
-import signal, sys, time
+import pathlib, signal, sys, time
 from vertex_report import report
 def save(*_):
-    open("saved", "w").close()
+    pathlib.Path("saved").touch()
     sys.exit(3)
-signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGTERM, HANDLER)
 for step in range(1, 6):
-    time.sleep(0.4)
     report(step=step, loss=1 / step)
+pathlib.Path("stalls").touch()
 time.sleep(300)
 """
-
-
-LOOKS_OFTEN = """
-import sys
-from deploy.in_job import script_idle_gpus, script_worker
-script_idle_gpus.LOOK_S = 0.05
+# An hour passes between two looks once the script stalls; its GPU is idle from the start.
+WATCHES = """
+import os, sys, types
+from in_job import script_worker
+from trainer.base import limit_watch
+def monotonic(hours=[0]):
+    hours[0] += os.path.exists("stalls")
+    return 3600.0 * hours[0]
+limit_watch.time = types.SimpleNamespace(monotonic=monotonic)
+limit_watch.read_gpus = lambda: [{"utilization_percent": 4.0}]
+limit_watch.LOOK_S, limit_watch.GRACE_S = 0.05, GRACE
 sys.exit(script_worker.main())
 """
 
 
-def test_a_script_that_stalls_saves_and_ends_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its GPU is idle all the time: as long as it reports steps it goes on, then it is ended, and the job with 0."""
+@pytest.mark.parametrize(("handler", "grace"), [("save", "1e9"), ("signal.SIG_IGN", "30.0")], ids=["saves", "hangs"])
+def test_a_script_that_stalls_ends_as_stopped(
+    handler: str, grace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as in a job: beside what its archive holds, by the standard library alone.
+
+    However long its start is, idle time counts from its first report. One that hangs is killed.
+    """
     monkeypatch.chdir(tmp_path)
-    PlantedGpu(tmp_path / "bin", monkeypatch, 4)
-    Path("train.py").write_text(STALLS)
-    _, plan = ScriptRequest(load_tier("cpu"), read_script("train.py", "", "", [])).local_program(tmp_path / "job")
-    limits = StopLimits(idle_s=1.5)
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "TRAINER_LIMITS": limits.text, **plan}
-    done = run([sys.executable, "-c", LOOKS_OFTEN], env=environment)
+    Path("train.py").write_text(STALLS.replace("HANDLER", handler))
+    script = read_script("train.py", "", "", [])
+    shutil.unpack_archive(built(script.package()).build(), "unpacked", "zip")
+    _, plan = ScriptRequest(load_tier("cpu"), script).local_program(tmp_path / "job")
+    limits = StopLimits(idle_s=1800.0)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits.text, **plan}
+    done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)
     assert done.returncode == 0, done.stderr
     assert "half of the time is over" in done.stdout
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["error"], result["steps"]) == ("stopped", limits.idle, 5)
-    assert Path("saved").exists()
+    assert Path("saved").exists() == (handler == "save")

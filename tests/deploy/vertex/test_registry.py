@@ -12,14 +12,10 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
 from deploy.cli import cancel, jobs, predict, register, submit, watch
-from deploy.vertex.errors import JobUnknown
 from deploy.vertex.session import Session
-from tests.deploy.cli.test_interrupted import interrupts_itself
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
-from tests.deploy.planted import edit, plant
-from tests.deploy.registry_emulator import feed, versions
-from trainer.base.errors import UserError
+from tests.deploy.registry_emulator import versions
 from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
@@ -137,16 +133,6 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
-    batch = [*where, "--tier=l4x1", "--as=batch_prediction"]
-    with pytest.raises(UserError, match=r"no time limit: .*: not submitted: answer y, or use --yes"):
-        predict.main(batch, session)
-    assert predict.main([*batch, "--yes"], session) == 0
-    assert cloud.bodies[-1]["model"] == f"{model['name']}@1"
-    assert "has no time limit" in capsys.readouterr().out
-    for action, reason in ((lambda: None, "injected"), (interrupts_itself, "stopped")):
-        cloud.faults = [Fault("POST .*batchPredictionJobs", 503, after=True, action=action)]
-        with pytest.raises(JobUnknown, match=f"^{reason}: the job may exist: look for predict-"):
-            predict.main([*batch, "--yes"], session)
 
 
 def test_the_same_prediction_follows_the_job_that_it_lost(
@@ -177,64 +163,10 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=l4x1"]
-    for flags, request in (([], "gcloud ai custom-jobs create"), (["--as=batch_prediction"], '"instancesFormat"')):
-        assert predict.main([*where, *flags, "--dry_run", *SDK], session) == 0
-        told = capsys.readouterr().out
-        assert request in told
+    assert predict.main([*where, "--dry_run", *SDK], session) == 0
+    assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with digits@1")
     assert not cloud.jobs
     assert not cloud.bodies
-
-
-def test_a_prediction_is_planned_by_the_speed_of_a_run_and_max_cost_refuses_by_it(
-    cloud: Emulator,
-    session: Session,
-    flying: FlyingClock,
-    tmp_path: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A step of 100 rows in 0.08 s: a call of 8 rows takes 0.08 s at most, and 0.0021 s at least.
-
-    Much by its plan is asked about. A job that runs already is followed instead, without a plan.
-    """
-    assert registered(session, a_run(tmp_path / "a")) == 0
-    trained = plant(tmp_path / "trained", [0.08] * 5, gpu="NVIDIA L4")
-    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--dry_run", *SDK]
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 100_000
-    assert predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=20"], session) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("# plan: "))
-    assert line.startswith(f"# plan: 100,000 rows, by {trained}: 0:03:43 (0:00:57 - 0:19:40), 0.07 USD (0.02 - 0.38)")
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000  # of which the first lines are read
-    with pytest.raises(UserError, match=r"^max_cost=1: the job would be stopped before its end: 3,000,000 rows"):
-        predict.main([*where, "--tier=l4x1", f"--from={trained}", "--max_cost=1"], session)
-    where.remove("--dry_run")
-    words = [*where, "--tier=l4x1", f"--from={trained}"]
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 100_000
-    flying.asleep = flying.interrupt
-    assert predict.main([*words, "--max_cost=1"], session) == 75
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n" * 3_000_000
-    cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
-    assert predict.main([*words, "--max_cost=1"], session) == 0
-    monkeypatch.setattr("deploy.planning.cost_rule.PLAN_UNASKED", 5.0)
-    with pytest.raises(
-        UserError, match=r"until the timeout; by plan \d+\.\d\d to \d+\.\d\d USD \(an estimate\): not submitted"
-    ):
-        predict.main(words, session)
-    assert len(cloud.jobs) == 1
-    script = plant(tmp_path / "script", [0.08] * 5, gpu="NVIDIA L4")
-    edit(script / "run.json", config={})
-    for words, reason in (
-        ([f"--from={trained}", "--tier=cpu"], "no step was timed there on n1-"),
-        (["--tier=cpu", "--plan", "--from=x"], "contradict"),
-        (["--tier=cpu", "--as=batch_prediction", "--plan"], "a plan contradict"),
-        (["--tier=cpu", "--yes"], "--yes is for --as=batch_prediction"),
-        (["--tier=l4x1", f"--from={script}"], "its batch is not known, as that of a script"),
-    ):
-        with pytest.raises(UserError, match=reason):
-            predict.main([*where, *words], session)
-    del cloud.objects["my-bucket/rows.jsonl"]
-    with pytest.raises(UserError, match=r"^gs://my-bucket/rows\.jsonl: there is no such object$"):
-        predict.main([*where, "--tier=l4x1", f"--from={trained}"], session)
 
 
 def test_a_prediction_is_listed_watched_and_cancelled(
@@ -265,7 +197,6 @@ export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), __import__(
 def test_the_job_answers_the_rows_by_the_real_command(
     cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
 ) -> None:
-    """And Vertex AI's own job, which starts the server of the version and gives it the lines, answers the same."""
     folder = a_run(tmp_path / "a")
     shutil.rmtree(folder / "model")
     made = run([sys.executable, "-c", EXPORT, str(folder / "model")])
@@ -281,18 +212,10 @@ def test_the_job_answers_the_rows_by_the_real_command(
 
     cloud.run = predicts
     words = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
-    assert predict.main([*words, "--max_cost=1", "--backend=sdk", "--plan"], session) == 0
-    assert "# plan: 3 rows, by 3 rows here: 0:0" in capsys.readouterr().out
+    assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
     answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
     assert [json.loads(line)["row"] for line in answers] == [0, 2]
     assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
-    assert json.loads(cloud.objects["my-bucket/out/speed.json"])["rows"] == 2
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n[3, 4]\n"
-    words[2] = "gs://my-bucket/batch"
-    assert predict.main([*words, "--as=batch_prediction", "--backend=sdk", "--yes"], session) == 0
-    feed(cloud, cloud.bodies[-1])
-    served = cloud.objects["my-bucket/batch/prediction.results-00000-of-00001"].splitlines()
-    assert [json.loads(line)["prediction"] for line in served] == [json.loads(line)["prediction"] for line in answers]
 
 
 @pytest.mark.usefixtures("dist")
@@ -318,7 +241,6 @@ def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Sess
 
 @pytest.mark.parametrize(("flags", "line"), [
     (["--tier=l4x4"], "tier=l4x4: one device answers rows, and it has 4"),
-    (["--tier=l4x1", "--as=batch_prediction", "--max_cost=5"], "that job has no time limit"),
 ])  # fmt: skip
 def test_predictions_that_cannot_be_capped_or_waste_devices_are_refused(
     flags: list[str], line: str, refused: Command

@@ -18,8 +18,7 @@ from trainer.base.errors import PlatformFault, UserError
 from trainer.cluster import meeting
 from trainer.cluster import peers as peers_module
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.connections import warn_of_open_ports
-from trainer.cluster.meeting import meet
+from trainer.cluster.meeting import meet, warn_of_open_ports
 from trainer.cluster.peers import Peers
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}

@@ -15,9 +15,8 @@ from tests.fixtures import Make, Patch
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import peers as peers_module
-from trainer.cluster.agreement import arithmetic
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import meet
+from trainer.cluster.meeting import arithmetic, meet
 from trainer.cluster.peers import Peers
 from trainer.reporting.result import refuse_hopeless_restart
 from trainer.reporting.run_info import versions

@@ -15,8 +15,8 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.digits import load
 from trainer.data.examples import Examples, Subset, unfilled
+from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.run.training_setup import build_setup
 from trainer.training.state import put_back, snapshot, variables_of
@@ -149,7 +149,7 @@ def test_tensorflow_takes_over_what_reading_fills() -> None:
 
 
 def test_digits_are_the_known_ones() -> None:
-    dataset = load(TrainConfig(image_size=8)).train
+    dataset = load_digits(TrainConfig(image_size=8)).train
     assert isinstance(dataset, Arrays)
     assert dataset.images.shape == (1797, 8, 8, 1)
     assert dataset.labels is not None
@@ -161,7 +161,7 @@ def test_digits_are_the_known_ones() -> None:
 
 @pytest.mark.parametrize(("size", "channels"), [(16, 1), (40, 3)])
 def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
-    images = load(TrainConfig(image_size=size, channels=channels)).train.images
+    images = load_digits(TrainConfig(image_size=size, channels=channels)).train.images
     assert images.shape == (1797, size, size, channels)
     assert images.dtype == np.uint8
     assert np.array_equal(images[..., 0], images[..., -1])

@@ -17,12 +17,11 @@ from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.agreement import arithmetic
-from trainer.data import in_memory
+from trainer.cluster.meeting import arithmetic
+from trainer.data import examples as examples_module
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, Subset
+from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
-from trainer.data.in_sequence import InSequence
 from trainer.run.start import StartedJob
 
 
@@ -76,9 +75,9 @@ def test_one_file_is_sampled_at_several_places(tmp_path: Path, at: int) -> None:
     assert known(file) != before
 
 
-def test_of_shards_the_index_is_read_alone(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "index.json").write_text("{}")
-    (tmp_path / "shard-0").write_bytes(b"1")
+def test_of_prepared_data_the_index_is_read_alone(tmp_path: Path) -> None:
+    (tmp_path / "pieces.json").write_text("{}")
+    (tmp_path / "train-00000.x.npy").write_bytes(b"1")
     assert known(tmp_path)["files of data"] == 1
 
 
@@ -105,7 +104,7 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
 
 
 def test_every_part_of_a_large_array_is_sampled(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(in_memory, "WHOLE_BYTES", 5000)  # a quarter: one row of four
+    monkeypatch.setattr(examples_module, "WHOLE_BYTES", 5000)  # a quarter: one row of four
     same = content_of(dataset(), rows=True)
     assert content_of(dataset(), rows=True) == same
     assert all(content_of(dataset(slice(first, first + 7)), rows=True) != same for first in range(0, 4993, 499))

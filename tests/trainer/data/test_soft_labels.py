@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.support import largest_difference, refused, run_steps, small, weights
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
-from trainer.data.soft_labels import own_share, softening
+from trainer.data.training_rows import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.measures.evaluation import evaluation
 from trainer.models.classifier import SoftAccuracy, SoftCrossentropy

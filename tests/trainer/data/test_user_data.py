@@ -16,9 +16,8 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.data.dataset import Dataset, NestedArrays
-from trainer.data.random_access import RandomAccess
 from trainer.data.sources import load_dataset
-from trainer.data.user_data import own_dataset
+from trainer.data.user_data import RandomAccess, own_dataset
 from trainer.invariance.layers import depends_on_replicas
 from trainer.models import construction
 from trainer.models.construction import build_model

@@ -90,8 +90,9 @@ def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
 def test_xla_does_not_compile_a_step_of_passes() -> None:
     config = small("--model=mlp", "--jit_compile", *WAYS[0])
     setup = build_setup(config, make_replicas(config))
-    trial = setup.timed_steps(0)
-    assert choose(config, trial, 50) == XlaChoice(False, "XLA would keep all of micro_batches=4 in memory at once")
+    assert choose(config, setup.model, setup.replicas, 50, lambda: 1) == XlaChoice(
+        False, "XLA would keep all of micro_batches=4 in memory at once"
+    )
 
 
 def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.data.augment import crop, flip
 from trainer.data.dataset import Arrays, Dataset
+from trainer.data.training_rows import crop, flip
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
@@ -334,9 +334,16 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
 @pytest.mark.parametrize(("flags", "line"), [
     (["--model=tests.models:own_batch_norm", "--sync_batch_norm=false"], "use --sync_batch_norm=true"),
     (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
+    (["--model=tests.planted_dependences:own_noise"], "the step draws by tf.random.uniform"),
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
-    assert line in "\n".join(replica_check.compare(resolve(["--data=digits", *flags, *CHECKED]).config)[0])
+    data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"
+    assert line in "\n".join(replica_check.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
+
+
+def test_check_refuses_what_float64_lacks(separate_steps: None) -> None:
+    with refused("does not have in float64: use --precision=float32"):
+        replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

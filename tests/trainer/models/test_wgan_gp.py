@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support import run_steps, small
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.batches import Schedule, row_order
-from trainer.data.digits import load
+from trainer.data.image_arrays import load_digits
 from trainer.invariance.step import StepContext
 from trainer.models.gan import OfGAN, build_critic, build_generator, filters
 from trainer.models.wgan_gp import gradient_norms
@@ -121,7 +121,7 @@ def test_the_first_step_is_that_of_the_paper() -> None:
     step = StepContext(config.seed, tf.constant(0, tf.int64), 0, 16, 16)
     noise = step.normal((2, model.latent_dim), stream="noise")
     epsilon = step.uniform((1, 1, 1, 1), stream="interpolation")[:, 0]
-    digits: Any = load(config).train
+    digits: Any = load_digits(config).train
     (rows,) = next(iter(row_order(digits, Schedule(1797, 16, 1, config.seed), 0, 1))).numpy()
     reals = tf.constant(digits.images[rows] / 127.5 - 1)
 

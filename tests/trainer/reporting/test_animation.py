@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.support import run_job, small
-from trainer.reporting.animation import animated, frames_of
+from trainer.reporting.reporter import animated, frames_of
 
 
 def saved(folder: Path, step: int, size: tuple[int, int] = (40, 30), mode: str = "L") -> Path:

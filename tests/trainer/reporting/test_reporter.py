@@ -14,20 +14,14 @@ import pytest
 import tensorflow as tf
 
 from trainer.base.log import log, start_logging
+from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import append_stats, drop_stats_after
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.terminal import duration
 from trainer.data.images import encode_png, grid, to_uint8
-from trainer.reporting import console
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
-from trainer.reporting.resources import (
-    Gpus,
-    memory_gib,
-    parse_nvidia_smi,
-    peak_device_memory_gib,
-    peak_memory_gib,
-)
-from trainer.reporting.tensorboard import EventFiles
-from trainer.reporting.tuning import TuningMetric
+from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, status_line
+from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib, peak_memory_gib
 
 
 def events(folder: Path) -> list[Any]:
@@ -117,26 +111,33 @@ def test_a_status_line_is_complete() -> None:
         "losses": {"loss": 2.0}, "metrics": {"accuracy": 0.5}, "images_per_second": 1280.4, "step_seconds": 0.5,
         "memory_gib": 1.0, "gpus": [{"memory_gib": 3.0, "utilization_percent": 87.0}],
     }  # fmt: skip
-    assert console.status_line(entry, progress) == (
+    assert status_line(entry, progress) == (
         "step 500/1,000  epoch 12.5  loss 2  accuracy 0.5  1,280 images/s  0.5 s/step  1.00 GiB  GPU 3.0 GiB 87 %  "
         "4:10 left"
     )
     entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
-    assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in console.status_line(entry, progress)
+    assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in status_line(entry, progress)
 
 
 @pytest.mark.parametrize("name", ["critic_loss", "loss[0]", "[/loss]"])
 def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     progress = Progress(0, 20, steps_per_epoch=4, examples_per_step=8)
-    bar = console.Bar(progress)
+    reporter = Reporter(
+        TrainConfig(tensorboard=False),
+        JobDir(tmp_path, tmp_path / "checkpoints", tmp_path / "logs", tmp_path / "model"),
+        progress,
+        lambda: None,
+    )
+    reporter.begin()
     for _ in range(2):
-        progress.advance(StepLogs((name,), np.full((5, 1), 1.25), {}), 1.0)
-        bar.update(progress, {name: 1.25})
-    bar.close()
+        logs = StepLogs((name,), np.full((5, 1), 1.25), {})
+        progress.advance(logs, 1.0)
+        reporter.on_call(progress, logs)
+    reporter.close()
     assert f"10/20 40 images/s  0:02 left  {name} 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
 
 
@@ -165,18 +166,11 @@ def test_losses_and_metrics_are_grouped() -> None:
     }
 
 
-def test_nvidia_smi_is_read() -> None:
-    assert parse_nvidia_smi("2048, 87\n1024, [N/A]\nsome other line\n") == [
-        {"memory_gib": 2.0, "utilization_percent": 87.0},
-        {"memory_gib": 1.0, "utilization_percent": None},
-    ]
-
-
 def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holds the tool back until the first report is out; it is then asked for the GPUs of this process only."""
     answers, tool = tmp_path / "answers", tmp_path / "nvidia-smi"
     os.mkfifo(answers)
-    tool.write_text(f'#!/bin/sh\necho "$1" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
+    tool.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/calls\nread line < {answers}\necho "$line"\necho "9, 9"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")

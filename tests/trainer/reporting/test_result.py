@@ -1,17 +1,18 @@
 """Tests the counts over restarts: repeated steps, seconds, failures, and restarts that cannot help."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, UserError
+from trainer.base.run_files.goodput import OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import last_reported_step, read_result
 from trainer.base.settings.train_config import TrainConfig
-from trainer.reporting.progress import Progress
+from trainer.reporting.progress import Progress, WorkerWaits
 from trainer.reporting.result import RunResult, refuse_hopeless_restart
-from trainer.reporting.slow_worker import WorkerWaits
 
 CONFIG = TrainConfig(job_dir="somewhere", steps=100)
 
@@ -102,9 +103,46 @@ def test_a_slow_worker_is_named_once(tmp_path: Path) -> None:
     """The second of three workers waits 40 % of the time for its batches, and the others for it."""
     waits, run_result = WorkerWaits(), begun(tmp_path)
     verdicts = [waits.count((0.1, 2.1, 0.1), 5.0) for _ in range(8)]
-    assert verdicts[:5] == [None] * 5  # less than LEAST_SECONDS of steps
+    assert verdicts[:5] == [None] * 5  # less than 30 seconds of steps
     assert [(verdict[0], round(verdict[1], 6)) for verdict in verdicts[5:] if verdict] == [(1, 0.4)] * 3
     for why in ("the others wait for its batches", "its GPUs alone are idle"):
         run_result.name_slow("worker 1", why)
     assert written(run_result)["slow_worker"] == {"name": "worker 1", "why": "the others wait for its batches"}
     assert WorkerWaits().count((9.0,), 99.0) is None  # one worker has nobody who waits for it
+
+
+def test_seconds_are_in_one_class_over_restarts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process is killed 7 s after its last result.json; the job goes on 20 s later, or another job does."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("time.time", lambda: 1000.0 + now)
+    monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
+    first = Goodput(100.0, {})
+    for seconds, phase in ((30.0, STEP), (50.0, SAVE), (2.0, STEP)):
+        now += seconds
+        first.enter(phase)
+    first.move(1.5, SAVE, OTHER)
+    before: dict[str, Any] = {
+        "state": "running",
+        "goodput": first.seconds(),
+        "wall_seconds": 82.0,
+        "written_at": 1000.0 + now,
+    }
+    assert before["goodput"] == {**dict.fromkeys(before["goodput"], 0.0), START: 30, STEP: 50, SAVE: 0.5, OTHER: 1.5}
+    (tmp_path / ".alive").touch()
+    os.utime(tmp_path / ".alive", (1000.0 + now + 7,) * 2)
+    now += 27
+    for paid, restarts, unpaid in ((True, 20.0, 0.0), (False, 0.0, 20.0)):
+        again = Goodput(now, before)
+        again.recover(before, tmp_path, paid=paid)
+        found = again.seconds()
+        assert (found["wasted_progress_from_disruption"], again.unpaid_seconds) == (7.0, unpaid)
+        assert found["infrastructure_recovery_from_disruption"] == restarts
+        assert sum(found.values()) == 82 + 7 + restarts
+    (tmp_path / ".alive").write_text(f"{1000.0 + now - 60} none")  # killed before it wrote a result.json
+    os.utime(tmp_path / ".alive", (1000.0 + now - 10,) * 2)
+    first = Goodput(now, {})
+    first.recover({}, tmp_path, paid=False)
+    assert (sum(first.seconds().values()), first.unpaid_seconds) == (50, 10)
+    older = Goodput(now, {"wall_seconds": 12.0})
+    assert older.seconds()["other"] == 12.0, "of a version that counted no classes"

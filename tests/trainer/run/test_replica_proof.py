@@ -8,6 +8,7 @@ import pytest
 
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from tests.support import fresh_collectives, refused
+from trainer.base.errors import PlatformFault
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, replica_proof
@@ -82,18 +83,52 @@ def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
         "problems": [],
         "reason": "",
         "equal_bits": False,
+        "by_settings": False,
+        "fault": False,
     }
 
 
-def test_what_cannot_be_compared_is_one_warning(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
+    """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
+    words = [f"--{name}=tests.planted_dependences:{of}" for name, of in (("model", "of_words"), ("data", "words"))]
+    config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
+    assert compare_few_rows(config) == {"agrees": True, "problems": [], "reason": "", "equal_bits": True}
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--data=tests.planted_dependences:other_rows", "a second reading gives other rows (training digest: "),
+    ("--model=tests.planted_dependences:other_weights", "a second model starts from other weights, "),
+])  # fmt: skip
+def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line: str) -> None:
+    (problem,) = compare_few_rows(settings("row_losses", flag))["problems"]
+    assert line in problem
+
+
+def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(replica_proof, "LONGEST_SECONDS", 0.01)
     proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
     verdict = proof.verdict()
     proof.close()
-    line = "it took longer than 0.01 s: python -m trainer.check with the same flags has no limit"
-    assert (verdict.agrees, verdict.reason) == (None, line)
     assert proof._child.returncode is not None
+    assert (verdict.agrees, verdict.fault) == (None, False)
+    assert verdict.not_compared.startswith("it took longer than")
     judge(verdict, allowed=False)
+    judge(verdict, allowed=True, paid=True)
+    assert "one replica and two were not compared before training: it took longer" in caplog.text
+    with refused("then pay for several replicas with --allow_replica_dependence"):
+        judge(verdict, allowed=False, paid=True)
+    by_settings = ReplicaVerdict(None, reason="sync_batch_norm=false", by_settings=True)
+    judge(by_settings, allowed=False, paid=True)
+    assert by_settings.not_compared == ""
+
+
+def test_a_comparison_that_fails_by_itself_ends_the_run() -> None:
+    verdict = ReplicaVerdict(None, reason="Collective instance 100", fault=True)
+    judge(verdict, allowed=True)
+    with pytest.raises(PlatformFault, match="not compared before training: Collective instance 100: --allow_replica"):
+        judge(verdict, allowed=False)
 
 
 def test_a_mistake_in_the_child_is_the_reason() -> None:

@@ -430,7 +430,6 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
     (tmp_path / "out" / "predictions-00002.jsonl").write_text("kept")
     assert command.main(flags) == 0
     read = {path.name: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert json.loads(read.pop("speed.json"))["rows"] == 9  # the new answers alone
     assert json.loads(read.pop("answers_of.json"))["model"] == dict(model.about.files)
     with (tmp_path / "rows.jsonl").open("a") as file:
         file.write("\n[[2]]")

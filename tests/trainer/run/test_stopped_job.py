@@ -1,7 +1,8 @@
-"""Tests real trainings that end themselves at a limit: what they leave, and that the same command goes on."""
+"""Tests jobs that end themselves at a limit, by a planted clock: who decides, what they leave, how they go on."""
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -10,29 +11,40 @@ import pytest
 
 from tests.drill import last_state, lines, losses, numbers, read
 from tests.fixtures import Make, Patch
-from tests.nvidia_smi import PlantedGpu
+from tests.planted_watch import PlantedWatch
 from tests.support import Signals
 from tests.support import run_job as run
-from trainer.base.run_files.stop_limits import LIMITS, StopLimits
+from trainer.base import limit_watch
+from trainer.base.limit_watch import LIMITS, LOOK_S, StopLimits
+from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.tracking.tracked_files import RunFiles
-from trainer.run import job
-from trainer.training import limit_watch
+from trainer.run.job import JobWatch
+from trainer.training.preemption import StopRequest
 
 FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--report_every_steps=5",
          "--evaluation_fraction=0.2", f"--callbacks={__name__}:callbacks")  # fmt: skip
-STALL = 23  # the step after which the first start waits
-LIMIT_SECONDS = 30.0
+IDLE = StopLimits(idle_s=1800.0)
+LONGEST_SECONDS = 120.0  # that a start waits for its watch
 
 
 class Stalling(keras.callbacks.Callback):
-    """Waits after a step until a guard ends the run."""
+    """Lets an hour of the planted clock pass at a step, and waits there until the watch has decided to end the run."""
 
-    request: Any = None  # of the run that is to wait
+    planted: Any = None  # of the run
+    step: int | None = None  # None: it lets an hour pass at each step, and waits nowhere
+    request: Any = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._pass(0)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.request and int(self.model.optimizer.iterations) == STALL:
-            until = time.monotonic() + LIMIT_SECONDS
-            while not self.request().reason and time.monotonic() < until:
+        self._pass(int(self.model.optimizer.iterations))
+
+    def _pass(self, step: int) -> None:
+        if self.planted and self.step in (None, step):
+            self.planted.now += 3600.0
+            until = time.monotonic() + LONGEST_SECONDS
+            while self.step is not None and not self.request().reason and time.monotonic() < until:
                 time.sleep(0.01)
 
 
@@ -40,23 +52,16 @@ def callbacks() -> list[keras.callbacks.Callback]:
     return [Stalling()]
 
 
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: Patch) -> PlantedGpu:
-    """Returns a GPU that the job believes to train on, and lets its guard look often."""
-    monkeypatch.setattr(job, "local_devices", lambda config, cluster: ("GPU:0",))
-    monkeypatch.setattr(limit_watch, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr("trainer.reporting.resources._QUERY_EVERY_SECONDS", 0.05)
-    return PlantedGpu(tmp_path / "bin", monkeypatch, 3)
-
-
-def test_a_job_ends_itself_and_the_same_command_goes_on(
-    gpu: PlantedGpu, small_config: Make, tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
     config, signals = small_config(*FLAGS), Signals(monkeypatch)
+    planted = PlantedWatch(monkeypatch, 3.0)
+    monkeypatch.setattr(limit_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(Stalling, "planted", planted)
     monkeypatch.setattr(Stalling, "request", lambda self: signals._stop)
-    over, idle = StopLimits(over_s=0.05, factor=1.5), StopLimits(idle_s=0.5)
-    for limits, reason, steps in ((over, over.over, 1), (idle, idle.idle, STALL + 1)):
+    over = StopLimits(over_s=1800.0, factor=1.5)
+    for limits, reason, stall, steps in ((over, over.over, 0, 1), (IDLE, IDLE.idle, 23, 24)):
+        monkeypatch.setattr(Stalling, "step", stall)
         monkeypatch.setenv(LIMITS, limits.text)
         folder = run(config)
         result = read(folder / "result.json")
@@ -65,9 +70,9 @@ def test_a_job_ends_itself_and_the_same_command_goes_on(
         assert not (folder / "model").exists()
         assert RunFiles(folder, "x").run(ended=True).state == "killed"  # as trackers show it
 
-    gpu.use(95)
-    monkeypatch.setattr(Stalling, "request", None)
-    monkeypatch.setenv(LIMITS, StopLimits(idle_s=0.5, over_s=1e5, factor=1.5).text)
+    planted.percent = (95.0,)
+    monkeypatch.setattr(Stalling, "step", None)
+    monkeypatch.setenv(LIMITS, StopLimits(idle_s=1800.0, over_s=1e6, factor=1.5).text)
     run(config)
     result = read(folder / "result.json")
     assert (result["state"], result["error"], result["restarts"], result["steps_repeated"]) == ("done", None, 0, 0)
@@ -79,3 +84,72 @@ def test_a_job_ends_itself_and_the_same_command_goes_on(
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+class Worker:
+    """Holds a worker's watch, and the worker that it names as slow."""
+
+    def __init__(self, monkeypatch: Patch, peers: Any = None) -> None:
+        monkeypatch.setenv(LIMITS, IDLE.text)
+        self.planted, self.request, self.slow = PlantedWatch(monkeypatch), StopRequest(), set[str]()
+        self._goodput = Goodput(0.0, {})
+        result = SimpleNamespace(
+            goodput=self._goodput, job_began_at=time.time(), name_slow=lambda name, why: self.slow.add(name)
+        )
+        cluster = SimpleNamespace(name=lambda index: f"worker {index}")
+        job: Any = SimpleNamespace(peers=peers, result=result, cluster=cluster)
+        self._watch = JobWatch(job, self.request)
+
+    def spend(self, seconds: float, phase: str, *percent: Any) -> None:
+        """Lets the run be in a phase, with its GPUs used so much, until it is told to end."""
+        self._goodput.enter(phase)
+        self.planted.percent, until = percent, self.planted.now + seconds
+        while self.planted.now < until and not self.request.reason:
+            self.planted.now += LOOK_S
+            self._watch.look()
+
+
+def test_phases_that_need_no_gpu_are_no_stall(monkeypatch: Patch) -> None:
+    """They neither count nor begin the time anew."""
+    worker = Worker(monkeypatch)
+    worker.spend(7200, START, 0.0)
+    for _ in range(10):
+        worker.spend(900, STEP, 0.0)
+        worker.spend(3600, EVENTS, 0.0)
+        worker.spend(3600, SAVE, 0.0)
+        worker.spend(LOOK_S, STEP, 50.0)
+    assert not worker.request.reason
+    for _ in range(3):
+        worker.spend(890, STEP, 0.0)
+        worker.spend(3600, EVENTS, 60.0)
+    assert worker.request.reason == IDLE.idle
+
+
+class Peers:
+    """Stands for the connections to another worker, whose GPUs have been idle for `other` seconds."""
+
+    def __init__(self, *, is_chief: bool = True) -> None:
+        self.is_chief, self.stop_reason, self.other, self.stopped = is_chief, "", 0.0, ""
+
+    def share_idle(self, seconds: float) -> list[float]:
+        return [seconds, self.other]
+
+    def stop(self, reason: str) -> None:
+        self.stopped = reason
+
+
+def test_one_idle_worker_of_two_is_named_and_stops_nothing(monkeypatch: Patch) -> None:
+    peers = Peers()
+    worker = Worker(monkeypatch, peers)
+    worker.spend(3600, STEP, 0.0)
+    assert (worker.request.reason, worker.slow) == ("", {"worker 0"})
+    peers.other = 1800.0
+    worker.spend(60, OTHER, 0.0)
+    assert worker.request.reason == peers.stopped == IDLE.idle
+    peers = Peers(is_chief=False)
+    worker = Worker(monkeypatch, peers)
+    worker.spend(7200, STEP, 0.0)
+    assert not worker.request.reason
+    peers.stop_reason = "the chief says so"
+    worker.spend(LOOK_S, STEP, 90.0)
+    assert worker.request.reason == "the chief says so"

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, ClassVar
 
 import keras
@@ -42,7 +43,16 @@ def run(
     progress = Progress(first, total, steps_per_epoch=10, examples_per_step=8)
     callbacks = keras.callbacks.CallbackList([], model=steps.model)
     control = Control(make_replicas(TrainConfig()), StopRequest()) if control is None else control
-    train(steps, None, progress, hooks, callbacks, lambda progress, logs: {}, CallSize(most_steps), control)
+    train(
+        partial(steps, None),
+        steps.model,
+        progress,
+        hooks,
+        callbacks,
+        lambda progress, logs: {},
+        CallSize(most_steps),
+        control,
+    )
     return progress
 
 

@@ -167,10 +167,6 @@ def test_a_quoted_error_is_its_cause_and_shows_where_it_is_cut(text: str, line: 
     assert message is None or message_of(ValueError(text)) == message
 
 
-def test_the_reason_of_an_error_of_keras_has_no_escape_codes() -> None:
-    assert reason(ValueError("in call().\n\n\x1b[1mno \x1b[31;1mshape\x1b[0m")) == "in call(). no shape"
-
-
 def test_a_model_made_at_import_is_refused_on_several_replicas(small_config: Make, caplog: Log) -> None:
     flags = (f"{MODEL}at_import", "--steps=1", "--global_batch_size=8")
     run_job(small_config(*flags))

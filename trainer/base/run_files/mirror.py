@@ -156,4 +156,5 @@ def _keep_unsent(scratch: Path) -> None:
             shutil.rmtree(older, ignore_errors=True)
         backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         scratch.rename(backup)
-        log.warning(f"files that an earlier start of this run could not upload are kept in {backup}")
+        kept = f"files that an earlier start of this run could not upload are kept in {backup}"
+        log.warning(f"{kept}: copy what you miss, or remove it")

@@ -33,7 +33,7 @@ class RunInfo(TypedDict, total=False):
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
     compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
-    replica_check: dict[str, Any]  # whether one replica and two agreed before training: as Verdict of replica_proof.py
+    replica_check: dict[str, Any]  # whether one replica and two agreed before training: a ReplicaVerdict
     equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
@@ -101,6 +101,7 @@ class Result(TypedDict, total=False):
     restarts: int
     steps_repeated: int
     rollbacks: int
+    not_compared: str  # why the steps of one replica and of two were not compared before training, if they were to be
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]

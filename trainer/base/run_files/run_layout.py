@@ -6,7 +6,6 @@ RESULT = "result.json"
 GPU_CHECK = "gpu_check.json"  # of `trainer.check --on_gpus`
 RUN_FILES = (RUN_INFO, STATS, RESULT)
 BILLED = "billed.json"  # what the jobs of Vertex AI that wrote here cost, written by `deploy`
-SPEED = "speed.json"  # of answers to a file of rows: how many, and the seconds that they took
 CLASSES = "classes.json"  # of a classifier that was evaluated
 SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete

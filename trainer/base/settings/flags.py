@@ -45,6 +45,11 @@ class Parser(argparse.ArgumentParser):
         """Returns the names of all arguments in the namespace."""
         return [action.dest for action in self._actions]
 
+    @property
+    def flags(self) -> list[str]:
+        """Returns the names of all flags, without those of positional arguments."""
+        return [name.removeprefix("--") for name in self._option_string_actions]
+
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns the namespace and the unknown arguments, as argparse does; parse_args calls it too."""
         words = list(sys.argv[1:] if args is None else args)
@@ -53,7 +58,7 @@ class Parser(argparse.ArgumentParser):
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Returns the namespace. Raises UserError with the nearest name for an unknown flag."""
         options, unknown = self.parse_known_args(args, namespace)
-        refuse_unknown(unknown, [name.removeprefix("--") for name in self._option_string_actions])
+        refuse_unknown(unknown, self.flags)
         return options
 
     def error(self, message: str) -> NoReturn:

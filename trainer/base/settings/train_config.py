@@ -14,10 +14,10 @@ from trainer.base.settings.fields import setting
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
 MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp", "r3gan")}
 DATA_SOURCES = {
-    "digits": "trainer.data.digits:load",
-    "mnist": "trainer.data.keras_datasets:load",
-    "fashion_mnist": "trainer.data.keras_datasets:load",
-    "cifar10": "trainer.data.keras_datasets:load",
+    "digits": "trainer.data.image_arrays:load_digits",
+    "mnist": "trainer.data.image_arrays:load_keras",
+    "fashion_mnist": "trainer.data.image_arrays:load_keras",
+    "cifar10": "trainer.data.image_arrays:load_keras",
 }
 
 # Prefixes of a path, as in folder:photos, for data whose kind is not recognised.
@@ -86,7 +86,7 @@ class TrainConfig:
     initial_model: str = _training("", "start from the weights of a saved template model, a model.keras", reads=True)
 
     data_memory_mib: int = _data(
-        4096, "prepared shards larger than this are read row by row, in constant memory", unit="MiB", minimum=0
+        4096, "prepared data larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
     data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
@@ -111,7 +111,9 @@ class TrainConfig:
         True, "multiply float32 as TensorFloat-32, with 10 bits after the point, on GPUs that can (A100, L4, H100)"
     )
     jit_compile: str = _devices(
-        "auto", "compile the step with XLA; auto: on one device, if it proves faster", choices=("auto", "true", "false")
+        "auto",
+        "compile the step with XLA; auto: in a long run on one GPU, or on a CPU without oneDNN",
+        choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
     shard_optimizer: bool = _devices(

@@ -166,10 +166,6 @@ class Gcs:
         self._read(remote, content, lambda size: None, NEVER)
         return content.getvalue()
 
-    def read_first(self, remote: Remote) -> bytes:
-        """Returns the first piece of an object, which is all of a small one; its checksum is not verified."""
-        return self._piece(remote, 0, NEVER) if remote.size else b""
-
     def _read(
         self, remote: Remote, target: IO[bytes], on_bytes: Callable[[int], None], cancelled: threading.Event
     ) -> None:

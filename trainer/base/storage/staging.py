@@ -123,8 +123,6 @@ class Staged:
                 part, whole = self.home / "parts" / str(numbers[below]), self.local / below
                 self._gcs.download(missing[below], part, advance, cancelled)
                 whole.parent.mkdir(parents=True, exist_ok=True)
-                # Generations are in µs: the same time on every machine, which prepared shards compare.
-                os.utime(part, ns=(missing[below].generation * 1000,) * 2)
                 os.replace(part, whole)
 
             in_parallel(transfer, missing, self._gcs.limits.workers)

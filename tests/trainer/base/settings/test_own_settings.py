@@ -1,15 +1,11 @@
 """Tests that keyword-only parameters of a user's functions are settings like ours, read without importing them."""
 
-import ast
 import dataclasses
 import importlib
 import json
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -101,19 +97,6 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
     assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (True, 0.998, False)
     with refused("--help lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"):
         resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
-
-
-def test_help_has_them_in_groups_of_their_own(mine: Path, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        resolve([*OWN, "--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "settings of model=mine.nets:build and data=mine.data:load: --my_lambda NUMBER a number (default: 0.3)" in (
-        shown
-    )
-    assert "settings of model=mine.nets:build: --depth INT a whole number; one of 2, 4 (default: 2)" in shown
-    assert "--units INT units of the hidden layer (default: 32)" in shown
-    assert "--rows INT a whole number (required)" in shown
-    assert "_cache" not in shown
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -220,8 +203,9 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     package = write(tmp_path / "code", nets=NETS, data=DATA, widths="WIDE = 8")
     write(tmp_path / "here", nets="def build(c, d, *, other: int = 1): pass")
     monkeypatch.chdir(tmp_path / "here")
-    flags = ["l4x1", *OWN, "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo", f"--package={package}"]
-    assert deploy(["render", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
+    where = ["--region=us-central1", "--bucket=gs://my-bucket", "--project=p"]
+    flags = ["l4x1", *OWN, *where, "--name=demo", f"--package={package}"]
+    assert deploy(["submit", "--spec", *flags, "--rows=9", "--depth", "4", "--l2=none"]) == 0
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
     for wrong, line in {
@@ -229,14 +213,14 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
         "--depth=5": "flags: depth=5 must be one of 2, 4.",
         "--other=1": "unknown flag --other",
     }.items():
-        assert deploy(["render", *flags, "--rows=9", wrong]) == 2
+        assert deploy(["submit", "--spec", *flags, "--rows=9", wrong]) == 2
         assert line in capsys.readouterr().err
-    assert deploy(["render", *flags]) == 2
+    assert deploy(["submit", "--spec", *flags]) == 2
     assert "rows is missing, one of the settings of data=mine.data:load" in capsys.readouterr().err
     write(package.parent, data="def load(config, *, bucket: str = 'b'): pass")
-    assert deploy(["render", *flags, "--rows=9"]) == 2
+    assert deploy(["submit", "--spec", *flags, "--rows=9"]) == 2
     assert (
-        "--bucket is a flag of `python -m deploy render` and a setting of your own: rename" in capsys.readouterr().err
+        "--bucket is a flag of `python -m deploy submit` and a setting of your own: rename" in capsys.readouterr().err
     )
 
 
@@ -244,8 +228,8 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
 def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsys: Capture) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: mine.nets:build\ndata: mine.data:load\nrows: 9\nl2: null\n")
-    flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--name=demo"]
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
+    flags = [f"--recipe={recipe}", "--region=us-central1", "--bucket=gs://my-bucket", "--project=p", "--name=demo"]
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--my_lambda=1"]) == 0
     spec = yaml.safe_load(capsys.readouterr().out)
     assert {"--rows=9", "--l2=none", "--my_lambda=1.0"} <= {*spec["workerPoolSpecs"][0]["containerSpec"]["args"]}
     spec["workerPoolSpecs"][0] |= {
@@ -253,12 +237,12 @@ def test_a_recipe_file_and_a_tier_pass_them_on(mine: Path, tmp_path: Path, capsy
     }  # fmt: skip
     del spec["workerPoolSpecs"][0]["containerSpec"]
     (tmp_path / "tier.yaml").write_text(yaml.safe_dump(spec))
-    assert deploy(["render", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
+    assert deploy(["submit", "--spec", str(tmp_path / "tier.yaml"), *flags[1:], f"--package={mine}"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=relu"]) == 0
     assert "act=" not in capsys.readouterr().err
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=mine.yaml"]) == 0
     assert "warning: act=mine.yaml: this path exists here, but the job's machines cannot" in capsys.readouterr().err
-    assert deploy(["render", "l4x1", *flags, f"--package={mine}", "--act=gs://my-bucket/mine.csv"]) == 0
+    assert deploy(["submit", "--spec", "l4x1", *flags, f"--package={mine}", "--act=gs://my-bucket/mine.csv"]) == 0
     assert "but open() and NumPy need --act=/gcs/my-bucket/mine.csv" in capsys.readouterr().err
     overrides = parse(parser("compare", "", ""), ["--rows=7", *OWN])[1]
     assert overrides.resolve().rows == 7  # type: ignore[attr-defined]
@@ -319,37 +303,3 @@ def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
     assert load_function(config.model, "model", ("config", "dataset"), config)(config, None).layers[0].units == 32
     with refused("data=mine.data:load: it is called with (config), but takes"):
         load_function(config.data, "data", ("config",), config)
-
-
-def test_a_thread_that_parses_does_not_disturb_the_reading(mine: Path) -> None:
-    """Each collection of garbage lets another thread parse, and leaves garbage for the next one."""
-    asked: SimpleQueue[str] = SimpleQueue()
-    parsed: SimpleQueue[ast.Module] = SimpleQueue()
-
-    class Garbage:
-        def __init__(self) -> None:
-            self.itself = self
-
-        def __del__(self) -> None:
-            asked.put("a = 1")
-            with suppress(Empty):  # the collection may hold a lock that the thread needs
-                parsed.get(timeout=0.1)
-            if more:
-                more.pop()
-                Garbage()
-
-    def parse_all() -> None:
-        for source in iter(asked.get, ""):
-            parsed.put(ast.parse(source))
-
-    more = [True] * 200
-    other = threading.Thread(target=parse_all)
-    other.start()
-    write(mine.parent, nets=NETS + "values = [1]\n" * 2000)
-    Garbage()
-    try:
-        assert read_signature("mine.nets:build", "model").parameters
-    finally:
-        more.clear()
-        asked.put("")
-        other.join()

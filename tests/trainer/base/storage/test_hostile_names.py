@@ -21,7 +21,7 @@ COLLIDING = (
     "a", "a/b", "a//b", "a/./b", "a/../../b", f"{STEP}/manifest.json", f"{STEP}/manifest.json/x", STEP, f"{STEP}/a/b",
     f"{STEP}/../../../x", f"{STEP}/a\nb", f"checkpoints/step-{'9' * 300}/manifest.json",
     "checkpoints/../x/manifest.json",
-    "checkpoints/step-00000002/manifest.json", "run.json", "run.json/x", "model/model.keras/../../x", "index.json",
+    "checkpoints/step-00000002/manifest.json", "run.json", "run.json/x", "model/model.keras/../../x", "pieces.json",
     "x.tfrecord", "../x.tfrecord",
 )  # fmt: skip
 _part = st.sampled_from([".", "..", "a", "b", "step-1", "manifest.json", "checkpoints", "x" * 260, "\n", "é" * 130])

@@ -15,8 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import DATA_KINDS, TrainConfig, split_kind
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import files_of
-from trainer.data.pieces import source_of
-from trainer.data.prepare import prepare
+from trainer.data.prepare import prepare, source_of
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
 from trainer.run.training_setup import build_setup
@@ -98,11 +97,14 @@ def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp
     assert proxy.count("GET", "alt=media") == reads
 
 
-def test_shards_of_no_index_are_not_fetched(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
-    _, remote = filled(bucket, tmp_path / "d", "shards")
-    bucket.put("d/train-99999.bin", b"left over")
-    load_dataset(config(remote, tmp_path / "cache"))
-    assert proxy.count("GET", "train-99999.bin") == 0
+def test_a_bucket_is_prepared_to_the_same_pieces(bucket: Bucket, tmp_path: Path, kind: str) -> None:
+    folders = []
+    for data in filled(bucket, tmp_path / "d", kind):
+        folders.append(tmp_path / f"prepared{len(folders)}")
+        prepare(config(data, tmp_path / "cache"), folders[-1], 1, lambda done, total: None)
+    here, there = ({file.name: file.read_bytes() for file in folder.glob("*.npy")} for folder in folders)
+    assert here == there
+    assert here
 
 
 @pytest.mark.parametrize("setting", ["fid_features", "fid_weights"])

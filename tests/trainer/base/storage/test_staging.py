@@ -5,10 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.fuzz import examples
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import Proxy
@@ -120,28 +117,6 @@ def test_a_file_cannot_be_a_folder_too(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("d/a/b", b"2")
     with pytest.raises(UserError, match=r"'a/b' cannot be a local file: 'a' is an object too: rename it"):
         staged(bucket, "d", tmp_path)
-
-
-_any = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30)
-_path = st.lists(st.sampled_from(["", ".", "..", "a", "b"]) | _any, min_size=2, max_size=6).map("/".join)
-
-
-@examples(300)
-@given(st.lists(_any | _path, max_size=5))
-def test_any_names_are_refused_or_stay_below_the_root(tmp_path: Path, names: list[str]) -> None:
-    root = tmp_path / "root"
-    try:
-        _refuse_names(names, root, "data=gs://b/d")
-    except UserError as error:
-        assert len(str(error).splitlines()) == 1
-        return
-    for name in names:
-        file = root / name
-        assert file.resolve().is_relative_to(root)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(name.encode())
-    assert {str(file.relative_to(root)) for file in root.rglob("*") if file.is_file()} == set(names)
-    shutil.rmtree(root, ignore_errors=True)
 
 
 def test_two_workers_of_one_machine_fetch_once(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

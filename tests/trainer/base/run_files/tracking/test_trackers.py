@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from tests.support import refused
 from tests.trainer.base.run_files.tracking.runs import (
     LOSSES,
     mlflow_files,
@@ -24,10 +23,8 @@ from tests.trainer.base.run_files.tracking.runs import (
 )
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
-from trainer.base.run_files.tracking import mlflow_runs as mlflow_runs_module
-from trainer.base.run_files.tracking import wandb_runs
-from trainer.base.run_files.tracking.sender import Sender, Tracking, open_tracker
-from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles, digest
+from trainer.base.run_files.tracking.sender import Sender, Tracking
+from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
 
 Capture = pytest.CaptureFixture[str]
@@ -90,15 +87,6 @@ def test_what_follows_a_rollback_has_other_names(store: str, tmp_path: Path) -> 
     [known] = mlflow_runs(store, "rollback")
     assert mlflow_history(store, known, "loss") == LOSSES[:2]
     assert mlflow_history(store, known, "loss.2") == [(30, 9.0)]  # MLflow takes no @
-
-
-def test_a_deleted_experiment_is_refused(store: str, tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(store)
-    client.delete_experiment(client.create_experiment("gone"))
-    with pytest.raises(UserError, match=r"^track=mlflow:sqlite.*: the experiment was deleted: restore it"):
-        send(f"mlflow:{store}#gone", plant_run(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(("status", "code", "line"), [
@@ -232,28 +220,6 @@ def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: py
     assert "job" not in RunFiles(tmp_path / "run", "gs://b/run").run(ended=True).tags
 
 
-@pytest.mark.parametrize(("track", "missing", "tensorflow", "line"), [
-    ("mlflow:https://x#y", "mlflow", "2.21", "mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'"),
-    ("mlflow:sqlite:///x.db#y", "alembic", "2.21", "a database file needs the whole package: pip install mlflow"),
-    ("wandb:x", "wandb", "2.21", "the package wandb is missing: pip install 'vertex-trainer[wandb]'"),
-    ("wandb:x", "wandb", "2.17.1", "wandb is missing: pip install 'tensorflow>=2.18' 'vertex-trainer[wandb]'"),
-    ("wandb:x", "", "2.21", "no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline"),
-])  # fmt: skip
-def test_what_a_tracker_needs_is_named(
-    track: str, missing: str, tensorflow: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (mlflow_runs_module, wandb_runs):
-        monkeypatch.setattr(module, "find_spec", lambda name: None if name == missing else name)
-    monkeypatch.setattr(wandb_runs, "version", lambda package: tensorflow)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC"):
-        monkeypatch.delenv(name, raising=False)
-    if not missing:
-        pytest.importorskip("wandb", reason="wandb is not installed here")
-    with refused(line):
-        open_tracker(read_addresses(track)[0])
-
-
 def test_a_tracker_that_hangs_holds_nothing_up(own: Any, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr("trainer.base.run_files.tracking.sender._BEGINNING_S", 0.05)
     monkeypatch.setattr("trainer.base.run_files.tracking.sender._ENDING_S", 0.05)
@@ -314,7 +280,3 @@ def test_the_tracker_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main(["track", str(run), "--track=csv_tracker:open_csv#."]) == 0
     rows = [line.split(",") for line in (tmp_path / "0123456789abcdef.csv").read_text().splitlines()]
     assert [(int(step), float(value)) for name, step, value in rows if name == "loss"] == LOSSES
-
-
-def test_a_digest_is_of_what_is_there_in_any_order() -> None:
-    assert digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1}) != digest({"a": 1, "b": [3]})

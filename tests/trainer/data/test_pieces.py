@@ -1,0 +1,338 @@
+"""Tests that prepared pieces are written atomically from any source, and read with constant memory."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import refused
+from tests.trainer.data.test_sources import png, write_tfrecord
+from tests.workers import ROOT
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data import prepare as prepare_module
+from trainer.data.dataset import Arrays, Dataset
+from trainer.data.pieces import PieceRows
+from trainer.data.prepare import main, prepare, source_of
+from trainer.data.sources import load_dataset
+
+SIZE = 16
+
+
+def config(data: Path, **settings: Any) -> TrainConfig:
+    given: dict[str, Any] = {"image_size": SIZE, "global_batch_size": 1, **settings}
+    return TrainConfig(data=str(data), **given)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Writes class folders of 30 and 20 images, each of one grey level, and 5 for evaluation."""
+    folder = tmp_path / "photos"
+    for split, name, levels in (("train", "a", range(30)), ("train", "b", range(100, 120)), ("val", "a", range(5))):
+        (folder / split / name).mkdir(parents=True)
+        for level in levels:
+            (folder / split / name / f"{level:03d}.png").write_bytes(png(level))
+    return folder
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts ten images into each piece."""
+    monkeypatch.setattr(prepare_module, "source_of", lambda config, per_piece: source_of(config, 10))
+
+
+def quiet(done: int, total: int) -> None:
+    assert 0 < done <= total
+
+
+def levels_of(part: Any) -> list[int]:
+    return part.gather(np.arange(part.count, dtype=np.int32))[0].numpy()[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_pieces_hold_what_the_source_holds(photos: Path, tmp_path: Path, memory: int) -> None:
+    index = prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    assert [entry["examples"] for entry in index["splits"]["train"]] == [10] * 5
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
+    assert isinstance(prepared.train, Arrays if memory else PieceRows)
+    assert levels_of(prepared.train) == levels_of(source.train)
+    assert levels_of(prepared.evaluation) == levels_of(source.evaluation) == list(range(5))
+    rows = np.array([[49, 0], [13, 13]], np.int32)
+    for part in (source, prepared):
+        images, labels = part.train.gather(rows)
+        assert images.shape == (2, 2, SIZE, SIZE, 1)
+        assert images.numpy()[..., 0, 0, 0].tolist() == [[119, 0], [13, 13]]
+        assert labels.numpy().tolist() == [[1, 0], [0, 0]]
+    assert prepared.class_names == source.class_names == ("a", "b")
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_an_interrupted_prepare_goes_on(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "prepared"
+    whole = prepare(config(photos), tmp_path / "whole", 64, quiet)
+
+    def stop_after_three(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop_after_three)
+    with refused(f"data={destination}: prepare was interrupted: run the same python -m trainer.data.prepare again"):
+        load_dataset(config(destination))
+    before = {path: path.stat().st_mtime_ns for path in destination.glob("*.npy")}
+    assert len(before) == 6
+    assert prepare(config(photos), destination, 64, quiet)["splits"] == whole["splits"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path.name for path in destination.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+    assert levels_of(load_dataset(config(destination)).train) == levels_of(load_dataset(config(photos)).train)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("name", ["train-00000.x.npy", "train-00000.y.npy"])
+def test_a_piece_that_went_between_two_attempts_is_made_anew(photos: Path, tmp_path: Path, name: str) -> None:
+    destination = tmp_path / "prepared"
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config(photos), destination, 64, stop)
+    (destination / name).unlink()
+    prepare(config(photos), destination, 64, quiet)
+    assert levels_of(load_dataset(config(destination)).train)[:3] == [0, 1, 2]
+
+
+def test_pieces_of_something_else_are_left_alone(photos: Path, tmp_path: Path) -> None:
+    destination = tmp_path / "prepared"
+    index = prepare(config(photos), destination, 64, quiet)
+    assert prepare(config(photos), destination, 64, quiet) == index
+    with pytest.raises(UserError, match="other data or settings: use another"):
+        prepare(config(photos, image_size=32), destination, 64, quiet)
+    (photos / "train" / "a" / "000.png").write_bytes(png(77))
+    with pytest.raises(UserError, match="other data or settings: use another"):
+        prepare(config(photos), destination, 64, quiet)
+
+
+def test_a_fraction_of_prepared_data_is_refused(photos: Path, tmp_path: Path) -> None:
+    shutil.rmtree(photos / "val")
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    with pytest.raises(UserError, match=r"evaluation_fraction=0\.2: .* has no evaluation part"):
+        load_dataset(config(tmp_path / "prepared", evaluation_fraction=0.2))
+    prepare(config(photos, evaluation_fraction=0.2), tmp_path / "parts", 64, quiet)
+    assert load_dataset(config(tmp_path / "parts", evaluation_fraction=0.2)).evaluation is not None
+
+
+def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "a" / "zzz.png").write_bytes(b"no image")
+    with pytest.raises(UserError, match="1 image files cannot be decoded"):
+        prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    index = prepare(config(photos, skip_bad_images=True), tmp_path / "prepared", 64, quiet)
+    assert [len(entry["skipped"]) for entry in index["splits"]["train"]] == [1]
+    assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_class_without_images_is_not_prepared(photos: Path, tmp_path: Path) -> None:
+    (photos / "train" / "b" / "notes.txt").write_text("")
+    assert prepare(config(photos), tmp_path / "prepared", 64, quiet)["left_out"] == {".txt": 1}
+    for file in (photos / "train" / "b").glob("*.png"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match="class b would have no image to train on"):
+        prepare(config(photos, skip_bad_images=True), tmp_path / "others", 64, quiet)
+
+
+@pytest.mark.parametrize("memory", [4096, 0])
+def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, memory: int) -> None:
+    (photos / "val").rename(tmp_path / "other")
+    (photos / "test").mkdir()
+    (photos / "test" / "7.png").write_bytes(png(7))
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    source, prepared = load_dataset(config(photos)), load_dataset(config(tmp_path / "prepared", data_memory_mib=memory))
+    for found in (source, prepared):
+        assert (found.train.labelled, found.evaluation.labelled) == (True, False)
+        assert levels_of(found.evaluation) == [7]
+    assert prepared.train.gather(np.array([49], np.int32))[1].numpy().tolist() == [1]
+
+
+LEVELS = [1, 2]
+
+
+def of_a_function(config: TrainConfig) -> Dataset:
+    return Dataset("made", Arrays(np.full((2, SIZE, SIZE, 1), np.array(LEVELS).reshape(2, 1, 1, 1), np.uint8)))
+
+
+def test_pieces_of_a_function_are_made_again_only_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = config(Path(f"{__name__}:of_a_function"))
+    assert prepare(named, tmp_path / "prepared", 64, quiet) == prepare(named, tmp_path / "prepared", 64, quiet)
+    monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
+    with refused("contains pieces of other data or settings"):
+        prepare(named, tmp_path / "prepared", 64, quiet)
+
+
+def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_tfrecord(tmp_path / "a.tfrecord", [{"image": png(1), "label": 1}])
+    write_tfrecord(tmp_path / "b.tfrecord", [{"image": png(2)}])
+    assert main([str(tmp_path), str(tmp_path / "prepared"), f"--image_size={SIZE}"]) == 2
+    assert "some files have labels and some do not" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"some records \(image/class/label or label\) have labels and some do not"):
+        load_dataset(config(tmp_path))
+
+
+def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", images=np.arange(20, dtype=np.uint8).repeat(64).reshape(20, 8, 8))
+    write_tfrecord(tmp_path / "r.tfrecord", [{"image": png(level), "label": level} for level in range(7)])
+    for name, count in (("x.npz", 20), ("r.tfrecord", 7), ("digits", 1797)):
+        source = name if name == "digits" else str(tmp_path / name)
+        destination = tmp_path / f"{name}-prepared"
+        assert main([source, str(destination), f"--image-size={SIZE}", "--shard-mib", "1"]) == 0
+        given = load_dataset(TrainConfig(data=source, image_size=SIZE, global_batch_size=1))
+        found = load_dataset(config(destination))
+        assert found.train.count == given.train.count == count
+        assert found.class_names == given.class_names
+        assert levels_of(found.train) == levels_of(given.train)
+
+
+@pytest.mark.parametrize("flags", [["--image_size=zero"], ["--width=3"], ["--shard_mib=0"], []])
+def test_prepare_says_what_is_wrong(tmp_path: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "nothing"), str(tmp_path / "prepared"), *flags]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(("damage", "line"), [
+    (lambda f: (f / "pieces.json").write_text("{"), "pieces.json is damaged"),
+    (lambda f: (f / "pieces.json").write_text("{}"), "pieces.json is damaged"),
+    (lambda f: (f / "pieces.json").write_text('{"format": "trainer-shards-2"}'), "its format is not trainer-pieces-1"),
+    (lambda f: (f / "pieces.json").unlink(), "No such file"),
+    (lambda f: (f / "train-00000.x.npy").unlink(), "cannot be read"),
+    (lambda f: (f / "train-00000.x.npy").write_bytes(b"x"), "cannot be read"),
+    (lambda f: cut(f / "train-00000.x.npy"), "uint8 (50, 16, 16, 1) is required"),
+    (lambda f: flip(f / "train-00000.x.npy"), "differs from its checksum"),
+    (lambda f: flip(f / "train-00000.y.npy"), "differs from its checksum"),
+    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((49, 16, 16, 1), np.uint8)), "uint8 (49, 16, 16, 1)"),
+    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 16, 16, 1), np.int8)), "int8 (50, 16, 16, 1)"),
+    (lambda f: np.save(f / "train-00000.x.npy", np.zeros((50, 256), np.uint8)), "uint8 (50, 256)"),
+    (lambda f: np.save(f / "train-00000.y.npy", np.zeros(50)), "float64 (50,)"),
+    (lambda f: linked(f, "train-00000.x.npy"), "it is a link or no file"),
+    (lambda f: changed(f, examples=49), "uint8 (49, 16, 16, 1) is required"),
+    (lambda f: changed(f, examples=-1), "pieces.json is damaged"),
+    (lambda f: changed(f, files={"../../etc/passwd": ""}), "pieces.json is damaged"),
+    (lambda f: changed(f, files={"/etc/passwd": ""}), "pieces.json is damaged"),
+    (lambda f: changed(f, files={}), "pieces.json is damaged"),
+])  # fmt: skip
+def test_damaged_pieces_are_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    damage(tmp_path / "prepared")
+    with refused(line):
+        load_dataset(config(Path(f"shards:{tmp_path}/prepared")))
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def linked(folder: Path, name: str) -> None:
+    """Puts a link to a file outside of the folder in the place of a piece's file, with the same content."""
+    (folder / name).rename(folder.parent / name)
+    (folder / name).symlink_to(folder.parent / name)
+
+
+def changed(folder: Path, **changes: Any) -> None:
+    index = json.loads((folder / "pieces.json").read_text())
+    index["splits"]["train"][0].update(changes)
+    (folder / "pieces.json").write_text(json.dumps(index))
+
+
+def test_every_file_can_be_opened_by_numpy(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    images, labels = (np.load(tmp_path / "prepared" / f"train-00000.{part}.npy") for part in "xy")
+    assert (images.shape, images.dtype, labels.dtype) == ((50, SIZE, SIZE, 1), np.uint8, np.int32)
+    assert images[:, 0, 0, 0].tolist() == [*range(30), *range(100, 120)]
+    assert labels.tolist() == [0] * 30 + [1] * 20
+
+
+def test_shards_of_an_earlier_version_are_named(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"format": "trainer-shards-2"}')
+    (tmp_path / "train-00000.bin").write_bytes(b"x")
+    with refused(f"data={tmp_path}: it has shards of an earlier version: prepare the data again into another folder"):
+        load_dataset(config(tmp_path))
+
+
+@pytest.mark.parametrize("there", ["gs://my-bucket/there", "/gcs/my-bucket/there"])
+def test_a_bucket_is_no_place_to_prepare_into(there: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["digits", there, "--image_size=8"]) == 2
+    assert "gcloud storage cp -r pieces gs://my-bucket/there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("damage", "line"), [
+    (Path.unlink, "train-00000.x.npy cannot be read any more (No such file or directory)"),
+    (lambda file: file.write_bytes(b"x"), "train-00000.x.npy cannot be read any more (it became shorter)"),
+])  # fmt: skip
+def test_a_piece_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Path, damage: Damage, line: str) -> None:
+    """Expects a PlatformFault, because a restart may find the file again."""
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    train = load_dataset(config(tmp_path / "prepared", data_memory_mib=0)).train
+    damage(tmp_path / "prepared" / "train-00000.x.npy")
+    with pytest.raises(PlatformFault) as caught:
+        train.gather(np.array([3], np.int32))
+    assert str(caught.value) == f"data: {tmp_path}/prepared/{line}"
+
+
+def test_other_settings_than_those_of_the_pieces_are_refused(photos: Path, tmp_path: Path) -> None:
+    prepare(config(photos), tmp_path / "prepared", 64, quiet)
+    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), but the settings require \(32, 32, 1\)"):
+        load_dataset(config(tmp_path / "prepared", image_size=32))
+
+
+_STREAM = """
+import sys
+import numpy as np, tensorflow as tf
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.batches import Schedule, batches
+from trainer.data.sources import load_dataset
+from trainer.cluster.strategy import make_replicas
+from trainer.reporting.resources import memory_gib
+
+given = TrainConfig(data=sys.argv[1], image_size=64, channels=3, data_memory_mib=int(sys.argv[2]), global_batch_size=64)
+empty = memory_gib()
+train = load_dataset(given).train
+rows = iter(batches(train, Schedule(train.count, 64, 1, 0), make_replicas(given)))
+for _ in range(10):
+    next(rows)
+before = memory_gib()
+for _ in range(2 * train.count // 64):
+    next(rows)
+after = memory_gib()
+print(type(train).__name__, train.count, round(1024 * (after - empty)), round(1024 * (after - before)))
+del rows  # ends prefetching before the interpreter exits
+"""
+
+
+def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
+    np.savez(tmp_path / "images.npz", images=images)
+    flags = ["--image_size=64", "--channels=3"]
+    assert main([str(tmp_path / "images.npz"), str(tmp_path / "prepared"), *flags]) == 0
+    command = [sys.executable, "-c", _STREAM, str(tmp_path / "prepared"), "16"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
+    kind, count, taken_mib, grown_mib = done.stdout.split()[-4:]
+    assert (kind, count) == (PieceRows.__name__, "5500")
+    assert int(taken_mib) < 48, "more than the pipeline alone: the set, or much of it, is in memory"
+    assert int(grown_mib) < 16, "two epochs went through memory, and some of it stayed"

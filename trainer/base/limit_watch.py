@@ -1,0 +1,166 @@
+"""Watches a paid job from inside, and ends it at the limits sent along with it: --stop_if_idle, --stop_if_over.
+
+A job of the trainer and one of the user's own script run this same watch. It uses the standard library alone, because
+`deploy` puts this very file into the jobs of scripts, whose images may have nothing else of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+
+LIMITS = "TRAINER_LIMITS"  # the variable of a job that holds them
+LOOK_S = 5.0  # between two looks
+GRACE_S = 30.0  # for a job that is told to end
+IDLE_PERCENT = 10.0  # a GPU that is used less is idle
+_LONGEST_QUERY_S = 30.0  # a driver that has to start first takes seconds
+_QUERY = ("nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits")
+
+
+@dataclass(frozen=True)
+class StopLimits:
+    """Holds the longest time, in seconds, for which all GPUs may be idle, and a job's longest time; 0: no limit."""
+
+    idle_s: float = 0.0
+    over_s: float = 0.0
+    factor: float = 0.0  # over_s is so many times the upper end of the job's plan
+
+    @property
+    def text(self) -> str:
+        """Returns the limits as JSON, for `read_limits`; "" without a limit."""
+        return json.dumps(asdict(self)) if self.idle_s or self.over_s else ""
+
+    @property
+    def idle(self) -> str:
+        """Returns the reason of a stop for idle GPUs."""
+        return f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.idle_s / 60:.3g} minutes (--stop_if_idle)"
+
+    @property
+    def over(self) -> str:
+        """Returns the reason of a stop for a job that takes longer than its plan."""
+        planned = f"{self.factor:g} times the upper end of its plan"
+        return f"the job has run for {self.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
+
+
+def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
+    """Returns the limits of this job; none if it has none."""
+    return StopLimits(**json.loads(environment.get(LIMITS, "{}")))
+
+
+def read_gpus() -> list[dict[str, float | None]]:
+    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU; [] without an answer of nvidia-smi.
+
+    A value that it does not know, as under MIG, is None.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
+    command = [*_QUERY, f"--id={visible}"] if visible else _QUERY
+    try:
+        query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return []
+    try:
+        text, _ = query.communicate(timeout=_LONGEST_QUERY_S)
+    except subprocess.TimeoutExpired:
+        query.kill()
+        with suppress(subprocess.TimeoutExpired):  # beside a broken GPU it never ends, and subprocess.run would wait
+            query.communicate(timeout=1.0)
+        return []
+    gpus: list[dict[str, float | None]] = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 2:
+            mib, percent = (float(field) if field.replace(".", "").isdigit() else None for field in fields)
+            gpus.append({"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent})
+    return gpus
+
+
+class LimitWatch:
+    """Counts how long this machine's GPUs have been idle and how long the job has run, and ends it at a limit.
+
+    `warn` prints a line in the job's log; `end` tells the job to save its state and to end, and `leave` ends it by
+    force if it does not. `ran_s`: for how many seconds the job has run already.
+    """
+
+    def __init__(
+        self, limits: StopLimits, warn: Callable[[str], object], end: Callable[[], object],
+        leave: Callable[[], object], ran_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.limits, self._warn, self._end, self._leave = limits, warn, end, leave
+        self.reason = ""  # for which the job ends
+        self.idle_s, self.active = 0.0, False  # active: somebody knows of use that nvidia-smi does not show
+        self._at, self._told, self._grace_ends = time.monotonic(), set[str](), 0.0
+        self._began = self._at - ran_s
+
+    def works(self) -> bool:
+        """Returns whether the job now does what GPUs are for: other time neither counts nor ends a count."""
+        return True
+
+    def saves(self) -> bool:
+        """Returns whether the job now does what may take longer than GRACE_S, although it is told to end."""
+        return False
+
+    def due(self) -> str:
+        """Returns why the job is to end; "" if it may go on."""
+        return self.reached(self.idle_s)
+
+    def look(self) -> None:
+        """Counts the time since the last look, warns at half of a limit, and ends the job at a limit."""
+        now = time.monotonic()
+        elapsed, self._at = now - self._at, now
+        if self.reason:
+            if self.saves():
+                self._grace_ends = now + GRACE_S
+            elif now >= self._grace_ends:
+                self._leave()
+            return
+        if self.active:
+            self.active, self.idle_s = False, 0.0
+        if self.limits.idle_s and self.works():
+            use = [gpu["utilization_percent"] for gpu in read_gpus()]
+            known = [percent for percent in use if percent is not None]
+            if len(known) < len(use) or not use:
+                self._warn_once("nvidia-smi does not tell how much the GPUs are used: that time does not count as idle")
+            else:
+                self.idle_s = self.idle_s + elapsed if max(known) < IDLE_PERCENT else 0.0
+        self.reason = self.due()
+        if self.reason:
+            self._grace_ends = now + GRACE_S
+            self._warn(f"stops: {self.reason}")
+            self._end()
+
+    def reached(self, idle_s: float) -> str:
+        """Returns which limit is reached, "" if none is, with GPUs that have been idle for so long; warns at half."""
+        limits, reason = self.limits, ""
+        ran_s = self._at - self._began
+        for seconds, limit, text in ((ran_s, limits.over_s, limits.over), (idle_s, limits.idle_s, limits.idle)):
+            if limit and seconds >= limit / 2:
+                self._warn_once(f"half of the time is over until this job ends itself: {text}")
+                reason = text if seconds >= limit else reason
+        return reason
+
+    def _warn_once(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._warn(line)
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Lets a thread look every LOOK_S within the block, if there is a limit."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(LOOK_S):
+                self.look()
+
+        if self.limits.text:
+            threading.Thread(target=watch, name="limits", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()

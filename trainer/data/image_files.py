@@ -1,0 +1,223 @@
+"""Finds encoded images: the files of a folder, or the records of TFRecord files.
+
+A folder has class folders or is flat, also below train/ and val/ or test/. A record is a tf.train.Example with encoded
+image bytes and a label.
+"""
+
+import gzip
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.base.errors import UserError, reason
+from trainer.base.log import log
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
+from trainer.data.decode import IMAGE_SUFFIXES, Encoded, counted, encoded_dataset
+from trainer.data.image_arrays import labelled
+
+_TRAIN_FOLDERS, _EVALUATION_FOLDERS = ("train", "training"), ("val", "validation", "valid", "test")
+_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
+
+
+def load_folder(config: TrainConfig, path: Path) -> Dataset:
+    """Decodes all images. Raises UserError if none is found, or as `encoded_dataset`."""
+    return encoded_dataset(config, *find_images(path))
+
+
+def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
+    """Finds the training and the evaluation files below `path`, by name. Raises UserError if there are none."""
+    children = _children(path)
+    below = {child.name.lower(): Path(child.path) for child in children if child.is_dir()}
+    train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
+    splits = [_split(train, None)]
+    if train is not path:
+        _refuse_classes_beside(train, below)
+        splits[0].left_out.update(f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir())
+        evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
+        splits += [_split(folder, splits[0].class_names) for folder in evaluation[:1]]
+        for unused in evaluation[1:]:
+            log.info(f"{evaluation[0]} is used for evaluation; {unused} is ignored")
+    if not splits[0].sources:
+        why = f", but {counted(splits[0].left_out)}" if splits[0].left_out else ""
+        raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
+    return splits[0], splits[1] if len(splits) > 1 else None
+
+
+def _refuse_classes_beside(train: Path, below: dict[str, Path]) -> None:
+    """Raises UserError if `train` may be a class: folders beside it that are not splits contain images too."""
+    for name, folder in below.items():
+        if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(folder, Counter()):
+            raise UserError(
+                f"data={train.parent}: {train.name} would be the training part, but {folder.name} beside it contains "
+                f"images too: if {train.name} is a class, move all class folders into one folder train; otherwise move "
+                f"{folder.name} elsewhere"
+            )
+
+
+def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
+    """Returns the files of class folders, if there are any with images, or of a flat folder without labels."""
+    others: Counter[str] = Counter()
+    children = _children(path)
+    flat = [Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)]
+    kinds = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
+    classes = {child: _images_below(child, counts) for child, counts in kinds.items()}
+    others.update(sum(kinds.values(), Counter()))
+    full = [child for child in classes if classes[child]]
+    if flat and full:
+        raise UserError(f"data={path}: images beside class folders ({full[0].name}): move one or the other")
+    if not full:
+        return Encoded(flat, None, left_out=others)
+    if empty := next((child for child in classes if not classes[child]), None):
+        raise UserError(
+            f"data={path}: class {empty.name} would have no image ({counted(kinds[empty]) or 'it is empty'}): convert "
+            "its files, or move the folder elsewhere"
+        )
+    names = tuple(child.name for child in classes) if class_names is None else class_names
+    if unknown := [child.name for child in classes if child.name not in names]:
+        raise UserError(f"data={path}: class {unknown[0]} is not one of the training classes {', '.join(names)}")
+    labels = [names.index(child.name) for child, files in classes.items() for _ in files]
+    return Encoded([file for files in classes.values() for file in files], labels, names, left_out=others)
+
+
+def _children(path: Path) -> list[os.DirEntry[str]]:
+    """Returns the entries of a folder, sorted, without hidden folders and files of operating systems."""
+    try:
+        with os.scandir(path) as entries:
+            children = sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(f"data={path}: cannot be read ({error.strerror})") from None
+    visible = [entry for entry in children if entry.name.lower() not in _SYSTEM_FILES]
+    return [entry for entry in visible if not (entry.name.startswith(".") and entry.is_dir())]
+
+
+def _images_below(path: Path, others: Counter[str], visited: set[Path] | None = None) -> list[Path]:
+    """Returns all images below `path`, and counts in `others` the files that are none.
+
+    `visited`: resolved folders already visited, so that links cannot form a loop.
+    """
+    visited = set() if visited is None else visited
+    images: list[Path] = []
+    if path.resolve() not in visited:
+        visited.add(path.resolve())
+        for child in _children(path):
+            if child.is_dir():
+                images += _images_below(Path(child.path), others, visited)
+            elif _is_image(child, others):
+                images.append(Path(child.path))
+    return images
+
+
+def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
+    """Returns whether a file is read; counts it in `others` if not."""
+    readable = not file.name.startswith(".") and _suffix(file) in IMAGE_SUFFIXES and file.is_file()
+    if not readable:
+        others[_kind(file)] += 1
+    return readable
+
+
+def _suffix(file: os.DirEntry[str]) -> str:
+    return os.path.splitext(file.name)[1].lower()
+
+
+def _kind(file: os.DirEntry[str]) -> str:
+    """Returns the suffix, or another reason, by which a file that is left out is counted."""
+    if file.name.startswith("."):
+        return "hidden"
+    if not os.path.exists(file.path):
+        return "broken links"
+    return _suffix(file) or "without a suffix"
+
+
+TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+_IMAGE_KEYS, _LABEL_KEYS = ("image/encoded", "image", "image_raw"), ("image/class/label", "label")
+_EVALUATION_FILES = ("val", "test")
+_HEADER, _FOOTER = 8 + 4, 4  # bytes around a record: its length and the length's checksum; the record's checksum
+_MOST_BYTES = 16 * 2**30  # of an unpacked file
+
+
+def is_tfrecord(path: Path) -> bool:
+    """Returns whether `path` is a TFRecord file, or a folder with such files."""
+    return bool(_record_files(path)) if path.is_dir() else _is_named_so(path.name)
+
+
+def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
+    """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
+    files, evaluation = find_records(path)
+    train = read_records(config, files)
+    if not train.sources:
+        raise UserError(f"data={path}: no image found in its TFRecord files")
+    return encoded_dataset(config, train, read_records(config, evaluation) if evaluation else None)
+
+
+def find_records(path: Path) -> tuple[list[Path], list[Path]]:
+    """Returns the files for training and those for evaluation."""
+    files = _record_files(path) if path.is_dir() else [path]
+    holdout = [file for file in files if file.name.lower().startswith(_EVALUATION_FILES)]
+    return [file for file in files if file not in holdout], holdout
+
+
+def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
+    """Returns the images and labels of all records of `files`. Raises UserError for a damaged file."""
+    records = [record for file in files for record in _records(file)]
+    items = f"records ({' or '.join(_LABEL_KEYS)})"
+    has_labels = labelled((label is not None for _, label, _ in records), f"data={config.data}", items)
+    labels = [label or 0 for _, label, _ in records] if has_labels else None
+    return Encoded([image for image, _, _ in records], labels, names=[name for *_, name in records])
+
+
+def _records(file: Path) -> Iterator[tuple[bytes, int | None, Path]]:
+    """Yields the image bytes, the label and the name of each record."""
+    compression = "GZIP" if file.suffix == ".gz" else ""
+    try:
+        _check_lengths(file)
+        for number, record in enumerate(tf.data.TFRecordDataset(str(file), compression_type=compression)):
+            yield *_parse(record.numpy(), file), Path(f"{file}#{number}")
+    except UserError:
+        raise
+    except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
+        raise _damaged(file, reason(error)) from None
+
+
+def _check_lengths(file: Path) -> None:
+    """Raises UserError if a record claims more bytes than follow: TensorFlow would ask for them, and abort."""
+    zipped = file.suffix == ".gz"
+    with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
+        end, limit = 0, _MOST_BYTES if zipped else file.stat().st_size
+        while header := content.read(_HEADER):
+            end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
+            if end > limit or content.seek(end - 1) != end - 1 or not content.read(1):
+                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {limit:,}")
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(
+        f"{file}: damaged, or not a TFRecord file: {why}: copy it again, or end its name in .gz if it is compressed"
+    )
+
+
+def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
+    """Returns the image bytes and the label of a tf.train.Example. Raises UserError, naming `file`, without image."""
+    feature = tf.train.Example.FromString(record).features.feature
+    content = _first(feature, _IMAGE_KEYS, "bytes_list")
+    if content is None:
+        raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")
+    return content, _first(feature, _LABEL_KEYS, "int64_list")
+
+
+def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
+    values = (getattr(feature[key], kind).value for key in keys if key in feature)
+    return next((value[0] for value in values if value), None)
+
+
+def _record_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _is_named_so(path.name) and path.is_file())
+
+
+def _is_named_so(name: str) -> bool:
+    name = name.lower().removesuffix(".gz")
+    return name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name
