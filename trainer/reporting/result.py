@@ -32,6 +32,7 @@ class RunResult:
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
+    saved_model: str = ""  # whether model/ is the model that was in memory
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
     job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
     slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
@@ -119,6 +120,7 @@ class RunResult:
             "rollbacks": self.rollbacks,
             **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
             **({"not_compared": self.not_compared} if self.not_compared else {}),
+            **({"saved_model": self.saved_model} if self.saved_model else {}),
             **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
