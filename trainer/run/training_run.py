@@ -190,9 +190,16 @@ class TrainingRun:
 
             return act
 
+        def tested() -> dict[str, float]:
+            assert evaluate
+            callbacks.on_test_begin()
+            values = evaluate()
+            callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
+            return values
+
         hooks = [Hook(0, begin, requested=lambda: True)]
         if evaluate:
-            hooks.append(Hook(epoch, measuring(evaluate, reporter.evaluated)))
+            hooks.append(Hook(epoch, measuring(tested, reporter.evaluated)))
         # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
