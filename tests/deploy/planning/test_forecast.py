@@ -308,8 +308,6 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
     ("--budget=-1", "'-1' must be a number above 0, in USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
-    ("--relative_speed=l4x1=2", "--relative_speed was removed: measure a tier by a short run, `compare TIER --steps="),
-    ("--preemptions_per_hour=1", "--preemptions_per_hour was removed: "),
 ])  # fmt: skip
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
     assert line in refused("plan", "l4x1", "--recipe=mlp_mnist", f"--out={tmp_path}", flag)

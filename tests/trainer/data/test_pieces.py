@@ -268,13 +268,6 @@ def test_every_file_can_be_opened_by_numpy(photos: Path, tmp_path: Path) -> None
     assert labels.tolist() == [0] * 30 + [1] * 20
 
 
-def test_shards_of_an_earlier_version_are_named(tmp_path: Path) -> None:
-    (tmp_path / "index.json").write_text('{"format": "trainer-shards-2"}')
-    (tmp_path / "train-00000.bin").write_bytes(b"x")
-    with refused(f"data={tmp_path}: it has shards of an earlier version: prepare the data again into another folder"):
-        load_dataset(config(tmp_path))
-
-
 @pytest.mark.parametrize("there", ["gs://my-bucket/there", "/gcs/my-bucket/there"])
 def test_a_bucket_is_no_place_to_prepare_into(there: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["digits", there, "--image_size=8"]) == 2
