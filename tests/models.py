@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.gradients import sum_and_build
-from trainer.training.state import variables_of
+from trainer.training.checkpoint import variables_of
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:

@@ -26,9 +26,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import parse_profile
-from trainer.proofs.variants import Running, Trials, Variant, steps_per_second
+from trainer.proofs.on_gpus import Running, Trials, Variant, steps_per_second
+from trainer.reporting.error_lines import one_line
 from trainer.run.training_setup import set_precision_and_seed
-from trainer.training.error_lines import one_line
 
 TEN = 10  # the steps of one execution of `fit`, of which all ways take multiples
 _OWN = "benchmarks.networks"

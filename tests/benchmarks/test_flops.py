@@ -11,7 +11,7 @@ from benchmarks.trainer_loop import setup_of, step_graph
 from tests.fixtures import Patch
 from tests.support import fresh_collectives, small
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.step_work import NO_KERNEL, operations
+from trainer.planning.planner import NO_KERNEL, operations
 from trainer.run.training_setup import build_setup
 
 ROWS = 2

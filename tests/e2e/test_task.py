@@ -16,7 +16,7 @@ from tests.fixtures import Capture
 from tests.support import run_job, run_steps
 from trainer import generate
 from trainer.base.settings.resolution import resolve
-from trainer.training.state import variables_of
+from trainer.training.checkpoint import variables_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

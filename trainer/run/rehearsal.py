@@ -19,8 +19,7 @@ from trainer.invariance.sharded_slots import parts_of_others_as_zeros
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export, load_template
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.checkpoint import read_checkpoint, write_checkpoint
-from trainer.training.state import check_fits, snapshot, variables_of
+from trainer.training.checkpoint import check_fits, read_checkpoint, snapshot, variables_of, write_checkpoint
 from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of
 from trainer.user_code.mistakes import as_user_mistake, message_of
 

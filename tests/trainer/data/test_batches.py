@@ -19,7 +19,7 @@ from trainer.data.examples import Examples, Subset, unfilled
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.run.training_setup import build_setup
-from trainer.training.state import put_back, snapshot, variables_of
+from trainer.training.checkpoint import put_back, snapshot, variables_of
 
 
 def numbered(examples: int) -> Arrays:

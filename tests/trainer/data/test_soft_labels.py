@@ -11,7 +11,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.training_rows import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.measures.evaluation import evaluation
-from trainer.models.classifier import SoftAccuracy, SoftCrossentropy
+from trainer.models.classifiers import SoftAccuracy, SoftCrossentropy
 from trainer.run.training_setup import build_setup
 
 SOFT = ("--model=mlp", "--width=16", "--precision=float64", "--label_smoothing=0.1", "--mixup=0.4")

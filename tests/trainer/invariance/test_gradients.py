@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 from tests.support import fresh_collectives, refused
-from trainer.invariance.averaging import use_averages
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first
+from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
 
 
 def make_strategy(replicas: int) -> Any:

@@ -12,7 +12,7 @@ from tests.step_memory import peak
 from tests.support import refused, run_job, run_steps, small
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.training.state import snapshot, variables_of
+from trainer.training.checkpoint import snapshot, variables_of
 
 ROOT = Path(__file__).parents[3]
 SLOW = pytest.mark.slow

@@ -14,7 +14,7 @@ from trainer import evaluate
 from trainer.base.run_files.records import finite
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
-from trainer.measures.class_counts import MOST_CLASSES, confusion, counted_classes
+from trainer.measures.evaluation import MOST_CLASSES, confusion, counted_classes
 from trainer.reporting.classification import Classification
 
 CLASSES = 12

@@ -22,7 +22,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.compat import parse_profile
-from trainer.training.preemption import StopRequest
+from trainer.training.loop import StopRequest
 
 HERE = __name__
 BATCHES = 24  # of an epoch

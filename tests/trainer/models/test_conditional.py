@@ -20,8 +20,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.images import noise, noise_and_labels
 from trainer.measures import fid
-from trainer.models.conditional import classes_of, labelled, with_class
-from trainer.models.gan import OfGAN, build_generator
+from trainer.models.gan import OfGAN, build_generator, classes_of, labelled, with_class
 from trainer.run import served_model
 
 CLASSES = 10

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.invariance.step import StepContext, in_step
-from trainer.models.diff_augment import DiffAugment, color, cutout, translation
+from trainer.models.image_layers import DiffAugment, color, cutout, translation
 from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 ROWS, SIZE = 1000, 16

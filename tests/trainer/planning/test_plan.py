@@ -14,9 +14,7 @@ from tests.support import fresh_collectives, small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import peak_of, read_plan
 from trainer.data.sources import load_dataset
-from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.planner import work_of_replicas
-from trainer.planning.step_work import NO_KERNEL, operations
+from trainer.planning.planner import NO_KERNEL, MeasuredStep, operations, work_of_replicas
 
 
 @pytest.mark.slow

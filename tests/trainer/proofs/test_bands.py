@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.docs.sources import ROOT
-from trainer.proofs.bands import (
+from trainer.proofs.on_gpus import (
     BANDS,
     Difference,
     Trained,

@@ -22,18 +22,23 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.proofs.golden_file import (
+    CHANGED,
+    EQUAL,
+    ROUNDING,
     Golden,
+    GoldenVerdict,
+    causes,
     distances,
+    judge,
     losses_apart,
     moment,
     read_golden,
     recorded_steps,
     write_golden,
 )
-from trainer.proofs.reordering import reordered
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, GoldenVerdict, causes, judge
+from trainer.proofs.golden_run import reordered
 from trainer.run.training_setup import build_setup
-from trainer.training.state import snapshot, variables_of
+from trainer.training.checkpoint import snapshot, variables_of
 
 STEPS = [1, 2]
 SIZES = [600, 3]

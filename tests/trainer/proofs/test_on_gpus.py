@@ -17,8 +17,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.proofs import on_gpus
-from trainer.proofs.on_gpus import check_on_gpus, variants
-from trainer.proofs.variants import Trials, Variant
+from trainer.proofs.on_gpus import Trials, Variant, check_on_gpus, variants
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 

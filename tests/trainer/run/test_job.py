@@ -27,9 +27,9 @@ from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
 from trainer.reporting.reporter import Reporter
 from trainer.run import job
-from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
 
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
 

@@ -11,9 +11,8 @@ from tests.support import fresh_collectives, refused
 from trainer.base.errors import PlatformFault
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.run import job, replica_proof
-from trainer.run.replica_check import compare_few_rows
-from trainer.run.replica_proof import ReplicaProof, ReplicaVerdict, judge
+from trainer.run import job, trial_steps
+from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, compare_few_rows, judge
 
 Patch = pytest.MonkeyPatch
 
@@ -39,7 +38,7 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _proves(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(replica_proof.SKIP, raising=False)
+    monkeypatch.delenv(trial_steps.SKIP, raising=False)
 
 
 @pytest.mark.slow
@@ -107,7 +106,7 @@ def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line:
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(
     monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(replica_proof, "LONGEST_SECONDS", 0.01)
+    monkeypatch.setattr(trial_steps, "LONGEST_SECONDS", 0.01)
     proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
     verdict = proof.verdict()
     proof.close()

@@ -34,8 +34,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.data.sources import load_dataset
 from trainer.run import server as server_module
 from trainer.run.export import export, load_template
-from trainer.run.row_files import PART_ROWS
-from trainer.run.served_model import BadRow, ServedModel, independent_batch
+from trainer.run.served_model import PART_ROWS, BadRow, ServedModel, independent_batch
 from trainer.run.server import MOST_BYTES, application
 
 
@@ -420,7 +419,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are there."""
     assert PART_ROWS > 1000
-    monkeypatch.setattr("trainer.run.row_files.PART_ROWS", 10)
+    monkeypatch.setattr("trainer.run.served_model.PART_ROWS", 10)
     lines = [json.dumps(row.tolist()) for row in images(25)]
     lines[3], lines[12] = "{", "[[1]]"
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

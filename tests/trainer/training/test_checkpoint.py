@@ -22,8 +22,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.training import checkpoint
-from trainer.training.checkpoint import Checkpoints, Damaged, checkpoint_folders, read_checkpoint
-from trainer.training.state import variables_of
+from trainer.training.checkpoint import Checkpoints, Damaged, checkpoint_folders, read_checkpoint, variables_of
 
 Make = Callable[..., TrainConfig]
 FILES = ("manifest.json", "variables.index", "variables.data-00000-of-00001")
@@ -50,7 +49,7 @@ def fill(model: keras.Model, value: float) -> None:
 
 _SNAPSHOT = """
 import tensorflow as tf
-from trainer.training.state import snapshot
+from trainer.training.checkpoint import snapshot
 state = tf.Variable(tf.zeros((4 * 2**20,)))  # 16 MiB
 gradient = tf.ones(state.shape)
 tf.config.experimental.reset_memory_stats("CPU:0")

@@ -28,9 +28,9 @@ from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
-from trainer.training import preemption
+from trainer.training import loop
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
-from trainer.training.preemption import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
+from trainer.training.loop import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
 from trainer.training.steps import StepRunner
 
 Make = Callable[..., TrainConfig]
@@ -80,7 +80,7 @@ def test_the_budget_ends_the_run() -> None:
 
 def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as stop:
         control = Control(make_replicas(TrainConfig()), stop)
@@ -98,7 +98,7 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
 def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignores SIGTERM as TensorFlow's server does, without Python's knowledge."""
     left: list[str] = []
-    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
     with leave_on_signals():
         ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -111,9 +111,9 @@ def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("compiling", [True, False])
 def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
-    monkeypatch.setattr(preemption, "_COMPILING_SECONDS", 0.2)
-    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(preemption, "leave_at_once", left.set)
+    monkeypatch.setattr(loop, "_COMPILING_SECONDS", 0.2)
+    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop, "leave_at_once", left.set)
     with stop_on_signals() as stop:
         stop.nothing_to_save = compiling
         os.kill(os.getpid(), signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: 
 LONG_CALL = """
 import tensorflow as tf
 from trainer.base.log import start_logging
-from trainer.training.preemption import stop_on_signals
+from trainer.training.loop import stop_on_signals
 
 start_logging()
 with stop_on_signals():
