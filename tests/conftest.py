@@ -100,21 +100,6 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `trainer.run.replica_check.compare` run on one and on two replicas in a process that had others."""
-    from tests.support import fresh_collectives  # imports TensorFlow, not quietly
-    from trainer.run import replica_check
-
-    steps = replica_check._steps
-
-    def afresh(*given: Any) -> Any:
-        fresh_collectives()
-        return steps(*given)
-
-    monkeypatch.setattr(replica_check, "_steps", afresh)
-
-
-@pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
     """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
 

@@ -147,7 +147,7 @@ def test_what_cannot_be_cut_is_refused(model: str, line: str) -> None:
         run_steps(small(f"--model={__name__ if model in globals() else 'tests.models'}:{model}", FOUR), 1)
 
 
-def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture, separate_steps: None) -> None:
+def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr("tensorflow.config.set_logical_device_configuration", lambda *_: None)
     flags = ["--model=mlp", "--data=digits", "--image_size=16", "--global_batch_size=16", "--bits"]
     assert check.main(flags) == USER_MUST_CHANGE
@@ -158,7 +158,7 @@ def test_the_check_compares_bits(monkeypatch: Patch, capsys: Capture, separate_s
 
 
 @pytest.mark.slow
-def test_a_run_compares_bits_before_it_trains(separate_steps: None) -> None:
+def test_a_run_compares_bits_before_it_trains() -> None:
     verdict = ReplicaVerdict(**compare_few_rows(small("--model=mlp", FOUR)))
     assert verdict == ReplicaVerdict(True, equal_bits=True)
     of_shards = ReplicaVerdict(**compare_few_rows(small(f"--model={__name__}:correlated", FOUR)))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
 from tests.fixtures import Patch
-from tests.support import Signals, fresh_collectives, refused, run_job, run_steps, small
+from tests.support import Signals, refused, run_job, run_steps, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -31,7 +31,6 @@ from trainer.run.training_setup import set_precision_and_seed
 
 
 def on(replicas: int, batch: int = 16) -> Replicas:
-    fresh_collectives()
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
 
 
@@ -122,7 +121,6 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         config = small(f"--replicas={replicas}")
         gan, _ = run_steps(config, 3)
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
-        fresh_collectives()
         where = make_replicas(config)
         reals: Any = load_dataset(config).train
         fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0)

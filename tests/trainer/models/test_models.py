@@ -13,7 +13,6 @@ from keras.src.applications import efficientnet as efficientnet_of_keras
 
 from tests.fixtures import Capture, Make, Patch
 from tests.support import (
-    fresh_collectives,
     largest_difference,
     permute_rows,
     refused,
@@ -254,7 +253,6 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     refresh_normalization(stock)
     pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
     inferred, kinds = stock(pixels), [type(layer) for layer in stock.layers]
-    fresh_collectives()
     with make_replicas(TrainConfig(replicas=2)).strategy.scope():
         assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [f"{stock.name}/norm"]
         make_independent(stock, TrainConfig(replicas=2))
@@ -336,12 +334,12 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
     (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
     (["--model=tests.planted_dependences:own_noise"], "the step draws by tf.random.uniform"),
 ])  # fmt: skip
-def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
+def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
     data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"
     assert line in "\n".join(replica_check.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
 
 
-def test_check_refuses_what_float64_lacks(separate_steps: None) -> None:
+def test_check_refuses_what_float64_lacks() -> None:
     with refused("does not have in float64: use --precision=float32"):
         replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
 

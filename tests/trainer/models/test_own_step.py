@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
+from tests.support import largest_difference, refused, run_steps, weights
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -164,7 +164,6 @@ def test_a_loss_is_what_the_step_returns(name: str) -> None:
     """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
     for replicas in (1, 2):
         config = settings(name, replicas)
-        fresh_collectives()
         setup = build_setup(config, make_replicas(config))
         run, rows, means = setup.step_runner(), setup.rows_from(0), RunningMeans(8)
         for first, count in ((0, 1), (1, 2), (3, 3)):

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Capture
-from tests.support import fresh_collectives
 from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
@@ -181,7 +180,6 @@ def test_rows_in_another_order_change_no_more_than_rounding() -> None:
     config = resolve([*flags, "--global_batch_size=8", "--learning_rate=0.1"]).config
     weights = []
     for order in (None, 7):
-        fresh_collectives()
         setup = build_setup(config, make_replicas(config))
         runner, rows = reordered(setup, order) if order else (setup.step_runner(), setup.rows_from(0))
         runner(rows, 0, 2)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Capture, Patch
-from tests.support import fresh_collectives, refused, small
+from tests.support import refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
@@ -25,7 +25,6 @@ MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
 def checked(*flags: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code and the content of gpu_check.json."""
-    fresh_collectives()
     start_logging()
     written: list[dict[str, Any]] = []
     code = check_on_gpus(small(*flags), lambda content: written.append(content) or "here", seconds=0)
@@ -64,7 +63,6 @@ def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, cap
 
 def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
     monkeypatch.setattr(on_gpus, "variants", lambda count, nccl: ([Variant("float32", count)], []))
-    fresh_collectives()
     config = small(*MLP)
     alone, both = on_gpus.checked(config, replace(make_replicas(config), collectives="nccl"), 0).rows
     assert (alone.problem, both.difference and both.difference.problem) == ("", "")

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests import own_data
 from tests.fixtures import Capture, Log, Make, Patch
-from tests.support import fresh_collectives, refused, run_job, run_steps
+from tests.support import refused, run_job, run_steps
 from trainer import evaluate, generate, predict
 from trainer.base.errors import UserError
 from trainer.base.run_files.initial import fetch_model
@@ -23,6 +23,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.images import noise
+from trainer.invariance.compat import separate_collectives
 from trainer.run import served_model
 from trainer.run.export import export, plain_copy
 from trainer.run.rehearsal import rehearse
@@ -97,7 +98,7 @@ def test_an_export_replaces_the_old_one_whole_or_leaves_it(tmp_path: Path, small
 
 
 def test_a_model_with_a_model_inside_becomes_plain_too(tmp_path: Path) -> None:
-    fresh_collectives()
+    separate_collectives()
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         norm = keras.layers.BatchNormalization(synchronized=True)
         inner = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3), norm])

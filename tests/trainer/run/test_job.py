@@ -18,7 +18,7 @@ from tests import models
 from tests.deploy.planted import planted_plan
 from tests.drill import lines, read
 from tests.fixtures import Log, Make, Patch
-from tests.support import Signals, fresh_collectives, largest_difference, prepared, refused, run_steps, small, weights
+from tests.support import Signals, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.job_directory import open_job_dir
@@ -350,7 +350,6 @@ def test_what_a_callback_does_in_the_end_changes_no_checkpoint(
 
     def start(name: str, *flags: str) -> tuple[int, Any]:
         config = small_config(*same, "--learning_rate=0.01", f"--job_dir={tmp_path / name}", *flags)
-        fresh_collectives()
         models.HEARD.clear()
         code = job.run(config, ["python", "-m", "trainer.task"], 0.0)
         return code, read(tmp_path / name / "result.json").get("history")

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests import own_data
 from tests.fixtures import Capture
-from tests.support import fresh_collectives, run_job
+from tests.support import run_job
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
@@ -56,7 +56,6 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, *, checkpoint: str = "", data: str = "") -> tuple[dict[str, float], Any]:
     """Returns what Keras's evaluate and predict give on one device, in batches of 6."""
     config = resolve([f"--{name}={value}" for name, value in stored(run).items() if value is not None]).config
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
@@ -83,7 +82,6 @@ def stored(run: Path) -> dict[str, Any]:
 
 
 def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
-    fresh_collectives()
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'values.json'}", *flags]
     assert evaluate.main(arguments) == 0
     values: dict[str, float] = json.loads((out / "values.json").read_text())["values"]
@@ -91,7 +89,6 @@ def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
 
 
 def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
-    fresh_collectives()
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'x.npz'}", *flags]
     assert predict.main(arguments) == 0
     with np.load(out / "x.npz") as found:
@@ -100,7 +97,6 @@ def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
 
 def test_a_server_answers_with_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
     run = runs("regression", "weighted_pair")
-    fresh_collectives()
     assert predict.main([str(run), f"--out={tmp_path / 'x.npz'}"]) == 0
     with np.load(tmp_path / "x.npz") as arrays:
         expected = arrays["predictions"]
@@ -203,7 +199,6 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
 
 
 def predicted_from(run: Path, out: Path, *flags: str) -> Path:
-    fresh_collectives()
     assert predict.main([str(run), f"--out={out}", *flags]) == 0
     return out
 
@@ -231,7 +226,6 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
             return keras.ops.sum(x)
 
     config = settings("pair", "regression", "--evaluation_batch_size=6")
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     held = setup.dataset.evaluation
     assert held is not None
@@ -275,7 +269,6 @@ def test_a_mistake_is_one_line(
     command: str, flags: list[str], line: str, copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = f"--out={tmp_path / 'x'}.{'npz' if command == 'predict' else 'json'}"
-    fresh_collectives()
     assert {"evaluate": evaluate, "predict": predict}[command].main([str(copied), out, *flags]) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert line in shown
@@ -328,7 +321,6 @@ def test_a_damaged_run_is_one_line(
     damage: Callable[[Path], Any], flags: list[str], line: str, copied: Path, capsys: Capture
 ) -> None:
     damage(copied)
-    fresh_collectives()
     assert evaluate.main([str(copied), *flags]) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert line in shown

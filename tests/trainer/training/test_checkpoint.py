@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.conftest import SMALL
 from tests.step_memory import counted
-from tests.support import fresh_collectives, largest_difference, of_model, prepared, refused, weights
+from tests.support import largest_difference, of_model, prepared, refused, weights
 from tests.support import run_job as run
 from trainer.base.errors import NotFinite, UserError
 from trainer.base.log import log
@@ -197,7 +197,6 @@ def test_optimizers_and_variables_in_containers_and_plain_objects_count(hold: Ca
 
 
 def test_names_do_not_depend_on_the_number_of_replicas() -> None:
-    fresh_collectives()
     alone = variables_of(small_model())
     with make_replicas(TrainConfig(replicas=2)).strategy.scope():
         assert list(variables_of(small_model())) == list(alone)
