@@ -54,6 +54,7 @@ def rest() -> tuple[Comparison, RunResult, list[str]]:
 """
 
 
+@pytest.mark.slow
 def test_a_users_file_with_all_names_is_typed(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(USERS_FILE)

@@ -146,7 +146,7 @@ def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subproc
     return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
 def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """With real processes and the real clock: what the interrupt leaves open, the same command finds."""
     cloud.faults = [Fault(POSTS, "slow", times=99, seconds=2.0)]
@@ -259,7 +259,8 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
     assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """A real process is killed as soon as its record is stored; the same command then goes through at once."""
     held: list[subprocess.Popen[str]] = []

@@ -325,6 +325,7 @@ del rows  # ends prefetching before the interpreter exits
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
     np.savez(tmp_path / "images.npz", images=images)

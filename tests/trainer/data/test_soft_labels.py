@@ -63,17 +63,6 @@ def test_losses_and_accuracies_of_classes_and_of_all_of_their_shares_are_equal()
         assert float(accuracy.result()) == pytest.approx(np.mean(outputs.argmax(axis=1) == y))
 
 
-def test_replicas_and_micro_batches_change_nothing() -> None:
-    flags = (*SOFT, "--augment=flip", "--class_weight=0:3")
-    alone, logs = run_steps(small(*flags), 6)
-    for split in (("--replicas=4",), ("--replicas=2", "--micro_batches=2")):
-        model, found = run_steps(small(*flags, *split), 6)
-        assert largest_difference(weights(alone), weights(model)) < 1e-10
-        assert found.means() == pytest.approx(logs.means(), rel=1e-9)
-    hard, _ = run_steps(small(*SOFT[:3], *flags[5:]), 6)
-    assert largest_difference(weights(alone), weights(hard)) > 1e-4
-
-
 def test_steps_from_the_middle_and_xla_give_the_same_numbers() -> None:
     config = small(*SOFT)
     whole, _ = run_steps(config, 8)

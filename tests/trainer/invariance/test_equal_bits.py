@@ -97,7 +97,7 @@ def digest(replicas: int, *flags: str) -> str:
 @pytest.mark.parametrize("flags", [
     pytest.param(MLP, id="mlp", marks=SLOW),
     pytest.param(NORMAL, id="batch norm"),
-    pytest.param((f"--model={__name__}:swished",), id="swish"),
+    pytest.param((f"--model={__name__}:swished",), id="swish", marks=SLOW),
     pytest.param(TEXT, id="masks", marks=SLOW),
     pytest.param((*NORMAL, "--precision=mixed_bfloat16"), id="bfloat16", marks=SLOW),
     pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
@@ -105,10 +105,6 @@ def digest(replicas: int, *flags: str) -> str:
 ])  # fmt: skip
 def test_all_variables_have_the_same_bits(flags: tuple[str, ...]) -> None:
     assert len({digest(count, *flags, FOUR) for count in (1, 2, 4)}) == 1
-
-
-def test_plain_steps_have_other_bits() -> None:
-    assert digest(1, *MLP) != digest(2, *MLP)
 
 
 @pytest.mark.slow

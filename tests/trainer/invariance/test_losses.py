@@ -44,7 +44,7 @@ def settings(model: str, *flags: str, data: str = "pair") -> TrainConfig:
     return resolve([*own, "--steps=5", "--precision=float64", *flags]).config
 
 
-@pytest.mark.parametrize("data", ["pair", "weighted_pair"])
+@pytest.mark.parametrize("data", ["weighted_pair", pytest.param("pair", marks=pytest.mark.slow)])
 def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     one_device, logs = run_steps(settings("plain_root", "--replicas=1", data=data), 5)
     for replicas in (1, 2):

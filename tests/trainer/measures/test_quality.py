@@ -34,6 +34,7 @@ def on(replicas: int, batch: int = 16) -> Replicas:
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
 
 
+@pytest.mark.slow
 def test_the_same_weights_give_the_same_values_on_any_number_of_replicas() -> None:
     config = small("--model=mlp")
     digits = load_dataset(config)

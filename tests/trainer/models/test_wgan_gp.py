@@ -132,6 +132,7 @@ def test_the_first_step_is_that_of_the_paper() -> None:
             np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_generator() -> None:
     """Checks that after one step, with decay min(0.999, 1/10), the average is 1/10 old and 9/10 new."""
     config = small("--precision=float64")

@@ -71,6 +71,7 @@ def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_each_of_two_replicas_does_what_a_traced_step_of_two_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm over replicas has more operations than TensorFlow's kernel; 16 rows lie between those traced."""
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)

@@ -53,6 +53,7 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
     assert shown.endswith("all agree; the numbers are in here\n")
 
 
+@pytest.mark.slow
 def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(on_gpus, "variants", lambda count, nccl: ([Variant("float32", count)], []))
     code, found = checked("--model=tests.models:mean_loss", "--replicas=2")
@@ -69,6 +70,7 @@ def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
     assert both.problem.startswith("gradients are summed by CollectiveReduceV2 (ring), not by NCCL")
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_is_a_line_and_the_others_run(monkeypatch: Patch) -> None:
     measured = Trials.measured
 

@@ -49,9 +49,9 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    ("--replicas=2",),
-    pytest.param(("--replicas=2", "--precision=mixed_bfloat16"), marks=pytest.mark.slow),
+    ("--replicas=2",), ("--replicas=2", "--precision=mixed_bfloat16"),
 ])  # fmt: skip
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make, flags: tuple[str, ...]) -> None:
     config = small_config(*flags)

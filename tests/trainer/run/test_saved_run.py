@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import own_data
 from tests.fixtures import Capture
 from tests.support import run_job
 from tests.trainer.data.test_user_data import settings
@@ -19,7 +18,6 @@ from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
-from trainer.run.served_model import ServedModel
 from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
@@ -95,18 +93,6 @@ def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
         return dict(found)
 
 
-def test_a_server_answers_with_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
-    run = runs("regression", "weighted_pair")
-    assert predict.main([str(run), f"--out={tmp_path / 'x.npz'}"]) == 0
-    with np.load(tmp_path / "x.npz") as arrays:
-        expected = arrays["predictions"]
-    model = ServedModel(run / "model", "run")
-    rows = [model.row(row.tolist()) for row in own_data.weighted_pair(stored(run))[1][0]]  # type: ignore[arg-type]
-    batches = [rows[at : at + model.fixed_batch] for at in range(0, len(rows), model.fixed_batch)]
-    answers = [answer for batch in batches for answer in model.answers(batch)]
-    assert np.array(answers, expected.dtype).tobytes() == expected.tobytes()
-
-
 @pytest.mark.parametrize(("model", "data", "counts"), CASES)
 def test_both_are_kerass_own_with_a_remainder_on_one_and_on_more_replicas(
     model: str, data: str, counts: tuple[int, ...], runs: Runs, tmp_path: Path
@@ -146,7 +132,8 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param("--replicas=1", marks=pytest.mark.slow), "--replicas=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may be added."""
     run = runs("regression", "pair")
@@ -203,6 +190,7 @@ def predicted_from(run: Path, out: Path, *flags: str) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
     flags = ["--image_size=16", "--width=4", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1"]
     job_dir = run_job(resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config)
