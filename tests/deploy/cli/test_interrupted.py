@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
-from deploy.vertex import creation, gcloud, reservation, retry
+from deploy.vertex import creation, reservation
 from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
@@ -163,15 +163,6 @@ def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tm
     assert (again.returncode, len(cloud.jobs)) == (0, 1), error
 
 
-def test_a_request_that_takes_long_is_told(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    cloud.run, cloud.faults = ends("SUCCEEDED"), [Fault(POSTS, "slow")]
-    monkeypatch.setattr(retry, "TELL_S", 0.1)
-    assert submit.main(["cpu", *SDK], session) == 0
-    assert "waits for the response to the request that creates the job: 0 s\n" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("code", "slept"), [(400, 0), (403, 0), (404, 0)])
 def test_a_refusal_is_final_at_once(
     code: int, slept: int, cloud: Emulator, session: Session, flying: FlyingClock
@@ -279,8 +270,3 @@ def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, clou
     _, error = again.communicate(timeout=100)
     assert (again.returncode, error.count("looks for it")) == (0, 0), error
     assert len(cloud.jobs) == 1
-
-
-def test_nothing_is_silent_for_so_long_that_it_is_taken_for_dead() -> None:
-    longest = gcloud.COMMAND_TIMEOUT_S + retry.LONGEST_WAIT_S + reservation.LISTED_S
-    assert longest < reservation.SILENT_S

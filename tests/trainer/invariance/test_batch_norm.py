@@ -235,10 +235,3 @@ def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:
     plain = layer(inputs, training=True)
     compiled = tf.function(lambda values: layer(values, training=True), jit_compile=True)(inputs)
     np.testing.assert_allclose(compiled, plain, atol=0.01)
-
-
-def test_xla_gets_no_fused_kernel() -> None:
-    layer, _ = pair((ROWS, 6, 6, 5))
-    traced = tf.function(lambda values: layer(values, training=True), jit_compile=True)
-    graph = traced.get_concrete_function(tf.TensorSpec((ROWS, 6, 6, 5))).graph
-    assert not [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import Extractor, Fid, frechet_distance, kernel_distance
+from trainer.measures.fid import Extractor, Fid, frechet_distance
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed
@@ -80,28 +79,6 @@ def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
     assert Evaluation(model, on(1), examples.train, 16, examples.as_fit)()["val_loss"] == pytest.approx(
         expected, rel=1e-5
     )
-
-
-def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> np.ndarray:
-    drawn = np.random.default_rng(seed).standard_normal((count, 3))
-    drawn = (drawn - drawn.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(drawn, rowvar=False))).T
-    return mean + deviation * drawn  # mean and covariance exactly as asked for
-
-
-def test_fid_with_fewer_images_than_features_is_finite() -> None:
-    one, other = (gaussian(mean, 1, seed=mean + 1, count=50).repeat(40, axis=1) for mean in (0, 1))
-    assert frechet_distance(one, other) == pytest.approx(120.0, rel=1e-6)
-
-
-def test_kid_of_many_images_needs_little_memory() -> None:
-    draw = np.random.default_rng(5)
-    one, other = draw.standard_normal((4000, 4)), draw.standard_normal((4000, 4))
-    tracemalloc.start()
-    try:
-        kernel_distance(one, other)
-        assert tracemalloc.get_traced_memory()[1] < 4000 * 4000 * 8 / 2  # the kernel's matrix is twice as large
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.fixture(scope="module")

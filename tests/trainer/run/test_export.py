@@ -227,12 +227,6 @@ def test_a_saved_model_is_found_below_its_job_directory(trained: Path, name: str
     assert fetch_model(str(trained / name), "initial_model") == trained / "model" / "model.keras"
 
 
-def test_another_seed_generates_other_images(trained: Path, tmp_path: Path) -> None:
-    for seed in (1, 2):
-        assert generate.main([str(trained), "--count=4", f"--seed={seed}", f"--out={tmp_path / str(seed)}.png"]) == 0
-    assert (tmp_path / "1.png").read_bytes() != (tmp_path / "2.png").read_bytes()
-
-
 def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "notes.txt").write_text("")
     assert generate.main([str(tmp_path / "nothing"), f"--out={tmp_path / 'notes.txt' / 'grid.png'}"]) == 2

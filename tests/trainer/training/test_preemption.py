@@ -66,18 +66,6 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
     assert not control
 
 
-def test_the_budget_ends_the_run() -> None:
-    clock = Clock()
-    control = Control(make_replicas(TrainConfig()), StopRequest(), budget_seconds=60, clock=clock)
-    ended = []
-    for now in (130, 159, 160, 200):
-        clock.now = now
-        control.agree(1.0)
-        ended.append(bool(control))
-    assert ended == [False, False, True, True]
-    assert (control.budget_spent, control.signal, control.save_due) == (True, None, False)
-
-
 def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
