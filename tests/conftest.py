@@ -99,21 +99,6 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `trainer.run.trial_steps.compare` run on one and on two replicas in a process that had others."""
-    from tests.support import fresh_collectives  # imports TensorFlow, not quietly
-    from trainer.run import trial_steps
-
-    steps = trial_steps._steps
-
-    def afresh(*given: Any) -> Any:
-        fresh_collectives()
-        return steps(*given)
-
-    monkeypatch.setattr(trial_steps, "_steps", afresh)
-
-
-@pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
     """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
 

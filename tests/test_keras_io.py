@@ -31,22 +31,20 @@ def settings(name: str, *more: str) -> TrainConfig:
         "wide_deep_cross_networks",
     )),
 ])  # fmt: skip
-def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(
-    name: str, monkeypatch: Patch, separate_steps: None
-) -> None:
+def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 2)
     assert trial_steps.compare(settings(name)) == ([], [])
 
 
 @pytest.mark.slow
-def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch, separate_steps: None) -> None:
+def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 1)
     problems, _ = trial_steps.compare(settings("collaborative_filtering_movielens"))
     assert TOLD in problems[-1]
     assert all("twice as large" not in line for line in problems)
 
 
-def test_an_example_with_a_loop_of_its_own_is_refused(separate_steps: None) -> None:
+def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
     with refused(REFUSED):
         trial_steps.compare(settings("reptile"))
 

@@ -146,15 +146,6 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
         assert set(np.unique(same)) == {1.0 - rate}
 
 
-def test_double_precision_draws_the_same_mask() -> None:
-    single = on_replica(trained(independent(lambda: layers.Dropout(0.5), WORDS)), WORDS)
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    double = on_replica(trained(independent(lambda: layers.Dropout(0.5), WORDS)), WORDS.astype(np.float64))
-    assert double.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=1e-6)
-
-
 def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> None:
     def tower() -> Any:
         return keras.Sequential([layers.Dropout(0.5, name="drop")], name="tower")

@@ -52,7 +52,8 @@ def slot_bytes(model: keras.Model) -> int:
 
 
 @pytest.mark.parametrize("flags", [
-    pytest.param((ODD, "--replicas=4"), id="adamw"),
+    pytest.param((ODD, "--replicas=2"), id="adamw"),
+    pytest.param((ODD, "--replicas=4"), id="four", marks=SLOW),
     pytest.param((ODD, "--replicas=2", "--optimizer=rmsprop"), id="rmsprop", marks=SLOW),
     pytest.param((ODD, "--replicas=4", "--optimizer=nesterov", "--micro_batches=2"), id="nesterov", marks=SLOW),
     pytest.param((ODD, "--replicas=2", "--precision=mixed_float16"), id="scaled loss", marks=SLOW),

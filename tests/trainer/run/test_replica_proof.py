@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import fresh_collectives, refused
+from tests.support import refused
 from trainer.base.errors import PlatformFault
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -28,7 +28,6 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
         f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays", "--steps=2", "--replicas=2",
         "--global_batch_size=16", f"--job_dir={tmp_path / 'run'}", *flags,
     ]  # fmt: skip
-    fresh_collectives()
     try:
         job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
     finally:
@@ -58,7 +57,6 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
 def test_planted_dependences_are_found_and_no_other() -> None:
     verdicts = {}
     for name in (*DEPENDENT, *INDEPENDENT):
-        fresh_collectives()
         verdicts[name] = compare_few_rows(settings(name))
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
@@ -69,7 +67,6 @@ def test_planted_dependences_are_found_and_no_other() -> None:
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
     verdicts = []
     for more in ([], ["--of_batch"]):
-        fresh_collectives()
         verdicts.append(compare_few_rows(settings("batch_norm", flag, *more)))
     assert [verdict["agrees"] for verdict in verdicts] == [True, False]
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"

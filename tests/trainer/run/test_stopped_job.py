@@ -52,6 +52,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
     return [Stalling()]
 
 
+@pytest.mark.slow
 def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
     config, signals = small_config(*FLAGS), Signals(monkeypatch)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import Log, Patch
-from tests.support import fresh_collectives
 from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.cluster_spec import Cluster
@@ -50,7 +49,6 @@ def test_only_what_is_asked_for_on_several_gpus_of_one_machine_is_tried(
 
 def test_a_run_whose_trial_failed_trains_plain_steps(trials: list[float], tmp_path: Path, caplog: Log) -> None:
     flags = [*MODEL, "--jit_compile=true", f"--job_dir={tmp_path}"]  # on a CPU, where its steps could be compiled
-    fresh_collectives()
     assert job.run(resolve(flags).config, ["python", "-m", "trainer.task", *flags], time.monotonic()) == 0
     compilation = read_run_info(tmp_path)[0]["compilation"]
     assert (compilation["compiled"], compilation["why"], trials) == (False, "NCCL hangs", [900.0])

@@ -49,6 +49,7 @@ def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
     assert input_wait(np.array([5.0]), np.array([7.0]), 4.0, runs_ahead=runs_ahead) == 0.0
 
 
+@pytest.mark.slow
 def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
     """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails then."""
     code = (

@@ -42,7 +42,9 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     return {name: list(values) for name, values in (SEEN | history).items()}
 
 
-@pytest.mark.parametrize("callbacks", ["all_kinds", "by_epoch", "stop_by_batch"])
+@pytest.mark.parametrize("callbacks", [
+    "by_epoch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_kinds", "stop_by_batch")),
+])  # fmt: skip
 def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
     in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
     for replicas, seen in enumerate(runs, 1):
