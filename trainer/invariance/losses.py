@@ -153,19 +153,13 @@ def reduce_over_replicas(
     count = _global_count.get()(tf.stop_gradient(count))
     if weights is not None:
         return tf.math.divide_no_nan(total, count / tf.cast(_values_per_weight(values, mask, weights), count.dtype))
-    return tf.math.divide_no_nan(total, count + _epsilon(original, reduction, dtype, total.dtype))
+    return tf.math.divide_no_nan(total, count)
 
 
 def _values_per_weight(values: Any, mask: Any, weights: Any) -> Any:
     """Returns the number of values that share a weight: Keras divides by the sum of weights, each counted once."""
     sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
     return tf.size(values) // tf.reduce_max(tf.stack(sizes))
-
-
-def _epsilon(original: Callable[..., Any], reduction: str, dtype: Any, kind: Any) -> Any:
-    """Returns what Keras adds to the count of a mask: its epsilon in 3.12, 0 later. The mean of a single 1 shows it."""
-    single = tf.ones((1,), kind)
-    return original(single, None, None, reduction, dtype) / original(single, None, single, reduction, dtype) - 1.0
 
 
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:

@@ -162,7 +162,7 @@ def _ended_before(run: TrainingRun) -> str | None:
 
 
 def _describe(run: TrainingRun) -> None:
-    """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
+    """Writes run.json, and the list of images that were skipped. Raises UserError if data or versions have changed."""
     config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
     run.job.refuse_changed_data("content", setup.content)
     about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
@@ -178,6 +178,7 @@ def _describe(run: TrainingRun) -> None:
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
+    about["versions_by_step"] = run.job.versions_by_step(run.earlier, run.state.progress.step)
     about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)
     if config.track:

@@ -137,7 +137,6 @@ _ONCE_A_CALL = {
             "BackupAndRestore", "Callback", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard",
             "TerminateOnNaN",
         )
-        if hasattr(keras.callbacks, name)
     ),
 }  # fmt: skip
 

@@ -153,7 +153,7 @@ def test_what_is_missing_fails_in_one_line(
         monkeypatch.setattr(owner, last, lambda self, *, other_than_ours: None)
     else:
         remove(monkeypatch, name)
-    line = rf"^{re.escape(name)} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.17"
+    line = rf"^{re.escape(name)} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.20"
     with pytest.raises(RuntimeError, match=line) as caught:
         use(prepared)
     assert "\n" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import random
 import shutil
 import sys
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -109,6 +111,39 @@ def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], smal
     _, logs = run_steps(small_config("--steps=9", "--precision=float64", *flags), 9)
     found = lines(folder, "report")[-1]["losses"]
     assert found[logs.names[0]] == pytest.approx(logs.values[5:, 0].mean(), rel=1e-10)
+
+
+def test_a_resume_under_other_versions_is_told_and_kept(small_config: Make, caplog: Log) -> None:
+    folder = run(small_config(*MLP, "--steps=4"))
+    about = read(folder / "run.json")
+    now = {name: about["versions"][name] for name in ("tensorflow", "keras")}
+    assert about["versions_by_step"] == [{"step": 0, **now}]
+    old = {"tensorflow": "2.17.1", "keras": "3.12.4"}
+    del about["versions_by_step"]  # as an earlier version of ours left it
+    (folder / "run.json").write_text(json.dumps({**about, "versions": {**about["versions"], **old}}))
+    with refused("deterministic=True: the versions have changed since this run began (tensorflow: '2.17.1' before, "):
+        run(small_config(*MLP, "--steps=6", "--deterministic"))
+    assert read(folder / "run.json")["versions"]["keras"] == "3.12.4"
+    run(small_config(*MLP, "--steps=6"))
+    run(small_config(*MLP, "--steps=8"))
+    told = [line for line in caplog.messages if line.startswith("the versions have changed (tensorflow: '2.17.1' ")]
+    assert len(told) == 1
+    assert read(folder / "run.json")["versions_by_step"] == [{"step": 0, **old}, {"step": 4, **now}]
+
+
+def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
+    """A start that was killed before it saved leaves no step of its versions; equal bits take no other version."""
+    now = {"tensorflow": tf.__version__, "keras": keras.__version__}
+    first, killed = {"step": 0, **now}, {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
+    before = {"versions": killed, "versions_by_step": [first, killed]}
+    started = job.StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
+    assert started.versions_by_step(before, 4) == [first]
+    assert started.versions_by_step(before, 0) == [first]
+    assert started.versions_by_step({"versions": now, "versions_by_step": 7}, 4) == [first]
+    started.config = dataclasses.replace(config, virtual_replicas=2)
+    assert started.versions_by_step(before, 4) == [first]
+    with refused("virtual_replicas=2: the versions have changed since this run began (tensorflow: '2.20.0' before, "):
+        started.versions_by_step(before, 6)
 
 
 def test_a_run_killed_before_its_export_exports(small_config: Make) -> None:

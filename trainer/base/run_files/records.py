@@ -37,6 +37,7 @@ class RunInfo(TypedDict, total=False):
     equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
+    versions_by_step: list[dict[str, Any]]  # tensorflow and keras, and the step from which on the run had them
     git_commit: str | None  # of the trainer
     command: str
     started: str  # UTC
