@@ -22,6 +22,7 @@ from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
@@ -29,6 +30,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory
 from trainer.run import job
+from trainer.run.start import StartedJob
 
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
 
@@ -136,7 +138,7 @@ def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
     now = {"tensorflow": tf.__version__, "keras": keras.__version__}
     first, killed = {"step": 0, **now}, {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
     before = {"versions": killed, "versions_by_step": [first, killed]}
-    started = job.StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
+    started = StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
     assert started.versions_by_step(before, 4) == [first]
     assert started.versions_by_step(before, 0) == [first]
     assert started.versions_by_step({"versions": now, "versions_by_step": 7}, 4) == [first]
