@@ -54,7 +54,8 @@ _DRAWS = {
 }  # fmt: skip
 _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
-    "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
+    "within the batch, the root of a mean) is another thing on half of its rows; add_loss takes a mean over the rows "
+    "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
 )
 _FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
@@ -278,6 +279,12 @@ def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
         yield (
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
             "(reduce_mean)"
+        )
+    halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
+    if halved:
+        yield (
+            f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
+            "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean), which replicas average"
         )
     if draws:
         yield (

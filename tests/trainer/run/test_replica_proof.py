@@ -12,7 +12,7 @@ from trainer.base.errors import PlatformFault
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.run import job, trial_steps
-from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, compare_few_rows, judge
+from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, _advice, compare_few_rows, judge
 
 Patch = pytest.MonkeyPatch
 
@@ -133,6 +133,12 @@ def test_a_mistake_in_the_child_is_the_reason() -> None:
     proof.close()
     assert verdict.agrees is None
     assert "no function nothing" in verdict.reason
+
+
+def test_the_advice_follows_from_the_ratio() -> None:
+    assert [line.split(":")[0] for line in _advice({"loss": 0.503, "mae": 1.0}, [])] == ["loss is about half as large"]
+    assert "divide its sum by the GLOBAL batch" in next(_advice({"loss": 2.05}, []))
+    assert [*_advice({"loss": 0.9}, [])] == []
 
 
 def test_a_difference_is_refused_with_what_to_do() -> None:
