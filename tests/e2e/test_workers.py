@@ -147,7 +147,7 @@ def interrupted(
     return codes, [log.read_text() for log in logs]
 
 
-@pytest.mark.slow  # in threads: tests/trainer/cluster/test_peers.py
+@pytest.mark.slow  # in threads: tests/trainer/cluster/test_meeting.py
 def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path: Path) -> None:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
     assert codes == [INTERRUPTED, -signal.SIGKILL]
@@ -255,7 +255,7 @@ def npz(home: Path, level: int) -> None:
     np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
 
 
-DIFFERENT = {  # of settings: tests/trainer/cluster/test_peers.py
+DIFFERENT = {  # of settings: tests/trainer/cluster/test_meeting.py
     "files": "do not run the same job (sample of data: ",
     "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
     "rows": "do not read the same data (training digest: ",

@@ -10,8 +10,7 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import Result, last_reported_step
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT, Result, last_reported_step
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, rounded

@@ -12,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 import trainer
-from trainer.base.run_files.provenance import trainer_commit
-from trainer.base.run_files.records import RunInfo
+from trainer.base.run_files.records import RunInfo, trainer_commit
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.batches import Schedule
 

@@ -20,9 +20,8 @@ from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.state import digest_of, snapshot, variables_of
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
-from trainer.user_code.mistakes import as_user_mistake
+from trainer.user_code.mistakes import as_user_mistake, load_function
 
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.

@@ -12,9 +12,8 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.storage import make_writable, output_address, write_whole
-from trainer.base.storage.address import Address
-from trainer.base.storage.checksum import sha256_of
 from trainer.base.storage.gcs import connect
+from trainer.base.storage.local_files import Address, sha256_of
 from trainer.run.served_model import BadRow, ServedModel
 
 PART_ROWS = 10_000

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import keras
 
 from trainer.base.errors import UserError
-from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, numbers
 from trainer.reporting.reporter import Reporter

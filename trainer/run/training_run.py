@@ -13,7 +13,7 @@ import keras
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.records import Result, mapping
-from trainer.base.settings.metric_names import check_known
+from trainer.base.settings.rules import check_known
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid
 from trainer.measures.profiling import StepProfile

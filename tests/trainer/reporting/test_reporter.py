@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.base.log import log, start_logging
+from trainer.base.log import duration, log, start_logging
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import append_stats, drop_stats_after
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.terminal import duration
 from trainer.data.images import encode_png, grid, to_uint8
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
 from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, status_line
