@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.flags import Parser, whole
+from trainer.base.settings.fields import Parser, whole
 from trainer.user_code.command import quiet_start, run_command
 
 

@@ -17,7 +17,7 @@ from deploy.localrun.workers import local_workers
 from deploy.tiers.job_spec import request_on
 from deploy.tiers.tier import Tier, load_tier
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import whole
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
 

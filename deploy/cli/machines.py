@@ -10,8 +10,7 @@ from deploy.tiers.machine_table import MachineOption, Machines, Price, load_mach
 from deploy.tiers.output import say
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import nearest
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import nearest, whole
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,12 +15,12 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
 from trainer.base.errors import UserError, printable
-from trainer.base.settings.fields import nearest
-from trainer.base.settings.flags import (
+from trainer.base.settings.fields import (
     Parser,
     add_setting_flags,
     boolean,
     flag_values,
+    nearest,
     refuse_unknown,
     underscored,
     whole,

@@ -22,7 +22,7 @@ from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import whole
 from trainer.base.storage import local_path
 
 DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.

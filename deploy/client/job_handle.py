@@ -25,9 +25,8 @@ from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, SESSION, Session
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.records import mapping, number
-from trainer.base.run_files.run_layout import MODEL, RESULT
-from trainer.base.settings.flags import Parser
+from trainer.base.run_files.records import MODEL, RESULT, mapping, number
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import parse
 
 KERAS_FILE = "model.keras"

@@ -17,7 +17,7 @@ from deploy.vertex.history import find_attempt
 from deploy.vertex.job_end import with_reason
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, SESSION, Session
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import whole
 
 
 def jobs_flags() -> VerbParser:

@@ -38,7 +38,7 @@ from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.run_files.run_layout import GPU_CHECK
+from trainer.base.run_files.records import GPU_CHECK
 from trainer.base.storage import local_path, make_writable, write_whole
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself

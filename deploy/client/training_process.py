@@ -14,7 +14,7 @@ from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.job_handle import RunResult
 from deploy.tiers.output import run_program
 from trainer.base.errors import UserError
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT
 from trainer.base.storage import local_path
 
 _STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line

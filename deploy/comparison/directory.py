@@ -9,8 +9,7 @@ from typing import Any
 from deploy.comparison.sent_job import SENT_JOB
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
-from trainer.base.run_files.records import read_json, read_result
-from trainer.base.run_files.run_layout import CHECKPOINTS, RUN_INFO, STATS
+from trainer.base.run_files.records import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
 from trainer.base.storage import make_writable, write_whole
 
 

@@ -34,8 +34,7 @@ from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.base.run_files.records import record_failure
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT, record_failure
 from trainer.base.storage import Address, write_whole
 from trainer.base.storage.gcs import connect
 

@@ -8,8 +8,7 @@ from typing import Any
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import number, read_json, whole
-from trainer.base.run_files.run_layout import BILLED, RUN_FILES, SAMPLE_FILES
+from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"

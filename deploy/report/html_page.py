@@ -14,8 +14,7 @@ from deploy.report.tier_summary import TierSummary
 from deploy.report.tier_table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.tiers.output import say
-from trainer.base.run_files.records import mapping
-from trainer.base.run_files.run_layout import step_of
+from trainer.base.run_files.records import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")

@@ -15,9 +15,8 @@ from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSu
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.records import items, mapping, number, positive, whole
-from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
-from trainer.base.settings.metric_names import FALLING
+from trainer.base.run_files.records import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")

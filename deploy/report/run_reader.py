@@ -8,8 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.run_files.goodput import OTHER, classes_of
-from trainer.base.run_files.records import StatsEntry, items, mapping, number, positive, read_json, read_stats, whole
-from trainer.base.run_files.run_layout import BILLED, RESULT, RUN_INFO, SAMPLE_FILES, STATS
+from trainer.base.run_files.records import (
+    BILLED,
+    RESULT,
+    RUN_INFO,
+    SAMPLE_FILES,
+    STATS,
+    StatsEntry,
+    items,
+    mapping,
+    number,
+    positive,
+    read_json,
+    read_stats,
+    whole,
+)
 
 
 class StatsLine:

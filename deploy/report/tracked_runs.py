@@ -9,10 +9,8 @@ from deploy.report.collection import COMPARISON, fetched
 from deploy.report.run_reader import billed
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, read_json
-from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
-from trainer.base.run_files.tracking.sender import Sender, open_tracker
-from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
+from trainer.base.run_files.records import RUN_FILES, RUN_INFO, items, read_json
+from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, open_tracker
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 

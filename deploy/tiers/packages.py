@@ -22,7 +22,7 @@ import trainer
 from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
-from trainer.base.run_files.provenance import COMMIT_FILE, trainer_commit
+from trainer.base.run_files.records import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")

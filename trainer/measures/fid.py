@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import QualityOf, Scalars
-from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas

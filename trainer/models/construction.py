@@ -30,9 +30,8 @@ from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
 from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.invariance.step import ASKED, StepContext, in_step
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
-from trainer.user_code.mistakes import as_user_mistake, message_of
+from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.run_files.provenance import own_sources
 from trainer.base.run_files.records import write_json
+from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.strategy import make_replicas

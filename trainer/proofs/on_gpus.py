@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset

@@ -15,8 +15,7 @@ from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import log
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import mapping, read_run_info
-from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
+from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas

@@ -15,7 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.records import Result, mapping
-from trainer.base.settings.metric_names import OF_IMAGES, check_known
+from trainer.base.settings.rules import OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid

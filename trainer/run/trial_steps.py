@@ -34,9 +34,8 @@ from trainer.run.rehearsal import has_own_parts
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 from trainer.training.xla_choice import barrier, failure_of
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
-from trainer.user_code.mistakes import as_user_mistake
+from trainer.user_code.mistakes import as_user_mistake, load_function
 
 # The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
 LONGEST_SECONDS = 1800.0

@@ -26,10 +26,9 @@ import tensorflow as tf
 from trainer.base.errors import NotFinite, UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.mirror import Mirror
-from trainer.base.run_files.records import finite, write_json
-from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
+from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, STEP_PREFIX, finite, step_name, step_of, write_json
 from trainer.base.storage import sync, whole_folder
-from trainer.base.storage.checksum import sha256_of
+from trainer.base.storage.local_files import sha256_of
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.gradients import reachable
 from trainer.invariance.sharded_slots import ShardedSlot

@@ -10,7 +10,7 @@ from deploy.report.tier_table import notes, to_json
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
 from trainer.base.errors import UserError
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 
 def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:

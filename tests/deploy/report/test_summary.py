@@ -18,7 +18,7 @@ from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_ter
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.rules import OF_IMAGES
 
 QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)
 

@@ -22,8 +22,8 @@ from tests.support import (
 )
 from trainer import check as check_module
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Arrays, Dataset

@@ -24,8 +24,8 @@ from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
-from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.error_lines import half_precision, is_out_of_memory, out_of_memory

@@ -18,8 +18,7 @@ from trainer import task
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.user_code import mistakes as user_mistakes
-from trainer.user_code.dotted_names import load_function
-from trainer.user_code.mistakes import as_user_mistake, message_of
+from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 MODEL = "--model=tests.mistakes:"
 

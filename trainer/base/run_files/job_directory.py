@@ -9,6 +9,13 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.run_files.mirror import Mirror
 from trainer.base.run_files.records import (
+    CHECKPOINTS,
+    LOGS,
+    MODEL,
+    RESULT,
+    RUN_INFO,
+    SAMPLES,
+    STATS,
     Result,
     StatsEntry,
     append_stats,
@@ -17,7 +24,6 @@ from trainer.base.run_files.records import (
     read_run_info,
     write_json,
 )
-from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL, RESULT, RUN_INFO, SAMPLES, STATS
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
