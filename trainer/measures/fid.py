@@ -134,15 +134,20 @@ class Extractor:
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
         self.name = name  # as the user gave it
-        try:
-            with _in_float32():
-                network = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+        try:  # in float32, whatever the precision of the run
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy("float32")
+            network = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
         except (UserError, PlatformFault):
             raise
         except Exception as error:  # Keras raises many types without a network, and for a file of something else
             advice = "a classifier of yours with --fid_features=PATH/model.keras"
             advice = f"use its weights with --fid_weights=PATH, or {advice}" if name == "inception" else f"use {advice}"
             raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
+        finally:
+            keras.config.set_floatx(floatx)
+            keras.config.set_dtype_policy(policy)
         self.network, self._size, self._channels = network
 
     @cached_property
@@ -161,19 +166,6 @@ class Extractor:
         if images.shape[1] != self._size:
             images = tf.image.resize(images, (self._size, self._size), antialias=True)
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
-
-
-@contextmanager
-def _in_float32() -> Iterator[None]:
-    """Makes layers built within the block compute in float32, whatever the precision of the run."""
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    try:
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
-        yield
-    finally:
-        keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy(policy)
 
 
 @contextmanager

@@ -122,7 +122,13 @@ def make_plan(config: TrainConfig) -> StepPlan:
     dataset = load_dataset(config)
     first = _measured(config, dataset, _ROWS[0])
     state = first.step.state_bytes
-    _check_memory(peak_bytes(first.trace, state, temporaries=True))
+    needed = peak_bytes(first.trace, state, temporaries=True)
+    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if most > memory:  # with what building the model and fragments add to the largest step
+        raise UserError(
+            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
+            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+        )
     small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
     recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
     return StepPlan(
@@ -178,16 +184,6 @@ def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
     except Exception as error:
         log.info(f"{name} is not planned: {reason(error)}")
         return None
-
-
-def _check_memory(needed: int) -> None:
-    """Raises UserError if this machine's memory is too small for the largest step. needed: bytes of the smallest."""
-    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if most > memory:  # with what building the model and fragments add
-        raise UserError(
-            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
-            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
-        )
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:

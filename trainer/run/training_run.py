@@ -310,7 +310,7 @@ class TrainingRun:
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
         hooks.append(Hook(config.report_every_steps, reporter.report))
-        if evaluate and evaluate.counts_classes:
+        if evaluate and evaluate.class_count:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
         if fid:
             hooks.append(Hook(config.fid_every_steps, measuring(fid, partial(reporter.quality, about=fid.about))))
@@ -318,10 +318,9 @@ class TrainingRun:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
 
-        def save_requested() -> bool:
-            return control.save_due or best.improved
-
-        return [*hooks, Hook(config.checkpoint_every_steps, lambda progress: self.save(), requested=save_requested)]
+        every = config.checkpoint_every_steps
+        save = Hook(every, lambda progress: self.save(), requested=lambda: control.save_due or best.improved)
+        return [*hooks, save]
 
 
 def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:

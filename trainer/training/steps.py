@@ -163,9 +163,15 @@ class StepRunner:
         data, around = run(rows, args=(batch, step)), tf.compat.v1.get_default_graph()
 
         def whole_step(data: Any) -> Any:
-            refuse_text(data)
+            if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
+                raise NotCompilable("its data hold text, which XLA cannot take")
             scalars = train(data, step, around)  # captures `step`, with which `around` draws
-            refuse_draws(tf.compat.v1.get_default_graph())
+            drawn = {node.op for node in nodes_of(tf.compat.v1.get_default_graph()) if _DRAWS.search(node.op)}
+            if drawn:
+                operations = ", ".join(sorted(drawn))
+                raise NotCompilable(
+                    f"its train_step draws random numbers by {operations}, for which XLA has other ones"
+                )
             return scalars
 
         # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
@@ -230,18 +236,6 @@ def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
     graph_def = graph.as_graph_def()
     return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-
-
-def refuse_draws(graph: Any) -> None:
-    """Raises NotCompilable if `graph`, or a function in it, draws random numbers by an operation of TensorFlow."""
-    if draws := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
-        raise NotCompilable(f"its train_step draws random numbers by {', '.join(draws)}, for which XLA has other ones")
-
-
-def refuse_text(data: Any) -> None:
-    """Raises NotCompilable if the data of a step hold text: after XLA has refused it, its next compilation aborts."""
-    if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
-        raise NotCompilable("its data hold text, which XLA cannot take")
 
 
 Times = npt.NDArray[np.float64]

@@ -15,14 +15,12 @@ import pytest
 import tensorflow as tf
 
 from tests import models
-from tests.deploy.planted import planted_plan
 from tests.drill import lines, read
 from tests.fixtures import Log, Make, Patch
 from tests.support import Signals, fresh_collectives, largest_difference, prepared, refused, run_steps, small, weights
 from tests.support import run_job as run
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -232,14 +230,6 @@ def test_out_of_memory_names_no_precision_in_use_and_what_a_kept_plan_says_that_
     ):
         config = TrainConfig(replicas=2, shard_optimizer=sharded)
         assert advice in str(out_of_memory(config, make_replicas(config)))
-    config = TrainConfig(global_batch_size=64)
-    kept_plan(config).parent.mkdir(parents=True)
-    plan = read_plan(planted_plan(tmp_path, row_gib=0.1))
-    small = read_plan(planted_plan(tmp_path, row_gib=0.05)).memory
-    write_plan(kept_plan(config), dataclasses.replace(plan, recomputed=small, recomputed_work=plan.work))
-    assert ": use --micro_batches=2 (-3.2 GiB by its plan), recompute activations by --remat=blocks (-3.2 GiB" in str(
-        out_of_memory(config, make_replicas(config))
-    )
 
 
 def test_a_stock_compiled_classifier_fits_unchanged(small_config: Make) -> None:
