@@ -211,10 +211,7 @@ def test_out_of_memory_names_a_precision_that_the_card_has(cards: list[Any], pre
     assert half_precision([{"compute_capability": card} if card else {} for card in cards]) == precision
 
 
-def test_out_of_memory_names_no_precision_in_use_and_what_a_kept_plan_says_that_settings_save(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_out_of_memory_names_no_precision_in_use_and_settings_that_save_memory() -> None:
     for precision, advice in (("mixed_float16", "image_size"), ("float32", "try --precision=mixed_bfloat16")):
         config = TrainConfig(precision=precision)
         line = str(out_of_memory(config, make_replicas(config)))
