@@ -72,16 +72,15 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError on several replicas if weights were made by the import of the user's file, else warns."""
+    """Raises UserError if weights were made by the import of the user's file: another model would start from theirs."""
     module = sys.modules.get(config.model.partition(":")[0])
     of_module = {id(value): name for name, value in vars(module).items()} if module else {}
     names = [of_module[id(layer)] for layer in (model, *all_layers(model)) if id(layer) in of_module and layer.weights]
-    if not names:
-        return
-    line = f"model={config.model}: {names[0]} is made when its file is imported: make it in the function"
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise UserError(f"{line}, as each replica needs weights of its own")
-    log.warning(f"{line}: on several replicas it is refused")
+    if names:
+        raise UserError(
+            f"model={config.model}: {names[0]} is made when its file is imported: make it in the function, as each "
+            "replica needs weights of its own"
+        )
 
 
 def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:

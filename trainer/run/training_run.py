@@ -278,7 +278,11 @@ class TrainingRun:
         if config.fid_every_steps:
             fid = make_fid(config, model, data.images("train"), control.watched())
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
-        _check_best_metric(config.best_metric, model, evaluate, reporter.metric_names)
+        if best_metric := config.best_metric:  # by which one checkpoint is the best
+            if best_metric.startswith("val_") and not evaluate:
+                refuse_unevaluated("best_metric", best_metric, ())
+            check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
+            rises(model, best_metric, "best_metric")
 
         def begin(progress: Progress) -> None:
             self.before_hooks = copy.deepcopy(self.state.content(pending=True))
@@ -321,12 +325,3 @@ class TrainingRun:
         every = config.checkpoint_every_steps
         save = Hook(every, lambda progress: self.save(), requested=lambda: control.save_due or best.improved)
         return [*hooks, save]
-
-
-def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:
-    """Raises UserError if the run does not measure the metric by which one checkpoint is the best."""
-    if name.startswith("val_") and not evaluate:
-        refuse_unevaluated("best_metric", name, ())
-    check_known("best_metric", name, "this run measures", measured)
-    if name:
-        rises(model, name, "best_metric")
