@@ -11,7 +11,6 @@ fifth nearest neighbours in that set. All are computed in float64 on the host, f
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -168,18 +167,6 @@ class Extractor:
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
 
 
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Makes float32 products within the block exact to float32, whatever the run's `tf32`."""
-    switch = tf.config.experimental
-    before = switch.tensor_float_32_execution_enabled()
-    switch.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        switch.enable_tensor_float_32_execution(before)
-
-
 _Network = tuple[keras.Model, int, int]  # with the size and channels of its images
 
 
@@ -271,13 +258,18 @@ class Fid:
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
-            with _without_tf32():
-                features = features_of(tf.constant(start)).numpy()
+            features = features_of(tf.constant(start)).numpy()
             whole = np.zeros((batch, features.shape[1]))
             whole[first : first + len(features)] = features
             return self._replicas.sum_over_workers(whole)
 
-        return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
+        switch = tf.config.experimental
+        before = switch.tensor_float_32_execution_enabled()
+        switch.enable_tensor_float_32_execution(False)  # products are exact to float32, whatever the run's `tf32`
+        try:
+            return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
+        finally:
+            switch.enable_tensor_float_32_execution(before)
 
     def _real_images(self, rows: Any) -> Any:
         """Returns the images at these positions of the chosen ones; positions after the last are padding."""

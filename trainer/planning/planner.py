@@ -57,7 +57,14 @@ class MeasuredStep:
         self.model, self.rows, self.replicas, self._made = setup.model, rows, replicas, 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
-        parts = _generated(dataset, (replicas, self.batches_per_step, rows))
+        shape = (replicas, self.batches_per_step, rows)  # of what `trainer.data.batches` yields
+
+        def repeated(part: Any) -> Any:
+            tensor = tf.convert_to_tensor(part)
+            places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
+            return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
+
+        parts = tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
         self._rows = iter(tf.data.Dataset.from_tensors(parts).repeat())
 
     @property
@@ -91,17 +98,6 @@ class MeasuredStep:
         with as_on_gpus():  # the first call traces
             self._runner(self._rows, self._made, 1)
         self._made += 1
-
-
-def _generated(dataset: Dataset, shape: tuple[int, int, int]) -> Any:
-    """Returns parts of shape (replicas, batches, rows, …), as `trainer.data.batches` yields them."""
-
-    def repeated(part: Any) -> Any:
-        tensor = tf.convert_to_tensor(part)
-        places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
-        return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
-
-    return tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
 
 
 def _bytes(variable: Any) -> int:
