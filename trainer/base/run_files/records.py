@@ -101,6 +101,7 @@ class Result(TypedDict, total=False):
     restarts: int
     steps_repeated: int
     rollbacks: int
+    saved_model: str  # whether model/, once loaded, predicts and evaluates as the model in memory; why not compared
     not_compared: str  # why the steps of one replica and of two were not compared before training, if they were to be
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
