@@ -63,7 +63,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
         yield RunFiles(folder, where)
         return
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
-    if not below:
+    if not below and not (folder / COMPARISON).is_file():  # of one whose jobs have written nothing yet
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     parent = _parent(folder, where)
     yield _Comparison(folder, where, about=parent)

@@ -151,7 +151,7 @@ def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_
     site, desk = tmp_path / "site", tmp_path / "desk"
     zipfile.ZipFile(trainer_package().build()).extractall(site)
     desk.mkdir()
-    flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--dry_run"]
+    flags = ["--recipe=wgan_gp_digits", "--project=my-proj", *WHERE, "--spec"]
     done = run([sys.executable, "-m", "deploy", "submit", "cpu", *flags], env=os.environ | {"PYTHONPATH": str(site)},
                cwd=desk)  # fmt: skip
     assert done.returncode == 0, done.stderr
