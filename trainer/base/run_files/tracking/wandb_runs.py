@@ -6,8 +6,6 @@ W&B numbers rows by steps that only rise: a row that it has is never sent again.
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,19 +21,12 @@ _SETTINGS: dict[str, Any] = {
 _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of an error of W&B
 
 
-def _old_tensorflow() -> bool:
-    with suppress(PackageNotFoundError):
-        return [*map(int, version("tensorflow").split(".")[:2])] < [2, 18]
-    return False
-
-
 class WandbRuns:
     """Goes on with a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
 
     def __init__(self, address: Address) -> None:
         if find_spec("wandb") is None:
-            more = "'tensorflow>=2.18' " if _old_tensorflow() else ""  # pip would break an older one by its protobuf
-            install = f"pip install {more}'vertex-trainer[wandb]'"
+            install = "pip install 'tensorflow>=2.18' 'vertex-trainer[wandb]'"  # its protobuf would break an older one
             raise UserError(f"track={address.text}: the package wandb is missing: {install}")
         import wandb
         from requests.utils import get_netrc_auth
