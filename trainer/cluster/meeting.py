@@ -362,21 +362,16 @@ def _gather(
                         workers[index] = link, runs_there  # of a worker that was restarted the newest counts
                     case _:
                         link.close()
-        _compare(cluster, runs, [*workers.values()])
+        differences = [(link, names) for link, there in workers.values() if (names := differing(runs, there))]
+        refusals = [unlike(cluster.name(link.index), "run the same job", names) for link, names in differences]
+        for link, _ in workers.values():
+            link.send({"refused": str(refusals[0])} if refusals else {"start": True})
+        if refusals:
+            raise refusals[0]
         return [links.pop(links.index(link)) for link, _ in workers.values()]
     finally:
         for link in links:
             link.close()
-
-
-def _compare(cluster: Cluster, runs: Mapping[str, Any], workers: Sequence[tuple[Link, Any]]) -> None:
-    """Tells the workers to start; tells all of them, and raises UserError, if one runs something else."""
-    differences = [(link, names) for link, runs_there in workers if (names := differing(runs, runs_there))]
-    refusals = [unlike(cluster.name(link.index), "run the same job", names) for link, names in differences]
-    for link, _ in workers:
-        link.send({"refused": str(refusals[0])} if refusals else {"start": True})
-    if refusals:
-        raise refusals[0]
 
 
 def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:

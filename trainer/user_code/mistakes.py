@@ -109,7 +109,7 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
             if users := [frame for frame in frames if _is_users(frame[0])]:
                 file, line, function = users[-1]
                 inside = f" in {function}" if function and function != "<module>" else ""
-                return f"{_short(file)}:{line}{inside}", cause
+                return f"{os.path.abspath(file).removeprefix(os.getcwd() + os.sep)}:{line}{inside}", cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
@@ -149,12 +149,6 @@ def _is_users(file: str) -> bool:
         return False
     path = os.path.abspath(file)
     return path.startswith(tuple(_installed_by_user)) or not path.startswith((_OURS, *_LIBRARIES))
-
-
-def _short(file: str) -> str:
-    """Returns the path relative to the current folder, if the file is below it."""
-    path = os.path.abspath(file)
-    return path.removeprefix(os.getcwd() + os.sep)
 
 
 def message_of(error: BaseException) -> str:

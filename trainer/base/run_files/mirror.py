@@ -91,18 +91,15 @@ class Mirror:
                 if remote := self._gcs.get(address / name):
                     self._gcs.download(remote, root / name)
         if address := self.address_of(checkpoints):
-            self._outline_checkpoints(address, checkpoints)
-
-    def _outline_checkpoints(self, address: Address, checkpoints: Path) -> None:
-        folders: dict[Path, dict[str, Remote]] = {}
-        for remote in self._gcs.list(address):
-            if name := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
-                folders.setdefault(checkpoints / name[1], {})[name[2]] = remote
-        self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
-        self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
-        for checkpoint, files in self._outlined.items():
-            checkpoint.mkdir(parents=True)
-            self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
+            folders: dict[Path, dict[str, Remote]] = {}
+            for remote in self._gcs.list(address):
+                if found := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
+                    folders.setdefault(checkpoints / found[1], {})[found[2]] = remote
+            self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
+            self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
+            for checkpoint, files in self._outlined.items():
+                checkpoint.mkdir(parents=True)
+                self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""

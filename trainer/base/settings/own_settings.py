@@ -335,7 +335,12 @@ class OwnSettings:
         taken: dict[str, tuple[Parameter, tuple[str, ...]]] = {}
         for function, signature in self._read[0].items():
             for parameter in signature.parameters:
-                self._refuse_ours(function, parameter.name)
+                ours = parameter.name.removeprefix("no_")
+                if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
+                    raise UserError(
+                        f"{self._shown(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
+                        f"read config.{ours}, or rename the parameter"
+                    )
                 first, functions = taken.get(parameter.name, (parameter, ()))
                 if functions and str(parameter) != str(first):
                     raise UserError(
@@ -373,7 +378,12 @@ class OwnSettings:
         signatures, unreadable = {}, {}
         for function in FUNCTIONS:
             name = self.named.get(function)
-            path = _path_of_model(name) if function == "model" and isinstance(name, str) else name
+            path = MODELS.get(str(name), name) if function == "model" else name
+            if function == "model" and isinstance(path, str) and ":" not in path:
+                raise UserError(
+                    f"model={name}: no such model{nearest(path, MODELS)} Known: {', '.join(MODELS)}, or your own "
+                    "package.module:function"
+                )
             if isinstance(path, str) and is_dotted(path):
                 try:
                     signatures[function] = read_signature(path, self._shown(function), self.first)
@@ -383,24 +393,6 @@ class OwnSettings:
 
     def _shown(self, function: str) -> str:
         return f"{function}={self.named[function]}"
-
-    def _refuse_ours(self, function: str, name: str) -> None:
-        ours = name.removeprefix("no_")
-        if hasattr(TrainConfig, ours) or name in ("help", "print_config", "verbose"):
-            raise UserError(
-                f"{self._shown(function)}: its setting {name} has the name of a flag of the trainer: read "
-                f"config.{ours}, or rename the parameter"
-            )
-
-
-def _path_of_model(name: str) -> str:
-    """Returns the dotted path of a model's function. Raises UserError for the name of no model."""
-    if ":" not in name and name not in MODELS:
-        raise UserError(
-            f"model={name}: no such model{nearest(name, MODELS)} Known: {', '.join(MODELS)}, or your own "
-            "package.module:function"
-        )
-    return MODELS.get(name, name)
 
 
 @lru_cache(maxsize=1)

@@ -49,10 +49,9 @@ def check_metric_names(config: TrainConfig) -> None:
     model, fid = config.model, config.fid_every_steps
     if model not in STEP_METRICS:
         return
-    classifies = model in CLASSIFIERS
-    if classifies and fid:
+    evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
+    if evaluated and fid:
         raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
-    evaluated = _EVALUATION_METRICS if classifies else ()
     of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
     of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
     check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
@@ -72,8 +71,27 @@ _RULES_OF_MODELS = "trainer.models.model_settings"  # which imports no TensorFlo
 
 def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
-    _check_data(config)
-    _check_devices(config)
+    if config.channels == 2:
+        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    if not config.data:
+        raise UserError(
+            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
+            "classifier, or --data=digits to try the recipe without any"
+        )
+    is_name = not any(sign in config.data for sign in "/.\\:") and not os.path.exists(config.data)
+    if is_name and config.data not in DATA_SOURCES:
+        known = f"{nearest(config.data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}"
+        raise UserError(
+            f"data={config.data}: no such data{known}, an existing path, or your own package.module:function"
+        )
+    check_augmentations("augment", config.augment, AUGMENTATIONS)
+    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
+    for name in ("replicas", "expect_devices"):
+        if config.strategy == "one_device" and getattr(config, name) > 1:
+            raise contradiction(config, "strategy", name, "drop one of them")
+    if 0 < config.replicas < config.expect_devices:
+        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
+    config.rows_per_replica(config.replicas or 1)
     if config.initial_checkpoint and config.initial_model:
         raise contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
     if config.model in MODELS:
@@ -86,28 +104,14 @@ def check(config: TrainConfig) -> None:
     if config.remat not in ("", BLOCKS) and not layers:
         raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     _ = config.class_weights  # raises UserError for another form
-    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
-        name = "label_smoothing" if config.label_smoothing else "mixup"
-        raise UserError(
-            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
-            "own may have them in its loss or its data"
-        )
+    for name in ("label_smoothing", "mixup"):
+        if getattr(config, name) and config.model not in CLASSIFIERS:
+            raise UserError(
+                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of "
+                "your own may have them in its loss or its data"
+            )
     read_addresses(config.track)
     check_metric_names(config)
-
-
-def _check_data(config: TrainConfig) -> None:
-    if config.channels == 2:
-        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
-    if not config.data:
-        raise UserError(
-            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
-            "classifier, or --data=digits to try the recipe without any"
-        )
-    if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
-        _check_source(config.data)
-    check_augmentations("augment", config.augment, AUGMENTATIONS)
-    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
 
 
 def check_augmentations(setting: str, value: str, known: Collection[str]) -> None:
@@ -115,25 +119,6 @@ def check_augmentations(setting: str, value: str, known: Collection[str]) -> Non
     for name in names_in(value):
         if name not in known:
             raise UserError(f"{setting}={value}: no such augmentation{nearest(name, known)} Known: {', '.join(known)}")
-
-
-def _check_devices(config: TrainConfig) -> None:
-    if config.strategy == "one_device" and config.replicas > 1:
-        raise contradiction(config, "strategy", "replicas", "drop one of them")
-    if config.strategy == "one_device" and config.expect_devices > 1:
-        raise contradiction(config, "strategy", "expect_devices", "drop one of them")
-    if 0 < config.replicas < config.expect_devices:
-        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
-    config.rows_per_replica(config.replicas or 1)
-
-
-def _check_source(name: str) -> None:
-    if ":" not in name and name not in DATA_SOURCES:
-        known = ", ".join(DATA_SOURCES)
-        raise UserError(
-            f"data={name}: no such data{nearest(name, DATA_SOURCES)} Known: {known}, an existing path, or your own "
-            "package.module:function"
-        )
 
 
 def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> UserError:
