@@ -106,8 +106,10 @@ def read_tiers_or_machine(
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UserError(f"tier {twice} is given twice: drop one of them")
     if names and (machine_type or accelerator):
-        flag = "machine_type" if machine_type else "accelerator"
-        raise UserError(f"tier {names[0]} and --{flag} contradict each other: a tier has its machine: drop one of them")
+        raise UserError(
+            f"tier {names[0]} and --{'machine_type' if machine_type else 'accelerator'} contradict each other: a tier "
+            "has its machine: drop one of them"
+        )
     if not names and not machine_type:
         raise UserError(
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
@@ -159,8 +161,7 @@ def find_tier(name: str) -> Path:
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
-    names = tier_names()
-    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), names)  # l4x4 is easily read as 14x4
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), tier_names())  # l4x4 is easily read as 14x4
     raise UserError(f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml file")
 
 
