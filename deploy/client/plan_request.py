@@ -163,7 +163,7 @@ def _places(regions: str, prices: str) -> list[tuple[str, str]]:
 def _has(region: str, tier: Tier) -> bool:
     """Returns whether the region has the tier's accelerator, by one of Google's pages at least."""
     try:
-        list(check_region(tier, GcpConfig("", region, "")))
+        check_region(tier, GcpConfig("", region, ""))
     except NoMachines:
         return False
     return True

@@ -143,7 +143,7 @@ def test_flags_of_one_job_are_in_its_request(cloud: Emulator, session: Session) 
 
 @pytest.mark.parametrize(
     ("accelerator", "machine", "count"),
-    [("NVIDIA_L4:2", "g2-standard-24", 2), ("L4", "g2-standard-24", 2), ("", "e2-standard-4", 0)],
+    [("NVIDIA_L4:2", "g2-standard-24", 2), ("", "e2-standard-4", 0)],
 )
 def test_a_machine_without_a_tier(
     accelerator: str, machine: str, count: int, cloud: Emulator, session: Session

@@ -16,7 +16,6 @@ from deploy.__main__ import main
 from deploy.client.prepared_job import describe
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered
-from deploy.tiers.job_checks import check_module
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import RenderedJob, render, request_on, to_yaml
 from deploy.tiers.packages import Package
@@ -127,9 +126,7 @@ def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
         assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"uri": 1}', '{"uri": "x y", "tensorflow": "", "sources": {}, "time": ""}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"uri": 1}'])
 def test_a_damaged_record_of_an_image_is_one_line(text: str) -> None:
     remember(OWN)
     assert remembered() == OWN
@@ -287,15 +284,6 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
     wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
-
-
-def test_the_name_of_a_module_within_a_package_is_whole() -> None:
-    holder = Package("mine", "0", {"mine/__init__.py": b"", "mine/nets/__init__.py": b"", "mine/one.py": b""})
-    for name in "nets", "one":
-        with pytest.raises(
-            UserError, match=f"the job has the module {name} as mine.{name}: use --model=mine.{name}:b, or"
-        ):
-            check_module("model", f"{name}:b", name, (holder, PACKAGE))
 
 
 @pytest.mark.usefixtures("dist")
