@@ -41,7 +41,8 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *(_ranking(real, baseline or rows[0].tier) if real or not timed else ()),
         *_scaling(real),
         *(f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
-          "(python -m trainer.data.prepare), or make your own data function faster." for row in real if (row.input_wait or 0.0) >= MUCH),
+          "(python -m trainer.data.prepare), or make your own data function faster."
+          for row in real if (row.input_wait or 0.0) >= MUCH),
         *_goodput(rows),
         *_different_work(collection, rows),
         # Another global batch has other losses.
