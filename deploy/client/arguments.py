@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -35,13 +34,9 @@ def parser(verb: str, description: str, usage: str) -> Parser:
 
 def usd(text: str) -> float:
     """Returns a sum in USD; an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
+    if not re.fullmatch(r"\d{1,6}(\.\d+)?", text) or not float(text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as 5")
-    return value
+    return float(text)
 
 
 def seconds(text: str) -> float:
@@ -123,12 +118,9 @@ def read_prices(values: Sequence[str]) -> dict[str, float]:
     prices = {}
     for text in values:
         name, _, number = text.rpartition("=")
-        try:
-            prices[name] = float(number)
-        except ValueError:
-            prices[name] = math.nan
-        if not name or not 0 < prices[name] < math.inf:
+        if not name or not re.fullmatch(r"\d{1,6}(\.\d+)?", number) or not float(number):
             raise UserError(f"price_per_hour={text}: write --price_per_hour=TIER=NUMBER, above 0, as l4x1=0.71")
+        prices[name] = float(number)
     return prices
 
 

@@ -136,8 +136,8 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
         # More devices than two measured tiers of one machine; the quartiles of the larger one's step times widen it.
         few, many = points[0], points[-1]
         rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
-        measured = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
-        factor = interval(*measured, tier.devices, rows).times(1 / many.step.middle)
+        less, more = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
+        factor = interval(less, more, tier.devices, rows).times(1 / many.step.middle)
         words = (
             f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
             f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "

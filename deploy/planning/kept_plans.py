@@ -1,6 +1,6 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -67,25 +67,23 @@ def _offer(tier: Tier, forecast: Forecast | None) -> Offer | None:
 
 def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
     """Returns what the kept plan of each job estimates, with a warning if that is more than where it is stopped."""
-    return [*dict.fromkeys(line for job in jobs for line in _cost_line(job))]
-
-
-def _cost_line(job: RenderedJob) -> Iterator[str]:
-    tier, offer = job.tier, estimate(job)
-    if not offer or tier.most_usd is None:
-        return
-    usd, hours = offer.usd, offer.hours
-    estimated = (
-        f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as {STRATEGIES[tier.strategy]}, "
-        f"{figures(hours.middle)} hours ({figures(hours.low)} - {figures(hours.high)})"
-    )
-    if usd.middle <= tier.most_usd:
-        yield f"{tier.name}: {estimated}"
-        return
-    second, most = offer.usd_per_hour / 3600, job.options.max_cost
-    limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
-    stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
-    yield f"{tier.name}: warning: {estimated}, {stopped}"
+    lines = dict[str, None]()
+    for job in jobs:
+        tier, offer = job.tier, estimate(job)
+        if offer and tier.most_usd is not None:
+            usd, hours, most = offer.usd, offer.hours, job.options.max_cost
+            line = (
+                f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+                f"{STRATEGIES[tier.strategy]}, {figures(hours.middle)} hours ({figures(hours.low)} - "
+                f"{figures(hours.high)})"
+            )
+            if usd.middle > tier.most_usd:
+                second = offer.usd_per_hour / 3600
+                limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
+                stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
+                line = f"warning: {line}, {stopped}"
+            lines[f"{tier.name}: {line}"] = None
+    return [*lines]
 
 
 def estimate(job: RenderedJob) -> Offer | None:

@@ -61,9 +61,9 @@ class Fit:
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
     """Returns whether the run fits on each device of the tier; None if the memory of its devices is not known."""
-    machine = table.machines.get(tier.machine_type)
-    gib = table.accelerators[tier.accelerator_type].memory_gb if tier.accelerators else machine and machine.memory_gb
-    if gib is None:
+    machine, gpu = table.machines.get(tier.machine_type), table.accelerators.get(tier.accelerator_type)
+    memory = gpu if tier.accelerators else machine
+    if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
     required, passes = _needed(plan, config, tier), config.passes(tier.devices)

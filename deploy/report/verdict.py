@@ -103,8 +103,11 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
             less = [smaller for smaller in fewer if smaller.devices < row.devices]
             reason = _no_gain(row, best(less, "images_per_second")) if less else ""
             reasons += [reason] if reason else []
-            gains += [f"{_devices(row)} {_gain(row, first)}"] if less and not reason else []
             fewer.append(row)
+            if less and not reason:
+                usd, least = row.cost_per_million_images, first.cost_per_million_images
+                dearer = f" for {usd / least:.2f} x the cost per million images" if usd and least else ""
+                gains.append(f"{_devices(row)} {_speed(row) / _speed(first):.2f} x as fast{dearer}")
         if gains:
             yield f"Against {_devices(first)}: {', '.join(gains)}."
         yield from reasons
@@ -112,14 +115,6 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 def _devices(row: TierSummary) -> str:
     return f"{row.tier} ({counted_devices(row.devices)})"
-
-
-def _gain(row: TierSummary, first: TierSummary) -> str:
-    faster = f"{_speed(row) / _speed(first):.2f} x as fast"
-    if not (row.cost_per_million_images and first.cost_per_million_images):
-        return faster
-    dearer = row.cost_per_million_images / first.cost_per_million_images
-    return f"{faster} for {dearer:.2f} x the cost per million images"
 
 
 def _no_gain(row: TierSummary, smaller: TierSummary) -> str:

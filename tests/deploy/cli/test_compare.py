@@ -319,7 +319,7 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: their speeds do not apply to real machines, so they are not" in out
+    assert "Simulated devices: l4x1, l4x2: their speeds do not apply to real machines, so they are not" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
     one, two = summarize(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)
