@@ -1,17 +1,19 @@
-"""Runs a comparison: the plan, the protocol of what runs it, and its runs until all are done."""
+"""Runs a comparison: the plan, and its runs until all are done."""
 
 import contextvars
 import dataclasses
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
+from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.vertex_runner import VertexRunner
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
@@ -30,25 +32,7 @@ _NEXT = {
 }
 
 
-class Runner(Protocol):
-    """Runs a comparison's jobs somewhere. It writes the output of a run to JOB_DIR.log."""
-
-    name: str  # as in --on
-
-    def check(self, run: JobRequest) -> None:
-        """Raises UserError if the run is known to fail here."""
-
-    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
-        """Yields lines that state what so many runs of each tier may cost."""
-
-    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
-        """Raises UserError if none of the runs, each with its job directory, could succeed, or nobody agrees to pay."""
-
-    def run(self, run: JobRequest, job_dir: Path) -> int:
-        """Trains until the run ends and returns its exit code. Called in any thread."""
-
-    def stop(self) -> None:
-        """Makes every `run` return soon, so that the same command can resume them."""
+Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,10 +40,8 @@ class RunRecord:
         self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
         self._timing = self.reports if after_warm_up(self.reports) else self.epochs
         self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
-        self.no_stats = ""
-        if self.last_step is None:
-            damage = "is damaged" if (folder / STATS).is_file() else "is missing"
-            self.no_stats = f"{STATS} {damage if stats_problem else 'contains no report'}"
+        absent = "contains no report" if (folder / STATS).is_file() else "is missing"
+        self.no_stats = "" if self.last_step is not None else f"{STATS} {absent}"
         # done, interrupted, failed, running; missing or unknown if result.json is missing or damaged
         self.state = str(self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing"))
         self.config = mapping(self.info, "config")
