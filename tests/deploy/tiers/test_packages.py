@@ -194,7 +194,6 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture) ->
     [
         ([], "required: --image"),
         (["--image=trainer"], "use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG"),
-        (["--image=us-docker.pkg.dev/p/r/x:1", "--tensorflow=torch"], "use tensorflow or tensorflow[and-cuda]"),
     ],
 )
 def test_an_image_that_cannot_be_is_refused(flags: list[str], line: str, refused: Command) -> None:
