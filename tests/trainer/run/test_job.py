@@ -31,6 +31,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.reporter import Reporter
 from trainer.run import job
+from trainer.run.start import StartedJob
 from trainer.training.error_lines import half_precision, is_out_of_memory, out_of_memory
 
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
@@ -157,7 +158,7 @@ def test_versions_are_those_of_the_steps_that_count(small_config: Make) -> None:
     now = {"tensorflow": tf.__version__, "keras": keras.__version__}
     first, killed = {"step": 0, **now}, {"step": 4, "tensorflow": "2.20.0", "keras": "3.15.0"}
     before = {"versions": killed, "versions_by_step": [first, killed]}
-    started = job.StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
+    started = StartedJob.open(config := small_config(*MLP), [], 0.0, open_job_dir(small_config(*MLP)))
     assert started.versions_by_step(before, 4) == [first]
     assert started.versions_by_step(before, 0) == [first]
     assert started.versions_by_step({"versions": now, "versions_by_step": 7}, 4) == [first]
