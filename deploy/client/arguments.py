@@ -15,7 +15,7 @@ from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
 from trainer.base.errors import UserError, printable
-from trainer.base.settings.fields import nearest, refuse_removed
+from trainer.base.settings.fields import nearest
 from trainer.base.settings.flags import (
     Parser,
     add_setting_flags,
@@ -212,7 +212,6 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     cli.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
     args, unknown = cli.parse_known_args(flags)
     if unknown:
-        refuse_removed(underscored(unknown[0]).partition("=")[0].removeprefix("--"), unknown[0])
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
     for flag, refusal in _NOT_OF_SCRIPTS.items():

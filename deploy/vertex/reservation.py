@@ -87,8 +87,6 @@ class Reservation:
             place = str(record["project"]), str(record["region"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
-        if not submission:  # an earlier version freed it so
-            return
         ended = record.get("machine") == _machine() and not is_running(str(record.get("process")))
         until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
         while True:

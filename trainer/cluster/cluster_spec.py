@@ -12,7 +12,6 @@ from typing import Any
 
 from trainer.base.errors import UserError
 
-_ROLES = {"chief": "chief", "master": "chief", "worker": "worker"}
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
 
@@ -55,7 +54,7 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     tasks: dict[str, tuple[str, ...]] = {"chief": (), "worker": ()}
     for role, addresses in _object(content.get("cluster", {}), "cluster").items():
         if addresses:
-            tasks[_role(role)] += _addresses(role, addresses)
+            tasks[_role(role)] = _addresses(role, addresses)
     addresses = tasks["chief"] + tasks["worker"]
     if not addresses:
         return Cluster()
@@ -75,13 +74,12 @@ def _object(value: Any, part: str) -> dict[str, Any]:
 
 
 def _role(role: str) -> str:
-    """Returns "chief" or "worker": `master` is an older name of the chief."""
-    if role not in _ROLES:
+    if role not in ("chief", "worker"):
         raise UserError(
             f"TF_CONFIG: this trainer has no tasks of role {role[:60]!r}: supported are the chief (pool 0) and workers "
             "(pool 1)"
         )
-    return _ROLES[role]
+    return role
 
 
 def _addresses(role: str, value: Any) -> tuple[str, ...]:
@@ -100,8 +98,6 @@ def _index(content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> 
     role, index = _role(str(task.get("type"))), task.get("index", 0)
     if not tasks[role]:
         raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
-    if isinstance(index, str) and index.isdecimal():
-        index = int(index[:9])
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
         raise UserError(
             f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "

@@ -125,8 +125,6 @@ def recognise(data: str, path: Path) -> str:
         return "npz"
     if (path / pieces.INDEX).is_file():
         return "shards"
-    if (path / "train-00000.bin").is_file():
-        raise UserError(f"data={data}: it has shards of an earlier version: prepare the data again into another folder")
     if image_files.is_tfrecord(path):
         return "tfrecord"
     if image_arrays.is_idx(path):

@@ -21,25 +21,21 @@ from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import first_unfit_input
-from trainer.invariance.averaging import keeps_averages, use_averages
+from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
+from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import refuse_hopeless_restart
-from trainer.reporting.run_info import run_info
+from trainer.reporting.result import refuse_hopeless_restart, run_info
 from trainer.run.export import export
 from trainer.run.rehearsal import DIFFERS, compare_saved
-from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
-from trainer.run.run_state import Best, RunState
 from trainer.run.start import StartedJob
-from trainer.run.training_run import TrainingRun
+from trainer.run.training_run import Best, RunState, TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
-from trainer.run.xla_trial import why_plain
+from trainer.run.trial_steps import ReplicaProof, judge, needs_proof, why_plain
 from trainer.training.callbacks import load_callbacks
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.error_lines import is_out_of_memory, out_of_memory
-from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
-from trainer.training.state import LearningRates, make_whole, variables_of
+from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
+from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 

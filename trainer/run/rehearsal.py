@@ -19,8 +19,7 @@ from trainer.invariance.sharded_slots import parts_of_others_as_zeros
 from trainer.measures.evaluation import Evaluation
 from trainer.run.export import export, load_template
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.checkpoint import read_checkpoint, write_checkpoint
-from trainer.training.state import check_fits, snapshot, variables_of
+from trainer.training.checkpoint import check_fits, read_checkpoint, snapshot, variables_of, write_checkpoint
 from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of
 from trainer.user_code.mistakes import as_user_mistake, message_of
 
@@ -150,8 +149,8 @@ def _apart(before: Any, after: Any, tolerance: float) -> bool:
     """Returns whether two nests of numbers differ by more than rounding."""
     for pair in zip(keras.tree.flatten(before), keras.tree.flatten(after), strict=False):
         a, b = (np.asarray(keras.ops.convert_to_numpy(value), np.float64) for value in pair)
-        close = {"rtol": tolerance, "atol": tolerance * max(np.abs(a).max(initial=0.0), 1e-6), "equal_nan": True}
-        if a.shape != b.shape or not np.allclose(a, b, **close):
+        largest = np.abs(a[np.isfinite(a)]).max(initial=1e-6)
+        if a.shape != b.shape or not np.allclose(a, b, rtol=tolerance, atol=tolerance * largest, equal_nan=True):
             return True
     return False
 

@@ -12,7 +12,7 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.records import mapping, read_run_info
 from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, RUN_INFO, step_name
 from trainer.base.run_files.serving_file import SERVING
-from trainer.base.settings.fields import REMOVED, coerce, coerce_all, setting
+from trainer.base.settings.fields import coerce, coerce_all, setting
 from trainer.base.settings.flags import VERBOSE, Field, Parser, add_setting_flags, refuse_unknown
 from trainer.base.settings.own_settings import taken_by
 from trainer.base.settings.resolution import Overrides
@@ -23,6 +23,8 @@ from trainer.base.storage.staging import Staged, naming
 NEWEST, BEST = "newest", "best"
 _FLAGS = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
+# Settings of 0.2 that are read no longer: nothing but a training needs them, or their values have another form now.
+_DROPPED = frozenset({"keep_checkpoints"})
 # Settings of training that another machine or command does not share.
 _OF_TRAINING = {
     "recipe": "", "job_dir": "", "callbacks": "", "strategy": "auto", "replicas": 0, "expect_devices": 0,
@@ -78,14 +80,14 @@ class RequestedRun:
     def _values(self, flags: Mapping[str, str]) -> dict[str, Any]:
         """Returns the run's settings that its functions, or those of `flags`, have. Raises UserError for damaged ones.
 
-        Those of its callbacks, of other data and of earlier versions are left out; nothing else may be unknown.
+        Those of its callbacks and of other data are left out; nothing else may be unknown.
         """
-        stored = _without_callbacks(mapping(self.info, "config"))
+        stored = _as_stored(mapping(self.info, "config"))
         functions = Overrides({**stored, **flags}).own
         settings, stored = functions.settings, functions.without_others(stored)
         known = {field.name for field in dataclasses.fields(settings)}
-        dropped = stored if flags or mapping(self.info, "config").get("callbacks") else REMOVED
-        stored = {name: value for name, value in stored.items() if name in known or name not in dropped}
+        if flags or mapping(self.info, "config").get("callbacks"):
+            stored = {name: value for name, value in stored.items() if name in known}
         return coerce_all(settings, stored, f"{self.name}/{RUN_INFO}")
 
 
@@ -120,7 +122,7 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
         raise UserError(
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
-    functions = Overrides({**_without_callbacks(mapping(info, "config")), **flags}).own
+    functions = Overrides({**_as_stored(mapping(info, "config")), **flags}).own
     fields = {field.name: field for field in dataclasses.fields(functions.settings) if "data" in taken_by(field)}
     known = parser.names
     if twice := fields.keys() & {*known}:
@@ -132,9 +134,9 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
     return RequestedRun(options.run, folder, dict(info), _settings(options, (*_FLAGS, *fields)), options)
 
 
-def _without_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings without the names of callbacks and recipe, which may not exist here."""
-    return {**config, "callbacks": "", "recipe": ""}
+def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that are still read, without the names of callbacks and recipe, which may not exist here."""
+    return {name: value for name, value in config.items() if name not in _DROPPED} | {"callbacks": "", "recipe": ""}
 
 
 def _settings(options: argparse.Namespace, names: Collection[str]) -> dict[str, str]:

@@ -19,10 +19,9 @@ from trainer.cluster.meeting import arithmetic, meet
 from trainer.cluster.peers import Peers
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import differing, files_of
-from trainer.reporting.result import RunResult
-from trainer.reporting.run_info import versions
-from trainer.training.error_lines import one_line
-from trainer.training.preemption import keep_handlers
+from trainer.reporting.error_lines import one_line
+from trainer.reporting.result import RunResult, versions
+from trainer.training.loop import keep_handlers
 from trainer.user_code.mistakes import as_user_mistake
 
 _COUNTS = ("files of data", "training examples")

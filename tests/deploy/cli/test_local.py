@@ -187,8 +187,6 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
     ("arguments", "message"),
     [
         (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
-        (["cpu", "--recipe=wgan_gp_digits", "--kill=worker1@step5"],
-         "kill was removed: end a worker yourself by its process id"),
         (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
     ],
 )  # fmt: skip

@@ -25,7 +25,6 @@ def tf_config(cluster: Any, kind: str = "chief", index: Any = 0) -> dict[str, st
     {"TF_CONFIG": "{}"},
     tf_config({}),
     tf_config({"chief": [CHIEF]}),
-    tf_config({"master": [CHIEF]}, "master"),
     tf_config({"worker": [ONE]}, "worker"),
 ])  # fmt: skip
 def test_none_and_a_chief_alone_are_one_machine(environment: dict[str, str]) -> None:
@@ -42,10 +41,9 @@ def test_the_chief_comes_first_and_alone_writes() -> None:
     assert found[0].name(2) == f"worker 2 ({TWO})"
 
 
-def test_without_a_chief_worker_0_is_the_chief_and_master_is_an_older_name() -> None:
+def test_without_a_chief_worker_0_is_the_chief() -> None:
     workers = [read_cluster(tf_config({"worker": [ONE, TWO]}, "worker", index)) for index in (0, 1)]
     assert [one.is_chief for one in workers] == [True, False]
-    assert read_cluster(tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", "0")).index == 1
 
 
 @pytest.mark.parametrize(("environment", "message"), [
@@ -61,6 +59,7 @@ def test_without_a_chief_worker_0_is_the_chief_and_master_is_an_older_name() -> 
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", 1), "use 0 to 0"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", -1), "use 0 to 0"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "worker", True), "use 0 to 0"),
+    (tf_config({"master": [CHIEF], "worker": [ONE]}, "worker", 0), "this trainer has no tasks of role 'master'"),
     (tf_config({"worker": [ONE, TWO]}, "chief"), "task.type is chief, but the cluster has no chief"),
     (tf_config({"chief": [CHIEF], "ps": [ONE]}), "this trainer has no tasks of role 'ps': supported are"),
     (tf_config({"chief": [CHIEF], "worker": [ONE]}, "evaluator"), "no tasks of role 'evaluator'"),

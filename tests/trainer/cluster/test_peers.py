@@ -18,8 +18,7 @@ from trainer.cluster import peers as peers_module
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import arithmetic, meet
 from trainer.cluster.peers import Peers
-from trainer.reporting.result import refuse_hopeless_restart
-from trainer.reporting.run_info import versions
+from trainer.reporting.result import refuse_hopeless_restart, versions
 from trainer.run import job, start
 
 LOST: list[tuple[str, int]] = []

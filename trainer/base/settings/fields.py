@@ -18,18 +18,6 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
 }  # fmt: skip
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
-REMOVED = {  # flags and settings of earlier versions, and what to use instead
-    "cluster_secret_file": "a private network or a firewall protects the workers' ports (docs/security.md)",
-    "fallback": "name the tiers one after another, in the order in which to try them: `submit l4x4 l4x2`",
-    "kill": "end a worker yourself by its process id, which its first line has: `kill -9 PROCESS`",
-    "notify": "use the exit code: `python -m deploy watch JOB && COMMAND`",
-    "persistent_resource": "each run has machines of its own; a tier file may name a persistentResourceId of yours",
-    "preemptions_per_hour": "the plan assumes one preemption of a spot machine in 20 hours",
-    "regions": "use --region=us-central1,us-east4, in the order in which to try them",
-    "relative_speed": "measure a tier by a short run, `compare TIER --steps=50`, and give it with --from=",
-    "short_steps": "train some steps, `python -m trainer.task … --job_dir=runs/short`, and give --from=runs/short",
-    "stream": "read gs:// data through /gcs/BUCKET/… on Vertex AI, or give the job a larger disk (diskSpec)",
-}
 _CLOSE = 0.6  # the ratio of difflib from which a name is taken for another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -55,25 +43,11 @@ def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> An
     return dataclasses.field(default=default, metadata={**vars(Setting(meaning, **limits)), "group": group})
 
 
-_USUAL_NAMES = {"lr": "learning_rate", "batch_size": "global_batch_size", "batch": "global_batch_size",
-                "gpus": "replicas", "num_epochs": "epochs", "output": "job_dir", "output_dir": "job_dir",
-                "budget": "max_cost", "max_cost": "budget"}  # fmt: skip
-
-
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean 'x'?` for the known name closest to `name`, the first of them, or a full stop."""
-    known = tuple(known)
-    if (usual := _USUAL_NAMES.get(name)) in known:
-        return f"; did you mean '{usual}'?"
     ratios = {candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known}
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
-
-
-def refuse_removed(name: str, origin: str) -> None:
-    """Raises UserError, naming `origin`, if `name` is a setting of earlier versions; it says what to use instead."""
-    if advice := REMOVED.get(name.removeprefix("no_")):
-        raise UserError(f"{origin} was removed: {advice}")
 
 
 def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
@@ -116,7 +90,6 @@ def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, A
     result = {}
     for key, value in values.items():
         if key not in fields:
-            refuse_removed(str(key), f"{origin}: the setting {key}")
             raise UserError(f"{origin}: unknown setting '{key}'{nearest(str(key), fields)}")
         try:
             result[key] = coerce(fields[key], value)

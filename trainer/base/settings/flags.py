@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import BOOLEAN_WORDS, as_text, is_switch, nearest, refuse_removed, value_type
+from trainer.base.settings.fields import BOOLEAN_WORDS, as_text, is_switch, nearest, value_type
 
 Field = dataclasses.Field[Any]
 VERBOSE = "print the whole traceback of an error"  # the meaning of --verbose
@@ -104,7 +104,6 @@ def refuse_unknown(
         if not argument.startswith("--"):
             raise UserError(f"{argument!r} is not a flag: write --name=value")
         if name not in known:
-            refuse_removed(name, f"--{name}")
             raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists {listed}{hint(name)}")
 
 

@@ -19,7 +19,7 @@ TAGS = "TRAINER_TAGS"  # a variable of a job: tags as JSON, which only whoever s
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
 # Of result.json: times of the clock, and what points of their own hold.
 _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
-_NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "first_step", "losses", "metrics")
+_NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "losses", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
