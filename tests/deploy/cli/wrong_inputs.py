@@ -195,7 +195,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "key.pem": ("x", "my_models/key.pem looks like a credential by its name"),
     "inner/id_rsa": ("x", "my_models/inner/id_rsa looks like a credential"),
     "a.json": ('{"type": "service_account"}', "my_models/a.json, line 1 looks like a service account's key"),
-    "requirements.txt": ("tensorflow==2.15.0\n", "tensorflow==2.15.0: the trainer needs tensorflow>=2.17"),
+    "requirements.txt": ("tensorflow==2.15.0\n", "tensorflow==2.15.0: the trainer needs tensorflow>=2.20,<2.22"),
     ".gitignore": ("__init__.py\n", "names its __init__.py: nothing would go along"),
 }
 
