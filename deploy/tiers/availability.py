@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from collections.abc import Iterator
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.machine_table import load_machines
@@ -22,16 +21,6 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         raise NoMachines(
             f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with one of "
             f"{', '.join(regions)}"
-        )
-
-
-def other_prices(tier: Tier, region: str) -> Iterator[str]:
-    """Yields a warning if the tier's price is that of another region."""
-    table = load_machines()
-    if tier.price.inferred and region != table.region:
-        yield (
-            f"no price for {region}: that of {table.region} is used: `python -m deploy prices --region={region}` asks "
-            "Google, and writes a file for --prices="
         )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deploy.tiers.gcp_config import checked_address
-from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import TRAINER, Package
 from deploy.tiers.tier import Tier
@@ -38,19 +37,6 @@ def check_devices(tier: Tier, config: TrainConfig) -> None:
         config.rows_per_replica(devices)
     except UserError as error:
         raise UserError(f"{tier.name}: {error}") from None
-
-
-def check_wheels(tier: Tier, image: Image) -> None:
-    """Raises UserError if the image has, or installs, a TensorFlow that does not run on the tier's accelerators.
-
-    https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
-    """
-    accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if accelerator and not accelerator.tensorflow and image.plain:
-        raise UserError(
-            f"{tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI with an "
-            "image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
-        )
 
 
 # Values of inputs that name something which the image has or can fetch; the others may be empty.

@@ -9,12 +9,14 @@ from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import BuiltImage, Image, choose_image
-from deploy.tiers.job_checks import check_inputs, check_module, check_wheels, warnings
+from deploy.tiers.job_checks import check_inputs, check_module, warnings
 from deploy.tiers.job_tracking import REQUIREMENTS, check_trackers, variables, warnings_of_trackers
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, requirements, starter, write_start
 from deploy.tiers.spec_changes import SECRETS
 from deploy.tiers.tier import Tier
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.resolution import Overrides
@@ -162,7 +164,13 @@ class TrainingRequest(JobRequest):
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, options.image, options.built_image, options.packages)
-        check_wheels(self.tier, image)
+        accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
+        if image.plain and accelerator and not accelerator.tensorflow:
+            # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
+            raise UserError(
+                f"{self.tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI "
+                "with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
+            )
         if image.plain or image.built:
             check_inputs(self.config, options.packages)
         for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):

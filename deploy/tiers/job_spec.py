@@ -8,12 +8,13 @@ from typing import Any
 
 import yaml
 
-from deploy.tiers.availability import check_region, other_prices
+from deploy.tiers.availability import check_region
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.job_checks import UNREACHABLE, check_devices
-from deploy.tiers.job_request import JobOptions, JobRequest, TrainingRequest
+from deploy.tiers.job_request import TASK, JobOptions, JobRequest, TrainingRequest
 from deploy.tiers.job_tracking import tensorboard_name
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.script import Script, ScriptRequest
 from deploy.tiers.spec_rules import check_format, check_same_region
@@ -24,6 +25,15 @@ from trainer.base.storage import output_address
 
 START_S = 600  # starting the machines and pulling the image take some minutes
 
+
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
+NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
+_SOURCED = (
+    f'if [ -f {NCCL_SETTINGS} ]; then . {NCCL_SETTINGS}; echo "NCCL: with the settings of {NCCL_SETTINGS}"; '
+    f'else echo "NCCL: {NCCL_SETTINGS} is not in this image: RDMA stays off"; fi; exec "$@"'
+)
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
 
 # What is asked of a job, before it is known what that means on a tier.
 Program = Overrides | Script
@@ -80,9 +90,21 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     written = request.write(spec, gcp, options, image)
+    table, warned = load_machines(), written.warnings
+    machine = table.machines.get(tier.machine_type)
+    for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
+        task = pool["containerSpec"]  # without a command it is taken to run the trainer
+        task["command"] = ["bash", "-c", _SOURCED, "start", *(task.get("command") or ["python", "-m", TASK])]
+        variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
-    warned = (*other_prices(tier, gcp.region), *written.warnings)
+    if tier.price.inferred and gcp.region != table.region:
+        warned = (
+            f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
+            f"--region={gcp.region}` asks Google, and writes a file for --prices=",
+            *warned,
+        )
     return RenderedJob(name, tier, gcp, request, output, spec, written.packages, image, about, warned, options)
 
 

@@ -90,7 +90,7 @@ class Accelerator:
 class Machine:
     """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price.
 
-    local_ssd_gib: comes with it.
+    local_ssd_gib: comes with it. `rdma`: its GPUs reach those of other machines without the host, if NCCL is told so.
     """
 
     name: str
@@ -101,6 +101,7 @@ class Machine:
     price: Price = Price()
     strategies: tuple[str, ...] = ()  # the only ones, if any are named
     local_ssd_gib: int = 0
+    rdma: bool = False
     disk: str = "pd-ssd"  # of a tier that names none
 
 

@@ -144,7 +144,7 @@ class ScriptRequest(JobRequest):
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return WrittenSpec((package, starter()), about, (*warnings_of_script(self.tier),))
+        return WrittenSpec((package, starter()), about, tuple(warnings_of_script(self.tier)))
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""
@@ -197,8 +197,8 @@ def read_script(script: str, module: str, package: str, words: Sequence[str], jo
     top, *inner = module.split(".")
     folder = expanded(package or top).resolve()
     path = folder.joinpath(*inner)
-    runs = (inner and path.with_suffix(".py").is_file()) or (path / "__main__.py").is_file()
-    if folder.name != top or not runs:
+    programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
+    if folder.name != top or not any(program.is_file() for program in programs):
         raise UserError(
             f"module={module}: there is no such program in {folder}: name it as `python -m` takes it, as my.task, in a "
             "folder here or in that of --package; a file is --script="

@@ -84,8 +84,7 @@ def read_labels(text: str) -> dict[str, str]:
         key, _, value = label.partition("=")
         if key in (LABEL, PRICE_LABEL):
             raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
-        if labels.setdefault(key, value) != value:
-            raise UserError(f"labels={text}: {key} has two values: keep one of them")
+        labels[key] = value
     return labels
 
 

@@ -193,8 +193,8 @@ def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -
 
 def check_same_region(name: str, resource: str, region: str) -> None:
     """Raises UserError if a resource, as projects/PROJECT/locations/REGION/…, is in another region than the job."""
-    location = resource.split("/")[3]
-    if location != region:
+    if resource.split("/")[3] != region:
         raise UserError(
-            f"{name}={resource} is in {location}, and the job would run in {region}: use one of that region"
+            f"{name}={resource} is in {resource.split('/')[3]}, and the job would run in {region}: use one of that "
+            "region"
         )

@@ -103,8 +103,6 @@ def read_tiers_or_machine(
     names: Sequence[str], machine_type: str, accelerator: str, price_file: str, changes: SpecChanges
 ) -> list[Tier]:
     """Returns the tiers of these names or, without any, the one of a machine. Raises UserError if that is neither."""
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise UserError(f"tier {twice} is given twice: drop one of them")
     if names and (machine_type or accelerator):
         raise UserError(
             f"tier {names[0]} and --{'machine_type' if machine_type else 'accelerator'} contradict each other: a tier "
@@ -117,7 +115,7 @@ def read_tiers_or_machine(
         )
     if machine_type:
         return [machine_tier(machine_type, accelerator, price_file, changes)]
-    return [load_tier(name, price_file, changes) for name in names]
+    return [load_tier(name, price_file, changes) for name in dict.fromkeys(names)]
 
 
 def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:

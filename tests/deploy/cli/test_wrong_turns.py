@@ -106,11 +106,6 @@ def test_one_login_is_named(error: ApiError, login: str) -> None:
         ("Cloud Logging API has not been used in project 1 before or it is disabled. Enable it by visiting "
          "https://console.developers.google.com/apis/api/logging.googleapis.com/overview?project=1",
          "`gcloud services enable logging.googleapis.com --project=my-proj`"),
-        ("This API method requires billing to be enabled. Please enable billing on project #my-proj",
-         "link the project to a billing account: https://console.cloud.google.com/billing/linkedaccount?project=my-proj"),
-        ("The billing account for the owning project is disabled in state absent", "link the project to a billing acc"),
-        ("Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x1",
-         "a VPC Service Controls perimeter forbids it, no role is missing"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_role_that_is_missing(message: str, cure: str) -> None:

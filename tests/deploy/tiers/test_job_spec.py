@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from deploy.tiers import plain_image
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered
 from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import RenderedJob, render, request_on, to_yaml
+from deploy.tiers.job_spec import NCCL_SETTINGS, RenderedJob, render, request_on, to_yaml
 from deploy.tiers.packages import Package
 from deploy.tiers.plain_image import START, starter
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
+from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture
 from tests.support import refused
 from trainer.base.errors import UserError
@@ -296,6 +298,26 @@ def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes:
 
 def test_what_may_be_a_mistake_is_a_warning() -> None:
     assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+
+
+def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path: Path) -> None:
+    h200 = "a3-ultragpu-8g, acceleratorType: NVIDIA_H200_141GB, acceleratorCount: 8"
+    l4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
+    settings, file = tmp_path / "set_nccl_env.sh", tmp_path / "two.yaml"
+    settings.write_text("export NCCL_NET=gIB\n")
+    for machine, wrapped in ((l4, False), (h200, True)):
+        content = TWO.replace("pythonPackageSpec: {pythonModule: trainer.task}",
+                              "containerSpec: {imageUri: p/x, command: [printenv, NCCL_NET]}")  # fmt: skip
+        file.write_text(content.replace(l4, machine).replace("pd-ssd", "hyperdisk-balanced"))
+        made = job(load_tier(str(file)), "--model=mlp", "--data=mnist", "--global_batch_size=16")
+        assert [task(made, pool)["command"][0] == "bash" for pool in (0, 1)] == [wrapped] * 2
+    command = [word.replace(NCCL_SETTINGS, str(settings)) for word in task(made)["command"]]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[1] == "gIB"
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in task(made)["env"]
+    settings.unlink()
+    without = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert without.stdout == f"NCCL: {settings} is not in this image: RDMA stays off\n"
+    assert NCCL_SETTINGS.startswith("/usr/local/gib/")
 
 
 def test_a_package_of_ones_own_may_be_named() -> None:
