@@ -33,7 +33,7 @@ test-versions: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py
 
 test-floor: $(VENV)/.installed-dev
-	$(RUN) tests/versions.py 3.10
+	$(RUN) tests/versions.py 3.11
 
 lint: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff format --check .
@@ -63,8 +63,8 @@ clean:
 	rm -rf $(VENV) .venv-3.* build dist *.egg-info
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "$(PYTHON) is older than 3.10: install a newer one, or use make PYTHON=python3.12 …"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: install a newer one, or use make PYTHON=python3.12 …"; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' || \
 		{ echo "$(PYTHON) cannot create virtual environments: install its venv package (Debian: python3-venv)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)

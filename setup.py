@@ -13,7 +13,7 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 # Copied into deploy/checkout/ of a wheel: an installed copy has the tiers, and can build the wheel of a job.
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
-DEPLOY = ["google-cloud-aiplatform", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
+DEPLOY = ["google-cloud-aiplatform>=2,<3", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 SERVE = ["starlette", "uvicorn"]
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE]
 
@@ -49,7 +49,7 @@ setup(
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=find_packages(include=["trainer", "trainer.*", "deploy", "deploy.*", "vertex_trainer"]),
     entry_points={"console_scripts": ["vertex-trainer = deploy.__main__:program"]},
     package_data={
@@ -67,10 +67,11 @@ setup(
             "planning/gpu_constants.json",
         ],
     },
-    # Installed at each job's start, so few; and loose, so that the image's own TensorFlow is left alone.
+    # Installed at each job's start, so few. TensorFlow and Keras end at the newest minor that was tried: numbers depend
+    # on private names of theirs (trainer/invariance/compat.py). `deploy` reads both lines.
     install_requires=[
-        "tensorflow>=2.17",
-        "keras>=3.12.4,!=3.13.*,!=3.14.0",
+        "tensorflow>=2.20,<2.22",
+        "keras>=3.15,<3.16",
         "pyyaml>=6",
         "h5py",
         "pillow>=10.1",
@@ -83,7 +84,7 @@ setup(
         "report": ["matplotlib"],
         "serve": SERVE,  # in the image that `deploy image` builds
         "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
-        "wandb": ["wandb"],  # --track=wandb:…, with TensorFlow 2.18 or newer
+        "wandb": ["wandb"],  # --track=wandb:…
         "test": TEST,
         "dev": [*TEST, "mlflow-skinny", "wandb", "mypy", "ruff", "types-PyYAML", "nbclient", "nbformat", "ipykernel"],
     },

@@ -70,8 +70,7 @@ def predicted(rows: int, flags: Sequence[str]) -> dict[str, Any]:
     """
     from deploy.planning.tier_memory import FRAGMENTS
     from trainer.base.run_files.plan_file import peak_of
-    from trainer.planning.allocations import COUNTED
-    from trainer.planning.peak_memory import PeakMemory, worst_order
+    from trainer.planning.peak_memory import COUNTED, PeakMemory, worst_order
 
     (small, _), (large, state) = _trace(rows // 2, flags), _trace(rows, flags)
     prediction = PeakMemory(small, large, state)
@@ -92,8 +91,8 @@ def measured(rows: int, flags: Sequence[str]) -> dict[str, Any]:
 def _trace(rows: int, flags: Sequence[str]) -> Any:
     from trainer.base.settings.resolution import resolve
     from trainer.data.sources import load_dataset
-    from trainer.planning.allocations import traced
-    from trainer.planning.measured_step import MeasuredStep
+    from trainer.planning.peak_memory import traced
+    from trainer.planning.planner import MeasuredStep
     from trainer.run.training_setup import set_precision_and_seed
 
     config = resolve(flags).config

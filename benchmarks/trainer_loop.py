@@ -61,7 +61,6 @@ def _runner(setup: TrainingSetup, option: str) -> StepRunner:
 
 def setup_of(*flags: str) -> TrainingSetup:
     """Builds the setup that flags of trainer.task describe; setups of several numbers of replicas can coexist."""
-    fresh_collectives()
     config = resolve(flags).config
     return build_setup(config, make_replicas(config))
 
@@ -74,14 +73,6 @@ def traced_steps(setup: TrainingSetup) -> Any:
 def step_graph(setup: TrainingSetup) -> Any:
     """Returns the graph of `traced_steps`."""
     return traced_steps(setup).graph
-
-
-def fresh_collectives() -> None:
-    """Lets the next MirroredStrategy of this process have another number of devices than the last.
-
-    TensorFlow keys groups of devices by a number that each strategy counts from the same base, made to be set in tests.
-    """
-    tf.distribute.MirroredStrategy._collective_key_base += 1_000
 
 
 def networks(model: keras.Model) -> list[keras.Model]:

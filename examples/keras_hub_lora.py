@@ -3,7 +3,7 @@
 
 Tunes a language model of KerasHub to the texts of a folder by LoRA: its weights stay as they are, but for the biases of
 each query and value of the attention; two small matrices for each of these are trained. It needs the package
-keras-hub, and Python 3.11 or newer. This command needs no network, and only shows that it runs: the model starts from
+keras-hub. This command needs no network, and only shows that it runs: the model starts from
 random weights, and reads bytes. `--preset=gpt2_base_en --length=256 --rank=8 --learning_rate=5e-5` tunes GPT-2, which
 KerasHub downloads; `--preset` may also be a folder. model/model.keras has the matrices merged into the weights.
 """

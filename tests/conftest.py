@@ -16,7 +16,6 @@ from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.run import replica_proof
 from trainer.user_code.command import quiet_start
 
 with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the closing line
@@ -32,7 +31,7 @@ SMALL = [
 def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
     # tests/trainer/run/test_replica_proof.py has the proof before training
-    os.environ.setdefault(replica_proof.SKIP, "1")
+    os.environ.setdefault("TRAINER_SKIP_REPLICA_PROOF", "1")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
@@ -97,21 +96,6 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Shares built packages between all tests."""
     monkeypatch.setattr(packages, "DIST", _built)
     return _built
-
-
-@pytest.fixture
-def separate_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets `trainer.run.replica_check.compare` run on one and on two replicas in a process that had others."""
-    from tests.support import fresh_collectives  # imports TensorFlow, not quietly
-    from trainer.run import replica_check
-
-    steps = replica_check._steps
-
-    def afresh(*given: Any) -> Any:
-        fresh_collectives()
-        return steps(*given)
-
-    monkeypatch.setattr(replica_check, "_steps", afresh)
 
 
 @pytest.fixture

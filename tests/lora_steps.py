@@ -17,8 +17,7 @@ from tests.support import largest_difference, run_job, run_steps
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
-from trainer.training.state import snapshot, variables_of
+from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of
 
 STEPS = 4
 SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16, "max_sequence_length": 8}

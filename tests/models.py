@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.data.dataset import Arrays, Dataset
 from trainer.invariance.gradients import sum_and_build
-from trainer.training.state import variables_of
+from trainer.training.checkpoint import variables_of
 
 
 def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -78,24 +78,6 @@ def not_a_model(config: TrainConfig, dataset: Dataset) -> str:
 HEARD: list[tuple[str, int]] = []
 
 
-class _Listener(keras.callbacks.Callback):
-    def on_train_begin(self, logs: Any = None) -> None:
-        HEARD.append(("train_begin", 0))
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        HEARD.append(("epoch_begin", epoch))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        assert logs["critic_loss"] == logs["critic_loss"]
-        HEARD.append(("batch_end", batch))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        HEARD.append(("epoch_end", epoch))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        HEARD.append(("train_end", 0))
-
-
 class FirstWeights(keras.callbacks.Callback):
     """Sets the weights of the first epoch in the end, as EarlyStopping(restore_best_weights=True) may."""
 
@@ -122,11 +104,6 @@ class _StopAt(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def listener() -> list[keras.callbacks.Callback]:
-    HEARD.clear()
-    return [_Listener()]
-
-
 def stop_at_3() -> list[keras.callbacks.Callback]:
     return [_StopAt()]
 
@@ -145,11 +122,6 @@ def slow_down() -> list[keras.callbacks.Callback]:
 
 def by_schedule() -> list[keras.callbacks.Callback]:
     return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)]
-
-
-def stop_one_worker() -> list[keras.callbacks.Callback]:
-    """At step 3, on a worker that is not the chief."""
-    return [] if read_cluster().is_chief else [_StopAt()]
 
 
 class _WriteVariables(keras.callbacks.Callback):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.trainer_loop import fresh_collectives
 from tests.docs.commands import commands
 from tests.docs.sources import ROOT
 from tests.support import weights
@@ -73,7 +72,6 @@ def main(folder: Path, replicas: int, restart: bool) -> None:
     for case in CASES:
         config = settings(case, f"--replicas={replicas}")
         shared = shared or make_replicas(config, read_cluster())
-        fresh_collectives()
         for calls in [[(0, MIDDLE)], [(MIDDLE, STEPS)]] if restart else [[(0, MIDDLE), (MIDDLE, STEPS)]]:
             found = _trained(config, shared, folder / case, calls)
         if shared.cluster.is_chief:

@@ -84,14 +84,11 @@ own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs
 
 
 def several_optimizers(config: Any, dataset: Any) -> keras.Model:
-    """Has another optimizer for its last layer; Keras before 3.14 has no MultiOptimizer."""
+    """Has another optimizer for its last layer."""
     model = _network()
     names = keras.optimizers
-    optimizer: Any = keras.optimizers.SGD(0.01)
-    if hasattr(names, "MultiOptimizer"):
-        parts = {f"{model.layers[-1].name}/.*": names.Adam(0.01)}
-        optimizer = names.MultiOptimizer(names.OptimizerMap(optimizer, parts))
-    model.compile(optimizer, "mse")
+    parts = {f"{model.layers[-1].name}/.*": names.Adam(0.01)}
+    model.compile(names.MultiOptimizer(names.OptimizerMap(names.SGD(0.01), parts)), "mse")
     return model
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.trainer_loop import fresh_collectives
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.resolution import own_settings, resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -25,7 +24,7 @@ from trainer.run import job
 from trainer.run.start import StartedJob
 from trainer.run.training_run import TrainingRun
 from trainer.run.training_setup import build_setup
-from trainer.training.preemption import StopRequest
+from trainer.training.loop import StopRequest
 from trainer.training.steps import StepRunner
 
 
@@ -39,21 +38,18 @@ def refused(line: str) -> Iterator[None]:
 
 def run_steps(config: TrainConfig, steps: int) -> tuple[keras.Model, StepLogs]:
     """Returns a fresh model after `steps` steps in one call, and what the call returned."""
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     return setup.model, setup.step_runner()(setup.rows_from(0), 0, steps)
 
 
 def run_job(config: TrainConfig) -> Path:
     """Runs a whole job in this process; returns its job directory."""
-    fresh_collectives()
     assert job.run(config, ["python", "-m", "trainer.task", "--x=a b"], time.monotonic()) == DONE
     return Path(config.job_dir)
 
 
 def prepared(config: TrainConfig) -> TrainingRun:
     """Returns a job just before it trains."""
-    fresh_collectives()
     return job.prepare(StartedJob.open(config, [], 0.0), make_replicas(config))
 
 

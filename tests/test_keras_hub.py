@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.sources import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.version_info < (3, 11), reason="keras-hub needs Python 3.11")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

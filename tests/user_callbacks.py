@@ -150,6 +150,14 @@ class BestInMemory(keras.callbacks.Callback):
         see("best", self.best, *(float(weight.sum()) for weight in self.model.get_weights()))
 
 
+class OfEvaluation(keras.callbacks.Callback):
+    def on_test_begin(self, logs: Any = None) -> None:
+        see("test_begin", float(self.model.optimizer.iterations))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        see("test_end", logs["loss"], logs["mae"])
+
+
 class StopByBatch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         see("stop", batch)
@@ -169,7 +177,7 @@ def by_epoch() -> list[keras.callbacks.Callback]:
     return [
         keras.callbacks.ModelCheckpoint(str(FOLDER / "model.keras")), keras.callbacks.TerminateOnNaN(),
         keras.callbacks.ReduceLROnPlateau("loss", patience=1), keras.callbacks.EarlyStopping("loss"),
-        AddsToLogs(), BestInMemory(),
+        AddsToLogs(), BestInMemory(), OfEvaluation(),
         keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: see("lambda_epoch", epoch)),
     ]  # fmt: skip
 
@@ -187,3 +195,11 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         keras.callbacks.CSVLogger(str(FOLDER / "log.csv")),
         keras.callbacks.BackupAndRestore(str(FOLDER / "backup")),
     ]  # fmt: skip
+
+
+class OfTestBatches(keras.callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None: ...
+
+
+def of_test_batches() -> list[keras.callbacks.Callback]:
+    return [OfTestBatches()]

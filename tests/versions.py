@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FLOOR = "3.10"
+FLOOR = "3.11"
 NEWEST = "3.13"
-TENSORFLOW = {FLOOR: "tensorflow==2.17.*", "3.11": "tensorflow", "3.12": "tensorflow", "3.13": "tensorflow"}
+TENSORFLOW = {FLOOR: "tensorflow==2.20.*", "3.12": "tensorflow", "3.13": "tensorflow"}
 
 # A whole job, resumed and on more replicas; models, layers and callbacks of a user's.
 JOBS = tuple(

@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
-    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_proof
+    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.trial_steps
     options, settings = parser.parse_known_args(arguments)
     about = {"prog": parser.prog, "usage": _USAGE, "description": __doc__, "epilog": _EPILOG}
     return options, resolve(settings, **about, parents=[parser])
@@ -80,7 +80,7 @@ def _check(arguments: Sequence[str] | None) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_bits, compare_few_rows
+        from trainer.run.trial_steps import COMPARED_STEPS, compare, compare_bits, compare_few_rows
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -102,7 +102,7 @@ def _check_xla(config: TrainConfig) -> int:
     """Runs a compiled step on the devices of the settings."""
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
-        from trainer.run.xla_trial import failure_of_compiled_step
+        from trainer.run.trial_steps import failure_of_compiled_step
     if failure := failure_of_compiled_step(config):
         log.error("%s", failure)
         return USER_MUST_CHANGE

@@ -30,8 +30,19 @@ from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
-from trainer.proofs.golden_file import Golden, read_golden, recorded_steps, write_golden
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, TIMES_CONTROL, GoldenVerdict, causes, judge
+from trainer.proofs.golden_file import (
+    CHANGED,
+    EQUAL,
+    ROUNDING,
+    TIMES_CONTROL,
+    Golden,
+    GoldenVerdict,
+    causes,
+    judge,
+    read_golden,
+    recorded_steps,
+    write_golden,
+)
 from trainer.run.child import last_error, start
 from trainer.user_code.command import quiet_start, run_command
 

@@ -55,8 +55,7 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
-        from trainer.run.row_files import predict_rows
-        from trainer.run.served_model import ServedModel
+        from trainer.run.served_model import ServedModel, predict_rows
     answered, failed = predict_rows(ServedModel(folder, args.run, args.fixed_batch), rows, args.out)
     log.info(f"{args.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
     return USER_MUST_CHANGE if failed and not answered else DONE

@@ -5,6 +5,7 @@ that of the plan, if `--plan` has made one before: on any CPU, which takes minut
 """
 
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,16 +20,15 @@ from benchmarks import keras_fit
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
 from benchmarks.runner import make_parser, possible
-from trainer import plan
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import parse_profile
-from trainer.proofs.variants import Running, Trials, Variant, steps_per_second
+from trainer.proofs.on_gpus import Running, Trials, Variant, steps_per_second
+from trainer.reporting.error_lines import one_line
 from trainer.run.training_setup import set_precision_and_seed
-from trainer.training.error_lines import one_line
 
 TEN = 10  # the steps of one execution of `fit`, of which all ways take multiples
 _OWN = "benchmarks.networks"
@@ -64,8 +64,8 @@ def main() -> None:
     options = PARSER.parse_args()
     small = not options.plan and not nvidia("name")
     with settings_of(options.case, small=small) as (config, flags), ExitStack() as stack:
-        if options.plan:
-            sys.exit(plan.main(flags))
+        if options.plan:  # in a process whose TensorFlow has not started: it sets how memory is allocated
+            sys.exit(subprocess.run([sys.executable, "-m", "trainer.plan", *flags], check=False).returncode)
         if kept_plan(config).exists():
             lines = read_plan(kept_plan(config)).memory.lines(config, gpu=True)
             keep(planned_gib=peak_of(lines, config.global_batch_size) / 2**30)

@@ -1,7 +1,7 @@
 """Lists the jobs in a region that this package created, from any machine: `python -m deploy jobs`."""
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from deploy.client.documents import write_document
 from deploy.client.job_list import jobs_flags, listed_jobs
@@ -33,6 +33,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 
 def _line(status: JobStatus, now: float) -> str:
-    created = datetime.fromtimestamp(status.created or 0.0, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
     ran, cost = describe_run(status, now)
     return f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}"

@@ -6,7 +6,7 @@ price, with the names that were found: nothing is guessed.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from deploy.client.arguments import add_flags, parser
 from deploy.tiers.gcp_config import needed_region
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
              for name, machine in table.machines.items() if machine.vcpus}  # fmt: skip
     attached = {name for machine in table.machines.values() if machine.attached for name in machine.counts}
     items |= {name: {kind: price_of_gpu(name, table, skus, kind) for kind in KINDS} for name in sorted(attached)}
-    date = datetime.fromtimestamp(session.clock.now(), timezone.utc).date()
+    date = datetime.fromtimestamp(session.clock.now(), UTC).date()
     lines = [f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour, without boot disk"]
     for name, kinds in items.items():
         lines += _lines(name, kinds)

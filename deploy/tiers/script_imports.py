@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 # Of Python 3.12, which the image has, whichever runs here; pip and the report of ours are there too.
-_IN_IMAGE = (sys.stdlib_module_names | {"tomllib", "pip", "vertex_report"}) - {
+_IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
     "asynchat", "asyncore", "distutils", "imp", "smtpd",
 }  # fmt: skip
 _DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",

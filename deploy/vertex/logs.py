@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import say, tell
@@ -38,7 +38,7 @@ class WatchLine:
 
     def __str__(self) -> str:
         severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
-        time = datetime.fromtimestamp(self.time, timezone.utc).strftime("%H:%M:%S UTC")
+        time = datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S UTC")
         return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
 
 
@@ -81,7 +81,7 @@ class LogTail:
 
     def _read_new(self) -> list[LogEntry]:
         """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
-        since = datetime.fromtimestamp(self._newest - LATE_S, timezone.utc).isoformat(timespec="microseconds")
+        since = datetime.fromtimestamp(self._newest - LATE_S, UTC).isoformat(timespec="microseconds")
         after = since.replace("+00:00", "Z") if self._newest else ""
         entries = [entry for entry in self._backend.logs(self._name, after) if entry.id not in self._seen]
         for entry in entries:

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import setup_of, step_graph
 from tests.fixtures import Patch
-from tests.support import fresh_collectives, small
+from tests.support import small
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.step_work import NO_KERNEL, operations
+from trainer.planning.planner import NO_KERNEL, operations
 from trainer.run.training_setup import build_setup
 
 ROWS = 2
@@ -86,7 +86,6 @@ def test_the_step_of_a_wgan_gp_scales_with_its_critic_steps() -> None:
 @pytest.mark.parametrize(("flag", "all_reduces"), [("true", 2 + 2 * 2 + 3), ("false", 3)])
 def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
     """Counts one per update, and of each of two batch norms one for the critic's images and two for the own ones."""
-    fresh_collectives()
     config = small("--data=digits", "--critic_steps=2", "--replicas=2", f"--sync_batch_norm={flag}")
     setup = build_setup(config, make_replicas(config))
     summed = [op for op in operations(step_graph(setup)) if op.reduced_bytes]
@@ -102,7 +101,6 @@ def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
 def test_the_steps_of_gans_keep_to_their_operations(recipe: str, most: int, monkeypatch: Patch) -> None:
     """Counts as docs/scaling.md does, on one replica, where a pass for each update made 1,432 and 595."""
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
-    fresh_collectives()
     graph = step_graph(setup_of(f"--recipe={recipe}", "--data=digits", "--replicas=1", "--width=4"))
     found = list(operations(graph))
     assert sum(op.times for op in found if op.type not in NO_KERNEL) <= most

@@ -3,14 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.gpu import part
-from benchmarks.gpu.__main__ import DONE, PARTS, REHEARSED, constants, page, run_parts
+from benchmarks.gpu.__main__ import DONE, REHEARSED, constants, run_parts
 from benchmarks.gpu.network import summary
 from deploy.planning.gpu_constants import CONSTANTS, FILE, read_constants
 from tests.docs.sources import ROOT
@@ -60,45 +58,9 @@ def test_constants_are_the_measured_ones_and_as_before_those_that_were_not(tmp_p
     assert constants({}, []) == vars(CONSTANTS)
 
 
-def test_who_measures_waits_for_those_who_build(tmp_path: Path, monkeypatch: Patch) -> None:
-    (tmp_path / "lock").touch()
-    monkeypatch.setattr(part, "LOCK", tmp_path / "lock")
-    with part.turn(alone=False), part.turn(alone=False):
-        pass
-    order: list[str] = []
-
-    def measure() -> None:
-        with part.turn(alone=True):
-            order.append("measured")
-
-    thread = threading.Thread(target=measure)
-    with part.turn(alone=False):
-        thread.start()
-        order.append("built")
-    thread.join(timeout=60)
-    assert order == ["built", "measured"]
-
-
 def test_kernels_are_counted_and_overlaps_count_once() -> None:
     assert summary([(0, 4), (2, 6), (8, 10)]) == [0.3, 0.8]
     assert summary([]) == []
-
-
-def test_the_page_says_what_was_measured_and_whether_it_was_a_rehearsal() -> None:
-    rates = {"ours": 50.0, "ours, XLA": 80.0, "fit": 60.0, "fit, XLA": 64.0}
-    network: dict[str, Any] = {
-        "ended": DONE,
-        "steps_per_second": rates,
-        "kernels": {"ours": [1825.0, 0.75]},
-        "planned_gib": 1.5,
-    }
-    outcomes: dict[str, dict[str, Any]] = {"network_cnn": network, "bits_cnn_mnist": {"ended": DONE, "other_bits": []}}
-    text = "\n".join(page(outcomes, ["X, 80000, 580"]))
-    assert "| cnn | 50 | 80 | 60 | 64 |  |  | 1.25 |" in text
-    assert "| cnn | 1,825; 0.75 |  |  |  |" in text
-    assert "| bits_cnn_mnist |  | none |" in text
-    assert REHEARSED not in text
-    assert REHEARSED in "\n".join(page(outcomes, []))
 
 
 # Runs at the start of each Python process: what a bare machine with TensorFlow alone does not have.
@@ -128,7 +90,3 @@ def test_the_command_is_rehearsed_from_a_folder_alone(tmp_path: Path) -> None:
     assert REHEARSED in done.stdout
     assert read_constants(tmp_path / "out" / FILE.name).source.startswith("launch_seconds rehearsed on a CPU; ")
     assert FILE.read_bytes() == before
-
-
-def test_each_part_has_a_module() -> None:
-    assert all((ROOT / "benchmarks" / "gpu" / f"{module}.py").is_file() for module, *_ in PARTS.values())

@@ -1,16 +1,12 @@
 """Tests candidates that start and that fail, and what is printed about them."""
 
-import json
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from benchmarks import input_pipeline, runner, startup
+from benchmarks import input_pipeline, startup
 from benchmarks.processes import Candidate, ProcessError, digits_file, seconds_until, started
-from benchmarks.runner import program, save
-from trainer.base.errors import UserError
 
 
 def test_a_peer_that_fails_is_left_out_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,26 +33,6 @@ def test_a_process_without_the_expected_line_is_an_error_with_its_last_line(prog
 @pytest.mark.slow  # a process with TensorFlow
 def test_a_step_is_traced_without_a_job() -> None:
     assert startup.alone() > 0
-
-
-def test_an_error_that_the_user_can_fix_is_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse() -> None:
-        raise UserError("not like this")
-
-    refuse.__module__ = "__main__"
-    with pytest.raises(SystemExit) as caught:
-        program(refuse)
-    assert (caught.value.code, capsys.readouterr().err) == (2, "error: not like this\n")
-
-
-def test_the_stored_command_names_no_folders_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photos").mkdir()
-    monkeypatch.setattr(runner, "RESULTS", tmp_path)
-    photos, cases = tmp_path / "photos", "--cases=fashion/dcgan,photos/dcgan"
-    monkeypatch.setattr("sys.argv", ["/x/benchmarks/data.py", str(photos), f"--mnist={photos}", cases])
-    save("data", seconds={})
-    command = json.loads((tmp_path / "data.json").read_text())["command"]
-    assert command == "python -m benchmarks.data photos --mnist=photos --cases=fashion/dcgan,photos/dcgan"
 
 
 @pytest.mark.parametrize("model", ["mlp", "wgan_gp"])

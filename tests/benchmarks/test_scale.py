@@ -1,17 +1,11 @@
 """Tests small versions of what benchmarks/scale.py measures, and that its parts work at any size."""
 
-import itertools
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from matplotlib.figure import Figure
 
 from benchmarks import scale
 from deploy.localrun.workers import free_addresses
-from deploy.report.collection import collect
-from deploy.report.measures import summarize
-from deploy.report.plots import drawings
 from trainer.base.errors import PlatformFault
 from trainer.cluster import meeting
 from trainer.cluster.cluster_spec import Cluster
@@ -32,24 +26,6 @@ def test_of_many_workers_that_do_not_come_some_are_named() -> None:
     addresses = tuple(f"127.0.0.1:{port}" for port in (free_addresses(1)[0].split(":")[1], *range(1, 256)))
     with pytest.raises(PlatformFault, match=r"^worker 1 .*, worker 8 \(127\.0\.0\.1:8\) and 247 more did not start"):
         meet(Cluster(addresses), {}, 0.01)
-
-
-def test_figures_of_many_tiers_show_the_fastest_and_name_all_that_are_best(tmp_path: Path) -> None:
-    """The bars' names do not overlap, and each line has a look of its own."""
-    scale.plant_comparison(tmp_path, 64, repeats=1)
-    collection = collect([str(tmp_path)])
-    found = {title: (caption, plot) for title, caption, plot in drawings(collection, summarize(collection, "", None))}
-    canvas = Figure(figsize=(5.6, 3.6), layout="constrained")
-    found["Speed-up"][1](axes := canvas.add_subplot())
-    canvas.draw_without_rendering()
-    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
-    assert len(boxes) == 64
-    assert all(one.y0 >= other.y1 for one, other in itertools.pairwise(boxes))
-    found["Loss"][1](axes := Figure().add_subplot())
-    assert found["Loss"][0].endswith("of each tier, of the 12 fastest of 64 tiers")
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == len(axes.lines) == 12
-    found["Cost against time"][1](axes := Figure().add_subplot())
-    assert 0 < len(axes.get_legend().texts) <= 12
 
 
 def test_a_bucket_of_several_pages_is_listed() -> None:

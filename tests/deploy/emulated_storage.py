@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from email.parser import BytesParser
 from typing import Any
 from urllib.parse import quote, unquote
@@ -17,7 +17,7 @@ Response = tuple[int, dict[str, Any] | bytes]
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def error(status: int, message: str, name: str = "") -> dict[str, Any]:

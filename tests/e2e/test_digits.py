@@ -14,7 +14,7 @@ from keras import layers
 from tests import workers
 from trainer.base.settings.resolution import resolve
 from trainer.data.image_arrays import load_digits
-from trainer.measures.neighbours import neighbour_metrics
+from trainer.measures.fid import neighbour_metrics
 
 EACH = 100  # generated digits of each class
 

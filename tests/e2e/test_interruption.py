@@ -13,7 +13,7 @@ import pytest
 
 from tests.drill import MOMENTS, RUN, Drill, finish, last_state, losses, numbers
 
-KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "0"))
+KILLS = int(os.environ.get("TRAINER_DRILL_KILLS", "2"))
 SEED = int(os.environ.get("TRAINER_DRILL_SEED", "0"))
 
 
@@ -44,22 +44,12 @@ def check_same(one: Path, other: Path, *, tolerance: float = 0.0) -> None:
     assert not list(one.glob("checkpoints/.*"))
 
 
-@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and tests/trainer/base/storage/test_job_dir.py
-def test_a_run_that_is_killed_twice_ends_with_the_same_numbers(tmp_path: Path) -> None:
-    drill = Drill(tmp_path / "drill", steps=60, seed=SEED)
-    drill.run(["saving, SIGKILL", "training, SIGTERM"])
-    check_same(drill.folder, undisturbed(drill))
-    result = json.loads((drill.folder / "result.json").read_text())
-    assert result["restarts"] == 2
-    assert 0 <= result["steps_repeated"] < 60
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not KILLS, reason="a drill of its own: set TRAINER_DRILL_KILLS, such as to 200")
+@pytest.mark.slow  # by SIGINT, and by SIGKILL in a bucket: test_task.py and test_storage_drill.py
 def test_a_run_that_is_killed_many_times_ends_with_the_same_numbers(tmp_path: Path) -> None:
     drill = Drill(tmp_path / "drill", steps=30 * KILLS, seed=SEED)
     chance = random.Random(SEED)
-    drill.run([*MOMENTS, *(chance.choice(MOMENTS) for _ in range(KILLS - len(MOMENTS)))])
+    every = MOMENTS if len(MOMENTS) <= KILLS else ["saving, SIGKILL", "training, SIGTERM"]
+    drill.run([*every, *(chance.choice(MOMENTS) for _ in range(KILLS - len(every)))])
     check_same(drill.folder, undisturbed(drill))
     result = json.loads((drill.folder / "result.json").read_text())
     assert sum(drill.kills.values()) == KILLS

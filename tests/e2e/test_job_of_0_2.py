@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deploy.__main__ import main as deploy
-from tests.support import fresh_collectives, run_job
+from tests.support import run_job
 from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
 
@@ -31,7 +31,6 @@ def test_it_is_evaluated_and_predicted_by(job: Path, tmp_path: Path) -> None:
     final = json.loads((job / "result.json").read_text())["final"]
     final = {**final["losses"], **final["metrics"]}
     for checkpoint in ("", "newest"):
-        fresh_collectives()
         assert evaluate.main([str(job), f"--checkpoint={checkpoint}", f"--out={tmp_path / 'values.json'}"]) == 0
         found = json.loads((tmp_path / "values.json").read_text())
         assert found["values"] == pytest.approx({name: final[f"val_{name}"] for name in found["values"]}, rel=1e-5)

@@ -16,7 +16,7 @@ from tests.fixtures import Capture
 from tests.support import run_job, run_steps
 from trainer import generate
 from trainer.base.settings.resolution import resolve
-from trainer.training.state import variables_of
+from trainer.training.checkpoint import variables_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -61,6 +61,7 @@ def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(on_two: Run
         assert re.fullmatch(pattern, line), line
 
 
+@pytest.mark.slow
 @pytest.mark.processor
 def test_on_vertex_every_line_is_json(tmp_path: Path) -> None:
     """Runs with an NVIDIA driver in sight: what is set for GPUs is one of the lines, and kept.
@@ -106,6 +107,7 @@ def test_a_mistake_is_exit_2_and_one_line(tmp_path: Path, flags: list[str], line
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_path: Path) -> None:
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.

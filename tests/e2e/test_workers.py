@@ -147,24 +147,15 @@ def interrupted(
     return codes, [log.read_text() for log in logs]
 
 
-@pytest.mark.slow  # in threads: tests/trainer/cluster/test_meeting.py
-def test_a_killed_worker_is_named_and_the_others_leave_to_be_restarted(tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, 1, signal.SIGKILL)
-    assert codes == [INTERRUPTED, -signal.SIGKILL]
-    assert "error: worker 1 (127.0.0.1:" in outputs[0]
-    assert "was lost: its process has ended" in outputs[0]
-    assert "Traceback" not in outputs[0]
-    result = read(tmp_path / "job" / "result.json")
-    assert (result["state"], result["exit_code"]) == ("failed", INTERRUPTED)
-    assert read_checkpoint(checkpoint_folders(tmp_path / "job" / "checkpoints")[-1])[0]["step"] >= 20
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number", "line"), [
     (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
+    (1, signal.SIGKILL, "was lost: its process has ended"),
     (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
 ])  # fmt: skip
-def test_a_lost_chief_and_a_frozen_worker_are_noticed(victim: int, number: int, line: str, tmp_path: Path) -> None:
+def test_a_lost_chief_and_a_killed_or_frozen_worker_are_named_and_the_others_leave_to_be_restarted(
+    victim: int, number: int, line: str, tmp_path: Path
+) -> None:
     codes, outputs = interrupted(tmp_path, victim, number, [*LONG, "--worker_timeout_seconds=15"])
     assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
     assert line in outputs[1 - victim]
@@ -205,28 +196,6 @@ def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_
     assert "stopped at once: the same command resumes" in logs[1].read_text()
     assert "was lost: its process has ended" in logs[0].read_text()
     assert logs[0].read_text().count("TensorFlow's servers listen on all addresses") == 1
-
-
-@pytest.mark.slow
-def test_sigterm_to_one_worker_in_the_midst_of_fid_changes_no_line(features: list[str], tmp_path: Path) -> None:
-    flags = [*COMMON, *MODELS["dcgan"], *features, "--precision=float64", "--steps=40", "--fid_every_steps=20"]
-    flags += ["--fid_samples=900", "--report_every_steps=20", "--global_batch_size=4"]
-    undisturbed = trained(tmp_path / "undisturbed", 1, flags)
-    job_dir = tmp_path / "job"
-    codes, outputs = interrupted(tmp_path, 1, signal.SIGTERM, flags, 20)  # after the report comes FID, of 225 batches
-    assert codes == [INTERRUPTED, INTERRUPTED], outputs
-    assert [line[:2] for line in numbers(job_dir)] == [("report", 20)]
-    trained(job_dir, 2, flags)
-    assert numbers(job_dir) == numbers(undisturbed)
-    assert losses(job_dir) == pytest.approx(losses(undisturbed), rel=1e-6)
-
-
-@pytest.mark.slow
-def test_a_callback_that_stops_one_worker_stops_the_other(tmp_path: Path) -> None:
-    flags = [*LONG, "--callbacks=tests.models:stop_one_worker", "--steps_per_loop=1", f"--job_dir={tmp_path / 'job'}"]
-    assert workers.run(2, flags, tmp_path / "log") == [DONE, DONE]
-    assert read(tmp_path / "job" / "result.json")["steps"] == 3
-    assert "done: 3 steps" in (tmp_path / "log.1").read_text()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import shutil
 import sys
 import threading
@@ -15,7 +14,6 @@ import pytest
 import vertex_trainer
 from deploy.cli import submit as verb
 from deploy.client.call_arguments import as_arguments
-from deploy.tiers.output import printed_on
 from deploy.vertex.errors import STATE_UNKNOWN
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
@@ -54,6 +52,7 @@ def rest() -> tuple[Comparison, RunResult, list[str]]:
 """
 
 
+@pytest.mark.slow
 def test_a_users_file_with_all_names_is_typed(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(USERS_FILE)
@@ -173,23 +172,6 @@ class Ends(io.StringIO):
         if text.startswith("submitted ") and self.region in text:
             raise self.error
         return super().write(text)
-
-
-def test_a_reader_that_ends_makes_no_second_job(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(BrokenPipeError):
-        submit("cpu", settings=TINY, session=session, stream=Ends("us-central1", BrokenPipeError), **WHERE)
-    jobs = [submit("cpu", settings=TINY, session=session, **WHERE) for _ in range(2)]
-    assert {job.name.rsplit("/", 1)[-1] for job in jobs} == set(cloud.jobs)
-    assert len(cloud.jobs) == 1
-    cloud.run = ends("SUCCEEDED")
-    reader, writer = os.pipe()
-    os.close(reader)
-    words = [f"--{name}={value}" for name, value in {**TINY, **WHERE}.items()]
-    with printed_on(sys.stderr), os.fdopen(writer, "w") as stdout:
-        monkeypatch.setattr("sys.stdout", stdout)
-        assert verb.main(["cpu", *words, "--json", "--name=piped"], session) == 0
 
 
 def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, session: Session) -> None:

@@ -171,6 +171,12 @@ class AnyExamples(ABC):
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         """Returns every `takers`-th batch of `size` rows, from number `taker` on; the last one may be smaller."""
 
+    def on_epoch_begin(self) -> None:  # noqa: B027
+        """Is called before each evaluation, as `fit` calls it of a PyDataset; most data have nothing to do."""
+
+    def on_epoch_end(self) -> None:  # noqa: B027
+        """Is called after each evaluation."""
+
     def fingerprint(self) -> str:
         """Returns a text that changes with the content of the examples, and with nothing else: a digest of some."""
         digest = hashlib.sha256()

@@ -122,8 +122,9 @@ def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
 class NumberedBatches(_Items):
     """Reads the batches of a keras.utils.PyDataset by number, in an order drawn from (seed, epoch).
 
-    A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_end` is called once
-    an epoch, when all batches of the epoch have been read; a resumed run first calls it for each epoch before.
+    A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_begin` is called once
+    an epoch, before its first batch is read, and `on_epoch_end` when all have been read; a resumed run first calls both
+    for each epoch before.
     """
 
     kind = "batch"
@@ -132,7 +133,7 @@ class NumberedBatches(_Items):
 
     def __init__(self, source: keras.utils.PyDataset, origin: str, *, whole_batches: bool) -> None:
         super().__init__(source, origin)
-        self.threads, self._epochs_ended = max(1, source.workers), 0
+        self.threads, self._epochs_begun = max(1, source.workers), 0
         batches = len(source)
         if batches < 1:
             raise UserError(f"{origin}: it has no batches: its length is {batches}")
@@ -144,11 +145,19 @@ class NumberedBatches(_Items):
             raise UserError(f"{origin}: it has only one batch of {self.left_out} rows")
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        while self._epochs_ended < passes[-1]:
-            self._source.on_epoch_end()
-            self._epochs_ended += 1
+        while self._epochs_begun <= passes[-1]:
+            if self._epochs_begun:
+                self.on_epoch_end()
+            self.on_epoch_begin()
+            self._epochs_begun += 1
         batches, places = np.divmod(positions, self.batch_size)
         return shuffled(batches, self.count // self.batch_size, seed, "batches", passes) * self.batch_size + places
+
+    def on_epoch_begin(self) -> None:
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._source.on_epoch_end()
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         batches, positions = np.divmod(rows, self.batch_size)

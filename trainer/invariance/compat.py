@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-TRIED = "TensorFlow 2.17 with Keras 3.12, or TensorFlow 2.21 with Keras 3.15"
+TRIED = "TensorFlow 2.20 or 2.21 with Keras 3.15"
 
 
 class Missing(RuntimeError):

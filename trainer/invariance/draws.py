@@ -2,11 +2,16 @@
 
 Within a step, Keras's random functions draw from a stream named by the layer's path and the number of the draw in the
 step, for the whole global batch, and return this replica's rows. Elsewhere they are Keras's own.
+
+A layer that runs under `fit` does not know how many rows it gets: it asks for numbers by row with a tensor as the first
+size, and for numbers that all rows share with integers. A step knows its number of rows, and an integer of that value
+could mean either. While such a layer runs in a step, the size of the first axis of its inputs is therefore hidden.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +21,82 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.invariance.compat import compiled_by_xla, intercept_random, outside_conditions
-from trainer.invariance.layer_inputs import hide_size, layer_inputs
-from trainer.invariance.philox import NORMAL, UNIFORM
-from trainer.invariance.step import NotCompilable, StepContext, running_step
+from trainer.invariance.step import NORMAL, UNIFORM, NotCompilable, StepContext, holding, running_step
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """Describes the inputs of the layer that runs."""
+
+    size: int  # of the first axis
+    hidden: bool  # whether the layer sees that size as unknown: it is the number of rows
+    of_keras: bool  # whether the layer is one of Keras's own
+
+
+# Of the layer that runs, if `draw_by_row` was called for it. None also where the size of the first axis is known only
+# while the step runs, as after `RaggedTensor.to_tensor`.
+_inputs: ContextVar[LayerInputs | None] = ContextVar("layer_inputs", default=None)
+
+
+def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
+    """Makes `layer` draw by row if it holds SeedGenerators, from streams that are named by `path`.
+
+    Its class and its weights stay; its `call` is replaced. A recurrent layer draws the dropout of its cells before it
+    loops over time, and keeps the size of its first axis. Models keep theirs too: only layers in them hide it.
+    """
+    generators = _generators(layer)
+    for index, generator in enumerate(generators):
+        generator.name = f"{path}#{index}" if index else path
+    recurrent, cell = isinstance(layer, keras.layers.RNN), hasattr(layer, "state_size")
+    draws = generators and not cell and not isinstance(layer, keras.Model)
+    if (recurrent or draws) and "call" not in vars(layer):
+        layer.call = _describing_inputs(
+            layer.call, hide=not recurrent, of_keras=type(layer).__module__.startswith("keras.")
+        )
+
+
+def _generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
+    """Returns the generators that the layer itself holds, not those of its layers."""
+    attributes = (value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values())
+    generators = (item for items in attributes for item in items if isinstance(item, keras.random.SeedGenerator))
+    return list({id(generator): generator for generator in generators}.values())
+
+
+def _describing_inputs(original: Callable[..., Any], *, hide: bool, of_keras: bool) -> Callable[..., Any]:
+    """Returns `original`, a layer's call, which describes its inputs in `_inputs` while it runs in a step.
+
+    `hide`: it does not see the number of rows. Outputs of a layer of Keras get that size again, as it keeps rows apart.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        step, tensors = running_step(), keras.tree.flatten((args, kwargs))
+        sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.shape.rank]
+        if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
+            return original(*args, **kwargs)
+        inputs = LayerInputs(sizes[0], hide and sizes[0] == step.rows, of_keras)
+        if inputs.hidden:
+            args, kwargs = keras.tree.map_structure(lambda value: hide_size(value, step.rows), (args, kwargs))
+        with holding(_inputs, inputs):
+            outputs = original(*args, **kwargs)
+        if inputs.hidden and of_keras:
+            keras.tree.map_structure(lambda value: _set_size(value, step.rows), outputs)
+        return outputs
+
+    return call
+
+
+def hide_size(value: Any, size: int) -> Any:
+    """Returns a tensor whose first axis has this size as one of unknown size; everything else unchanged."""
+    if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
+        return value
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
+
+
+def _set_size(value: Any, size: int) -> None:
+    if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
+        value.set_shape([size, *value.shape[1:]])
+
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
 _NO_ROWS = "draws random numbers for inputs whose first axis is not one of rows"
@@ -42,7 +120,7 @@ class _Stream:
 
         def this_rows() -> Any:
             drawn = tf.reshape(step.draw(draw, sizes[1:], stream), (step.rows, *sizes[1:]))
-            inputs = layer_inputs()
+            inputs = _inputs.get()
             return hide_size(drawn, step.rows) if inputs and inputs.hidden else drawn
 
         def for_all() -> Any:
@@ -62,7 +140,7 @@ class _Stream:
 
     def is_row_axis(self, first: Any) -> Any:
         """Returns whether a first axis of this size is that of the rows; a tensor where only the running step knows."""
-        inputs, rows = layer_inputs(), self.step.rows
+        inputs, rows = _inputs.get(), self.step.rows
         if inputs and inputs.hidden:
             return not isinstance(first, int)
         if not isinstance(first, int):
@@ -71,7 +149,7 @@ class _Stream:
 
     def _refuse_parts(self, first: Any) -> None:
         """Raises UserError if a layer draws for several parts of each row, whose order in the first axis is unknown."""
-        inputs, rows = layer_inputs(), self.step.rows
+        inputs, rows = _inputs.get(), self.step.rows
         if self.step.is_part and inputs and first == inputs.size and first != rows and first % rows == 0:
             raise UserError(
                 f"{self.path}: it draws random numbers for {first} parts of {rows} rows, whose order is unknown: give "
@@ -143,7 +221,7 @@ def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> st
 
     None if ours can draw. Raises UserError for gamma and beta, unless in a layer of Keras, which layers.py names.
     """
-    inputs = layer_inputs()
+    inputs = _inputs.get()
     if function == "shuffle":
         first = _sizes(keras.ops.shape(arguments["x"]))[0]
         mixes = arguments["axis"] == 0 and stream.is_row_axis(first) is not False
@@ -189,7 +267,7 @@ def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
             why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
         else:
             why = _dependence(name, stream, arguments)
-            if (inputs := layer_inputs()) and inputs.size % step.rows and not why:
+            if (inputs := _inputs.get()) and inputs.size % step.rows and not why:
                 stream.name_dependence(_NO_ROWS)
         ours = not why and name in _BY_ROW and not isinstance(stream.seed, int)
         if not ours and compiled_by_xla():

@@ -1,7 +1,12 @@
-"""Sums gradients over replicas before the optimizer applies them, so that every replica makes the same update."""
+"""Makes every replica's optimizers make the same update: of gradients summed over replicas, and of moving averages.
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+Keras's own optimizers update a variable in one operation of TensorFlow, where Keras uses up to twenty: they cost memory
+traffic on a CPU, and on a GPU time to launch. The optimizer's class, slots and settings stay. Schedules, decay,
+clipping and averages remain Keras's, around the update; its numbers are Keras's up to rounding.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -9,9 +14,8 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import disable_gradient_sum
-from trainer.invariance.fused_updates import fuse_updates
-from trainer.invariance.step import dense, running_step
+from trainer.invariance.compat import averages_of, disable_gradient_sum, slots_of, trained_by
+from trainer.invariance.step import dense, holding, running_step
 
 
 class Update(NamedTuple):
@@ -32,15 +36,9 @@ _ONE_REPLICA_ONLY = {
 }
 
 
-@contextmanager
-def postponed_updates() -> Iterator[list[Update]]:
+def postponed_updates() -> AbstractContextManager[list[Update]]:
     """Makes optimizers of `sum_first` postpone their updates in the block, in this thread; yields the list of them."""
-    updates: list[Update] = []
-    token = _pending.set(updates)
-    try:
-        yield updates
-    finally:
-        _pending.reset(token)
+    return holding(_pending, list[Update]())
 
 
 def sum_and_build(optimizer: Any, variables: Sequence[Any], precision: str) -> Any:
@@ -129,11 +127,6 @@ def _placed(gradient: tf.IndexedSlices) -> tuple[Any, Any]:
     return tf.reshape(place * gradient.values, (-1, *gradient.values.shape[1:])), rows
 
 
-def sums_first(optimizer: Any) -> bool:
-    """Returns whether `sum_first` was called for this optimizer."""
-    return hasattr(optimizer.apply, "sums_first")
-
-
 def divided(gradient: Any, divisor: float) -> Any:
     """Divides a gradient; None stays None."""
     if isinstance(gradient, tf.IndexedSlices):
@@ -165,3 +158,136 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
         for place, total in zip(places, sums, strict=True):
             summed[place] = total
     return summed
+
+
+def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
+    """Returns what all variables share, for update number `count`: Kingma and Ba 2015, arxiv.org/abs/1412.6980."""
+    beta1, beta2, epsilon = (
+        tf.constant(x, count.dtype) for x in (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
+    )
+    powers = {"beta1_power": beta1**count, "beta2_power": beta2**count}
+    return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
+
+
+def _sgd(optimizer: Any, count: Any) -> dict[str, Any]:
+    return {"momentum": tf.constant(optimizer.momentum, count.dtype), "use_nesterov": optimizer.nesterov}
+
+
+def _rmsprop(optimizer: Any, count: Any) -> dict[str, Any]:
+    return {name: tf.constant(getattr(optimizer, name), count.dtype) for name in ("rho", "momentum", "epsilon")}
+
+
+# By class: the operation, the attributes of its slots by the operation's names, and its numbers.
+_ADAM = (tf.raw_ops.ResourceApplyAdam, {"m": "_momentums", "v": "_velocities"}, _adam)
+_OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any, Any], dict[str, Any]]]] = {
+    keras.optimizers.Adam: _ADAM,
+    keras.optimizers.AdamW: _ADAM,
+    keras.optimizers.SGD: (tf.raw_ops.ResourceApplyKerasMomentum, {"accum": "momentums"}, _sgd),
+    keras.optimizers.RMSprop: (tf.raw_ops.ResourceApplyRMSProp, {"ms": "_velocities", "mom": "_momentums"}, _rmsprop),
+}
+
+
+def fuse_updates(optimizer: Any) -> Callable[[], None]:
+    """Replaces `update_step` of a built optimizer, if there is an operation for it; else Keras's stays.
+
+    For Adam and AdamW without amsgrad, SGD with momentum, and RMSprop with momentum that is not centered: without, the
+    operation would need a slot that Keras does not have. No subclass, which may change what these do. Returns what to
+    call before each update.
+    """
+    without = not getattr(optimizer, "momentum", True) or any(
+        getattr(optimizer, name, False) for name in ("amsgrad", "centered")
+    )
+    if type(optimizer) not in _OPERATIONS or without:
+        return lambda: None
+    operation, names, numbers = _OPERATIONS[type(optimizer)]
+    shared: dict[Any, dict[str, Any]] = {}
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        slots = slots_of(optimizer, variable, names.values())
+        kind = variable.dtype
+        place = (tf.compat.v1.get_default_graph(), variable.device, kind)
+        if place not in shared:  # computed once for all variables of an update
+            count = tf.cast(keras.ops.convert_to_tensor(optimizer.iterations), kind) + 1
+            shared[place] = {"lr": tf.cast(learning_rate, kind), **numbers(optimizer, count)}
+        handles = {name: slot.value.handle for name, slot in zip(names, slots, strict=True)}
+        gradient = tf.cast(tf.convert_to_tensor(gradient), kind)
+        operation(var=variable.handle, grad=gradient, **handles, **shared[place])
+
+    optimizer.update_step = update_step
+    return shared.clear
+
+
+def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: float, step: Any) -> None:
+    """Computes averages <- d * averages + (1 - d) * variables, with d = min(decay, (1 + step) / (10 + step)).
+
+    The lower d of the first steps keeps the random initial weights out of the average. Call it in replica context.
+    averages, variables: keras.Variables of the same number and shapes; step: a tensor, counted from 0.
+    """
+    count = tf.cast(step, tf.float64)
+    keep = tf.minimum(tf.constant(decay, tf.float64), (1.0 + count) / (10.0 + count))
+
+    shares = {kind: tf.cast(1.0 - keep, kind) for kind in {average.dtype for average in averages}}
+    for average, variable in zip(averages, variables, strict=True):
+        moved = (variable.value - average.value) * shares[average.dtype]
+        # On each replica's own copy, which its handle is: XLA takes no update of all replicas at once.
+        tf.raw_ops.AssignAddVariableOp(resource=average.value.handle, value=moved)
+
+
+def use_averages(optimizer: Any) -> None:
+    """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
+
+    Does nothing for other optimizers. In a keras.StatelessScope only the values of the scope change (by Keras's
+    `finalize_variable_values` the weights would).
+    """
+    if keeps_averages(optimizer) and optimizer.built:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for variable, average in zip(trained_by(inner), averages_of(inner), strict=True):
+            variable.assign(tf.convert_to_tensor(average))
+
+
+def keeps_averages(optimizer: Any) -> bool:
+    """Returns whether an optimizer keeps moving averages of the weights (`use_ema`)."""
+    return bool(optimizer and getattr(getattr(optimizer, "inner_optimizer", optimizer), "use_ema", False))
+
+
+def reachable(model: keras.Model) -> list[Any]:
+    """Returns all objects that TensorFlow tracks, then what it misses, each once.
+
+    It looks neither into the lists that Keras makes of a model's lists, nor into objects of a user's own classes.
+    """
+    tracked = [*tf.train.TrackableView(model).descendants()]
+    seen: set[int] = set()
+    missed = [held for item in tracked if isinstance(item, keras.Layer) for held in _held_by(item, seen)]
+    return [*{id(item): item for item in (*tracked, *missed)}.values()]
+
+
+def optimizers_of(model: keras.Model) -> list[Any]:
+    """Returns the optimizers that a model holds, each once; of a LossScaleOptimizer, the inner one."""
+    optimizers = [item for item in reachable(model) if isinstance(item, keras.optimizers.Optimizer)]
+    inner = (getattr(optimizer, "inner_optimizer", optimizer) for optimizer in optimizers)
+    return [*{id(optimizer): optimizer for optimizer in inner}.values()]
+
+
+def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
+    """Yields optimizers and variables in the containers and the plain objects among an object's attributes."""
+    if id(item) in seen:
+        return
+    seen.add(id(item))
+    if isinstance(item, Mapping):
+        parts: Iterable[Any] = item.values()
+    elif isinstance(item, (list, tuple)):
+        parts = item
+    else:
+        parts = vars(item).values()
+    for part in [*parts]:
+        if isinstance(part, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
+            yield part
+        elif isinstance(part, (Mapping, list, tuple)) or _is_plain(part):
+            yield from _held_by(part, seen)
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns whether it is an object of a class of neither Keras, TensorFlow nor Python itself."""
+    kind = type(value)
+    library = kind.__module__.partition(".")[0] in ("keras", "tensorflow", "numpy", "builtins", "functools", "types")
+    return hasattr(value, "__dict__") and not library and not isinstance(value, (type, keras.Layer))

@@ -10,8 +10,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.compat import all_layers, layers_by_path
-from trainer.invariance.draws import draw_by_row_everywhere
-from trainer.invariance.layer_inputs import draw_by_row
+from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.remat import recompute
 
 # Layers of Keras that cannot be made independent of replicas and of micro-batches, and what they do.
@@ -21,9 +20,6 @@ _DEPENDENT = {
     "AugMix": "chooses its changes by Python's random numbers, once for each replica",
     "RandomElasticTransform": "draws the shifts of pixels separately on each replica",
 }
-
-# Keras divides an activity regularizer by the number of rows since 3.14: https://github.com/keras-team/keras/releases
-_SUMS_ACTIVITY = tuple(int(part) for part in keras.__version__.split(".")[:2]) < (3, 14)
 
 
 def make_independent(model: keras.Model, config: TrainConfig) -> None:
@@ -64,9 +60,7 @@ def depends_on_replicas(
                 reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
         if micro_batches > 1 and isinstance(layer, keras.layers.SpectralNormalization):
             reasons.append(f"{path} makes an iteration in each of micro_batches={micro_batches} passes")
-        if _SUMS_ACTIVITY and layer.activity_regularizer is not None:
-            reasons.append(f"{path} adds up its activity regularizer over one replica's rows: use Keras 3.14 or newer")
-        kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name, ()))]
+        kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name))]
         reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
     if micro_batches > 1 and normalising:
         more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""

@@ -1,16 +1,24 @@
-"""Reduces a Keras loss over the rows of all replicas and passes, as one device would over the global batch."""
+"""Reduces a Keras loss over the rows of all replicas and passes, as one device would over the global batch.
 
-from collections.abc import Callable, Iterator, Sequence
+`train_step` takes a replica's rows in passes, of micro-batches or of virtual replicas, and applies gradients once:
+docs/decisions/10-micro-batches.md has the reasons.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.gradients import all_reduce_sum, divided
-from trainer.invariance.step import running_step
+from trainer.invariance.gradients import Update, all_reduce_sum, divided, postponed_updates
+from trainer.invariance.step import ACCUMULATED, StepContext, holding, running_step
+from trainer.user_code.interface import ModelInterface, scalars_of
 
 _WEIGHTS = (keras.Variable, tf.Variable)
 _BY_WEIGHT = "mean_with_sample_weight"
@@ -31,15 +39,6 @@ def _count_over_replicas(count: Any) -> Any:
 
 # Turns the count of a loss over the rows at hand into that over the global batch.
 _global_count: ContextVar[Callable[[Any], Any]] = ContextVar("global_count", default=_count_over_replicas)
-
-
-@contextmanager
-def _counted_by(global_count: Callable[[Any], Any]) -> Iterator[None]:
-    token = _global_count.set(global_count)
-    try:
-        yield
-    finally:
-        _global_count.reset(token)
 
 
 def root_mean_square(values: Any) -> Any:
@@ -79,19 +78,11 @@ def counts_of_losses(model: keras.Model, rows: Any) -> list[Any]:
         counts.append(count)
         return count
 
-    with _counted_by(keep):
+    with holding(_global_count, keep):
         try_losses(model, rows)
     if step := running_step():
         step.averaged.clear()
     return counts
-
-
-@contextmanager
-def divided_by(counts: Sequence[Any]) -> Iterator[None]:
-    """Makes losses in the block divide by these counts, in their order; by those of this pass if there are none."""
-    remaining = iter(counts)
-    with _counted_by(lambda count: next(remaining)) if counts else nullcontext():
-        yield
 
 
 def try_losses(model: keras.Model, rows: Any) -> None:
@@ -162,7 +153,7 @@ def reduce_over_replicas(
     count = _global_count.get()(tf.stop_gradient(count))
     if weights is not None:
         return tf.math.divide_no_nan(total, count / tf.cast(_values_per_weight(values, mask, weights), count.dtype))
-    return tf.math.divide_no_nan(total, count + _epsilon(original, reduction, dtype, total.dtype))
+    return tf.math.divide_no_nan(total, count)
 
 
 def _values_per_weight(values: Any, mask: Any, weights: Any) -> Any:
@@ -171,7 +162,51 @@ def _values_per_weight(values: Any, mask: Any, weights: Any) -> Any:
     return tf.size(values) // tf.reduce_max(tf.stack(sizes))
 
 
-def _epsilon(original: Callable[..., Any], reduction: str, dtype: Any, kind: Any) -> Any:
-    """Returns what Keras adds to the count of a mask: its epsilon in 3.12, 0 later. The mean of a single 1 shows it."""
-    single = tf.ones((1,), kind)
-    return original(single, None, None, reduction, dtype) / original(single, None, single, reduction, dtype) - 1.0
+def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
+    """Returns what the model's train_step returns for this replica's rows; call it within a step.
+
+    Raises UserError if a train_step of the user's own takes all rows at once, though the rows are to be cut.
+    """
+    step = running_step()
+    if step is None or not step.in_passes:
+        return model.train_step(data)
+    if not ModelInterface.of(model).own_step:
+        return _in_passes(model, data, step)
+    logs = model.train_step(data)
+    if not step.uses[ACCUMULATED]:
+        raise UserError(
+            f"{step.split}: the train_step of {type(model).__name__} takes all rows at once: sum its gradients by "
+            f"current_step().accumulate(function, *rows), or drop --{step.split.partition('=')[0]}"
+        )
+    return logs
+
+
+def _in_passes(model: keras.Model, data: Any, step: StepContext) -> Mapping[str, Any]:
+    """Runs Keras's train_step on the rows of each pass, then makes its updates with the sums of their gradients.
+
+    Keras's metrics are updated by each pass.
+    """
+    counts = _counts(model, data, step) if ModelInterface.of(model).counted_losses else []
+    updates: list[Update] = []
+
+    def one_pass(data: Any) -> Any:
+        remaining = iter(counts)
+        known = holding(_global_count, lambda count: next(remaining)) if counts else nullcontext()
+        with postponed_updates() as postponed, known:
+            logs = scalars_of(model.train_step(data))
+        updates[:] = postponed
+        return logs, [update.gradients for update in postponed]
+
+    logs, gradients = step.accumulate(one_pass, data)
+    for update, summed in zip(updates, gradients, strict=True):
+        update.apply(summed, update.variables)
+    return logs
+
+
+def _counts(model: keras.Model, data: Any, step: StepContext) -> list[Any]:
+    """Returns the counts by which the losses divide, over the rows of all passes and replicas, in the order of losses.
+
+    TensorFlow removes from these passes what the counts do not need: most often all but the masks.
+    """
+    trial = replace(step, uses=Counter(step.uses))
+    return all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))

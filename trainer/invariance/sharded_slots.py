@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.invariance.compat import averages_of, key_of, replace_updates, replace_value, trained_by
-from trainer.invariance.reachable import optimizers_of
+from trainer.invariance.gradients import optimizers_of
 
 # Those whose update of an element takes nothing of the other elements.
 _ELEMENTWISE = {

@@ -3,22 +3,67 @@
 The loop sets the context in each replica; a model's `train_step` reads it by `current_step()`. Every draw is a function
 of (seed, step, stream) for the whole global batch, of which a replica takes its rows, so that a global row gets the
 same numbers on any number of replicas and in every precision (drawn in float32, then cast).
+
+Numbers come from TensorFlow's Philox generator (Salmon et al. 2011, https://doi.org/10.1145/2063384.2063405), of which
+any part can be drawn alone, bit by bit the same: a counter gives them, four of 32 bits each.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.compat import compiled_by_xla, outside_conditions
-from trainer.invariance.philox import NORMAL, UNIFORM, Philox, on_host_at_once
+
+_ALGORITHM, BLOCK = 1, 4  # of tf.random.Algorithm; how many numbers one value of the counter gives
+
+
+@contextmanager
+def on_host_at_once() -> Iterator[None]:
+    """Places what is made in the block on the host, where it waits for no operation of a device."""
+    with tf.control_dependencies(None), tf.device("CPU:0"):
+        yield
+
+
+@dataclass(frozen=True)
+class Philox:
+    """Draws float32 numbers, those of tf.random's stateless function with alg="philox", in fewer operations."""
+
+    operation: Callable[..., Any]
+
+    def __call__(self, shape: Any, seed: Any, skip: Any = 0) -> Any:
+        """Returns the numbers of `shape` for `seed`, as tf.random.stateless_normal takes it.
+
+        skip: how many blocks of BLOCK numbers to leave out before them.
+        """
+        with on_host_at_once():  # the seed lies there
+            key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+            if tf.is_tensor(skip) or skip:
+                counter += tf.stack([tf.cast(skip, tf.uint64), tf.constant(0, tf.uint64)])
+        return self.operation(shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.float32)
+
+    def rows(self, seed: Any, first_row: Any, rows: int, shape: Sequence[Any]) -> Any | None:
+        """Returns `rows` rows of a draw of (…, *shape), from `first_row` on, a multiple of `rows`.
+
+        None if these rows do not begin with a block, or if their size is not known.
+        """
+        size = tf.TensorShape([length if isinstance(length, int) else None for length in shape]).num_elements()
+        if size is None or rows * size % BLOCK:
+            return None
+        with on_host_at_once():
+            skip = tf.cast(first_row, tf.int64) * size // BLOCK
+        return self((rows, *shape), seed, skip)
+
+
+NORMAL, UNIFORM = Philox(tf.raw_ops.StatelessRandomNormalV2), Philox(tf.raw_ops.StatelessRandomUniformV2)
+
 
 # In StepContext.uses: how often the model asked for the step, and how often it accumulated.
 ASKED, ACCUMULATED = "current_step", "accumulate"
@@ -98,7 +143,8 @@ class StepContext:
         sums: list[tuple[int, Any]] = []  # of how many passes each is
         for number in range(self.micro_batches):
             # A pass begins once the sums so far are there: the memory of the pass before is free by then.
-            with tf.control_dependencies([_token(sums[-1][1])] if sums else []):
+            before = tf.nest.flatten(sums[-1][1], expand_composites=True) if sums else []
+            with tf.control_dependencies([tf.group(*filter(tf.is_tensor, before))] if sums else []):
                 step = self.of_pass(number)
                 with in_step(step):
                     result = function(*tf.nest.map_structure(step.part, rows))
@@ -106,8 +152,8 @@ class StepContext:
                 if self.virtual_replicas:
                     total = tf.nest.map_structure(dense, total)
                 while sums and (sums[-1][0] == passes or not self.virtual_replicas):
-                    before, earlier = sums.pop()
-                    total, passes = tf.nest.map_structure(_added, earlier, total), passes + before
+                    earlier_passes, earlier = sums.pop()
+                    total, passes = tf.nest.map_structure(_added, earlier, total), passes + earlier_passes
                 sums.append((passes, total))
         self.uses.update(step.uses - self.uses)
         result, averages = sums[0][1]
@@ -205,12 +251,6 @@ class StepContext:
             )
 
 
-def _token(values: Any) -> Any:
-    """Returns an operation that runs when all of `values` are computed."""
-    parts = [part for part in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(part)]
-    return tf.group(*parts)
-
-
 def _tree(parts: Sequence[Any]) -> Any:
     """Returns the sum of a power of 2 of tensors, added in pairs, and these sums in pairs again."""
     while len(parts) > 1:
@@ -236,6 +276,7 @@ def _added(left: Any, right: Any) -> Any:
 
 
 _current: ContextVar[StepContext | None] = ContextVar("current_step", default=None)
+Value = TypeVar("Value")
 
 
 def running_step() -> StepContext | None:
@@ -252,11 +293,16 @@ def current_step() -> StepContext:
     return step
 
 
-@contextmanager
-def in_step(step: StepContext) -> Iterator[StepContext]:
+def in_step(step: StepContext) -> AbstractContextManager[StepContext]:
     """Makes current_step() return `step` within the block, in this thread."""
-    token = _current.set(step)
+    return holding(_current, step)
+
+
+@contextmanager
+def holding(variable: ContextVar[Any], value: Value) -> Iterator[Value]:
+    """Makes a variable of this thread hold `value` within the block."""
+    token = variable.set(value)
     try:
-        yield step
+        yield value
     finally:
-        _current.reset(token)
+        variable.reset(token)

@@ -1,9 +1,12 @@
-"""Evaluates a model as `model.evaluate` does on one device, whatever the number of replicas."""
+"""Evaluates a model as `model.evaluate` does on one device, whatever the number of replicas.
+
+Of a classifier it counts meanwhile what is predicted for the rows of each class.
+"""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -15,11 +18,50 @@ from trainer.base.log import log
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
-from trainer.invariance.averaging import keeps_averages, use_averages
-from trainer.measures.class_counts import confusion, counted_classes, outputs_kept
+from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
-from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
+from trainer.user_code.interface import ModelInterface, has_class_outputs, numbers_of, results_of, scalars_of
+
+MOST_CLASSES = 1000  # of a confusion matrix
+
+
+def counted_classes(model: keras.Model) -> int:
+    """Returns the number of classes of a model with one output and sparse categorical cross-entropy; 0 of any other."""
+    loss = ModelInterface.of(model).loss
+    sparse = isinstance(loss, keras.losses.SparseCategoricalCrossentropy) and loss.ignore_class is None
+    own_test = type(model).test_step is not keras.Model.test_step
+    if own_test or not (sparse or loss == "sparse_categorical_crossentropy") or not has_class_outputs(model):
+        return 0
+    classes = int(model.output_shape[-1])
+    return classes if classes <= MOST_CLASSES else 0
+
+
+def confusion(labels: Any, outputs: Any) -> Any:
+    """Returns the rows of each true class (first) and predicted class, float64, which add up exactly.
+
+    labels: (rows,) or (rows, 1); outputs: (rows, classes).
+    """
+    predicted = tf.argmax(outputs, axis=1)
+    return tf.math.confusion_matrix(tf.reshape(labels, (-1,)), predicted, outputs.shape[1], dtype=tf.float64)
+
+
+@contextmanager
+def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
+    """Yields the outputs with which test_step computes the model's metrics in the block."""
+    outputs: list[Any] = []
+    compute = model.compute_metrics
+
+    def keep(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        outputs.append(y_pred)
+        return compute(x, y, y_pred, sample_weight)
+
+    model.compute_metrics = keep
+    try:
+        yield outputs
+    finally:
+        del model.compute_metrics
+
 
 _SAME = 1e-5  # relative difference of two sums that rounding explains
 
@@ -89,6 +131,7 @@ class Evaluation:
         shares = [len(range(index, self._batches, takers)) for index in parts]
         iterators, totals = [iter(self._part(takers, index)) for index in parts], [self._begin for _ in parts]
         start, rounds = 0, math.ceil(self._batches / takers)
+        self.examples.on_epoch_begin()
         while start < rounds:
             # A few batches a call: between calls workers synchronise, and a signal can interrupt.
             count, began = self._call_size(rounds - start), time.monotonic()
@@ -97,6 +140,7 @@ class Evaluation:
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
+        self.examples.on_epoch_end()
         whole = self._summed(totals)
         if count := self._classes:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name

@@ -15,8 +15,7 @@ from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.compat import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.conditional import twice
-from trainer.models.gan import GAN, OfGAN, images_of
+from trainer.models.gan import GAN, OfGAN, images_of, twice
 from trainer.models.image_layers import prefers_many_rows
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
@@ -80,6 +79,3 @@ def _cross_entropy(scores: Any, *, real: bool) -> Any:
     """Sums over rows; the target is 1 for real images and 0 for generated ones."""
     target = tf.ones_like(scores) if real else tf.zeros_like(scores)
     return tf.reduce_sum(tf.nn.sigmoid_cross_entropy_with_logits(target, scores))
-
-
-build = DCGAN

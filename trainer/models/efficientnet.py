@@ -18,7 +18,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.data.dataset import Dataset
 from trainer.invariance.step import current_step
-from trainer.models.classifier import compile_classifier, head
+from trainer.models.classifiers import compile_classifier, head
 from trainer.models.model_settings import FROM_SCRATCH, Dropout
 
 

@@ -16,8 +16,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.images import from_uint8
 from trainer.invariance.step import current_step
-from trainer.models.conditional import twice
-from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
+from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -76,6 +75,3 @@ class R3GAN(GAN):
 def _pairs(better: Any, worse: Any) -> Any:
     """Returns the sum of -log sigmoid(better - worse) over pairs of scores, (rows, 1)."""
     return tf.reduce_sum(tf.nn.softplus(worse - better))
-
-
-build = R3GAN

@@ -13,8 +13,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.compat import compiled_by_xla
 from trainer.invariance.step import current_step
-from trainer.models.conditional import twice
-from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes
+from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width
 
 
@@ -102,6 +101,3 @@ class WGANGP(GAN):
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns minus the sum of the scores."""
         return -tf.reduce_sum(scores)
-
-
-build = WGANGP

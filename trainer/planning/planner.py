@@ -1,29 +1,112 @@
 """Makes the plan of a run: what a step needs by the rows of a replica.
 
-Memory is that of real steps on one replica, with three numbers of rows. Work is counted in the graphs of these steps,
-and in those of two replicas, whose steps are traced and not run.
+Memory is that of real steps on one replica, with three numbers of rows, which repeat the first ones of the data. Data
+set, prefetched batches and iterators, which stay on the host of a GPU, are none of what a step allocates: every step
+gets the same tensors. Work is counted in the graphs of these steps, and in those of two replicas, whose steps are
+traced and not run: FLOPs, of matrix products and convolutions alone, padding included, where a multiplication and an
+addition are two; bytes; all-reduces. What TensorFlow prunes, or computes once from constants, is not counted.
 """
 
 import dataclasses
+import math
 import os
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.run_files.plan_file import Memory, StepPlan, Work, peak_of, plan_key, versions
+from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, peak_of, plan_key, versions
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
-from trainer.cluster.strategy import ONE_MACHINE, local_devices
+from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
-from trainer.planning.allocations import COUNTED, traced
-from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.peak_memory import PeakMemory, Trace, peak_bytes, worst_order
-from trainer.planning.step_work import work_by_rows
-from trainer.run.training_setup import set_precision_and_seed
+from trainer.invariance.compat import graph_of_function
+from trainer.invariance.gradients import optimizers_of, with_tables_as_of
+from trainer.invariance.sharded_slots import slots_to_shard
+from trainer.models.image_layers import as_on_gpus
+from trainer.planning.peak_memory import COUNTED, PeakMemory, Trace, peak_bytes, traced, worst_order
+from trainer.run.training_setup import set_precision_and_seed, setup_with
+from trainer.training.checkpoint import variables_of
+from trainer.user_code.interface import ModelInterface
+
+_REPEATED_ROWS = 16
+
+
+class MeasuredStep:
+    """Builds the model and the step of one number of rows on each of so many logical CPUs.
+
+    In float32 where the run's precision has 16 bits, and without XLA: its operations on a CPU are not those on a GPU.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, rows: int, replicas: int = 1) -> None:
+        rows_of_run = config.global_batch_size / replicas
+        precision = "float32" if config.precision.startswith("mixed") else config.precision
+        config = dataclasses.replace(
+            config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
+            precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0, shard_optimizer=False,
+        )  # fmt: skip
+        self._times_rows = rows_of_run / rows
+        set_precision_and_seed(config)
+        with as_on_gpus():
+            setup = setup_with(config, make_replicas(config), dataset)
+        self.model, self.rows, self.replicas, self._made = setup.model, rows, replicas, 0
+        self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
+        self._runner = setup.step_runner()
+        parts = _generated(dataset, (replicas, self.batches_per_step, rows))
+        self._rows = iter(tf.data.Dataset.from_tensors(parts).repeat())
+
+    @property
+    def graph(self) -> Any:
+        """Returns the graph of the loop over steps, traced now if no step was run yet."""
+        with as_on_gpus(), with_tables_as_of(self._times_rows):
+            return self._runner.traced(self._rows).graph
+
+    @property
+    def state_bytes(self) -> int:
+        """Returns the bytes of all variables: weights, optimizers, averages."""
+        return sum(map(_bytes, variables_of(self.model).values()))
+
+    @property
+    def trained_bytes(self) -> int:
+        """Returns the bytes of the weights that have gradients."""
+        return sum(map(_bytes, self.model.trainable_variables))
+
+    def sharded_bytes(self, *, averages: bool) -> int:
+        """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if it is refused."""
+        try:
+            return sum(
+                _bytes(slot) for optimizer in optimizers_of(self.model)
+                for slot, _ in slots_to_shard(optimizer, 2, averages=averages)
+            )  # fmt: skip
+        except UserError:
+            return 0
+
+    def __call__(self) -> None:
+        """Runs one step."""
+        with as_on_gpus():  # the first call traces
+            self._runner(self._rows, self._made, 1)
+        self._made += 1
+
+
+def _generated(dataset: Dataset, shape: tuple[int, int, int]) -> Any:
+    """Returns parts of shape (replicas, batches, rows, …), as `trainer.data.batches` yields them."""
+
+    def repeated(part: Any) -> Any:
+        tensor = tf.convert_to_tensor(part)
+        places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
+        return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
+
+    return tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
+
+
+def _bytes(variable: Any) -> int:
+    return math.prod(map(int, variable.shape)) * int(tf.as_dtype(variable.dtype).size)
+
 
 _ROWS = (8, 16, 32)  # of the steps that are run
 Result = TypeVar("Result")
@@ -122,3 +205,149 @@ def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:
 def _bytes_of(examples: AnyExamples | None) -> int:
     """Returns the bytes of examples that lie in the host's memory; 0 for those that are read as they are needed."""
     return sum(array.nbytes for array in tf.nest.flatten(examples.arrays)) if examples else 0
+
+
+# The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
+# with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
+_CONVOLUTIONS = {
+    "Conv2D": (("out", 0), ("in", 1)),
+    "Conv2DBackpropInput": (("in", 2), ("in", 1)),
+    "Conv2DBackpropFilter": (("in", 2), ("out", 0)),
+    "DepthwiseConv2dNative": (("out", 0), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropInput": (("in", 2), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
+}
+_TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+# No kernel is started for them.
+NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
+             "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
+_COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Holds the counts of an operation over all `times` that it runs; `scope` is its name below its callers'."""
+
+    type: str
+    scope: str
+    times: int
+    flops: int = 0
+    moved_bytes: int = 0  # read and written
+    reduced_bytes: int = 0  # summed over replicas
+
+
+def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
+    """Returns what a replica does in a step by its rows, from steps of two numbers of rows on as many replicas.
+
+    The graph has the operations of each replica; those beside them, on the host, are left out where there are several.
+    """
+
+    def line(few: int, many: int) -> LinearInRows:
+        per_row = (many - few) / (large.rows - small.rows)
+        return LinearInRows(few - per_row * small.rows, per_row)
+
+    counts, pairs = (
+        Counter[tuple[str, LinearInRows, LinearInRows]](),
+        zip(_counted(small), _counted(large), strict=True),
+    )
+    summed = list[int]()
+    for few, many in pairs:
+        if many.reduced_bytes:
+            summed.append(many.reduced_bytes)
+        else:
+            counts[many.type, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
+    work = [
+        StepWork(kind, times // large.replicas, flops, moved)
+        for (kind, flops, moved), times in counts.items() if times >= large.replicas
+    ]  # fmt: skip
+    return Work(work, len(summed) // large.replicas, sum(summed) // large.replicas)
+
+
+def _counted(step: MeasuredStep) -> list[Operation]:
+    return [op for op in operations(step.graph, rows=step.rows) if op.type not in NO_KERNEL]
+
+
+def operations(
+    graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
+) -> Iterator[Operation]:
+    """Yields the operations of a call of `graph`, with functions and loops, without branches of a condition.
+
+    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. `rows`: the
+    size of a first axis that the graph does not say, as of layers that draw by row. Raises ValueError if loops are
+    nested more deeply.
+    """
+    for op in _needed(graph):
+        name = f"{scope}{op.name}"
+        if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            yield from operations(_function(graph, op, "f"), loops, rows, f"{name}/", times)
+        elif op.type in ("While", "StatelessWhile"):
+            if not loops:
+                raise ValueError(f"{name} is a loop without a number of iterations")
+            yield from operations(_function(graph, op, "body"), loops[1:], rows, f"{name}/", times * loops[0])
+        else:
+            written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
+            moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
+            reduced = written if op.type.startswith(_COLLECTIVES) else 0
+            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
+
+
+def _function(graph: Any, op: Any, attribute: str) -> Any:
+    return graph_of_function(graph, op.get_attr(attribute).name)
+
+
+def _needed(graph: Any) -> list[Any]:
+    """Returns the operations that outputs and side effects of `graph` need, and that TensorFlow does not fold.
+
+    Tapes leave unused gradients, and batch norm over replicas computes with the constants of a shape.
+    """
+    needed: set[Any] = set()
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed.add(op)
+            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+    constant: set[Any] = set()
+    for op in graph.get_operations():
+        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
+        if op.type == "Const" or known:
+            constant.add(op)
+    return [op for op in graph.get_operations() if op in needed - constant]
+
+
+def _flops(op: Any, rows: int | None) -> int:
+    """Returns the FLOPs of a product or convolution, 0 of other operations and of unknown shapes."""
+
+    def shape(operand: tuple[str, int]) -> list[int] | None:
+        side, number = operand
+        return _shape((op.outputs if side == "out" else op.inputs)[number], rows)
+
+    if op.type in _CONVOLUTIONS:
+        dense, kernel = map(shape, _CONVOLUTIONS[op.type])
+        if dense is None or kernel is None:
+            return 0
+        count, *pixels = dense
+        height, width = pixels[:2] if op.get_attr("data_format") == b"NHWC" else pixels[1:]
+        return 2 * count * height * width * math.prod(kernel)
+    if op.type in _TRANSPOSED:
+        factor, product = shape(("in", 0)), shape(("out", 0))
+        if factor is None or product is None:
+            return 0
+        return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
+    return 0
+
+
+def _tensor_bytes(tensor: Any, rows: int | None) -> int:
+    """Returns the size, or 0 if the shape is unknown or the tensor only a handle."""
+    shape = _shape(tensor, rows)
+    return math.prod(shape) * tensor.dtype.size if shape is not None and tensor.dtype.is_numpy_compatible else 0
+
+
+def _shape(tensor: Any, rows: int | None) -> list[int] | None:
+    """Returns the sizes of all axes, `rows` for a first one that is unknown; None if another one is."""
+    if tensor.shape.rank is None:
+        return None
+    sizes = list(tensor.shape)
+    if sizes and sizes[0] is None:
+        sizes[0] = rows
+    return None if None in sizes else sizes

@@ -1,4 +1,7 @@
-"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some of them."""
+"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some of them.
+
+The same steps with their rows in another order show what rounding alone changes, the control of every comparison.
+"""
 
 import dataclasses
 import hashlib
@@ -10,16 +13,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.strategy import make_replicas
+from trainer.invariance.step import StepContext
 from trainer.proofs.golden_file import losses_apart, moment
-from trainer.proofs.reordering import reordered
 from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
-from trainer.training.state import snapshot, variables_of
+from trainer.training.checkpoint import snapshot, variables_of
+from trainer.training.steps import StepRunner
 
 _ORDERS = (7, 8)  # seeds of the orders of rows that make the control
 # From the widest vectors down: what the kernels of TensorFlow and its libraries choose by.
@@ -104,3 +109,36 @@ def _instruction_set() -> str:
     line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
     flags = set(line.partition(":")[2].split())
     return next((name for name in _INSTRUCTIONS if name in flags), platform.machine())
+
+
+def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
+    """Returns a runner and its rows, in which the rows of each pass, and all draws, are permuted.
+
+    On one replica without micro-batches, a pass is the whole global batch.
+    """
+    rows = setup.replicas.rows // setup.replicas.micro_batches
+    order = np.random.default_rng(seed).permutation(rows)
+
+    def in_order(values: Any, axis: int = 0) -> Any:
+        firsts = np.arange(0, values.shape[axis], rows)
+        return tf.gather(values, (firsts[:, None] + order).ravel(), axis=axis)
+
+    class Reordered(StepContext):
+        def draw(self, *arguments: Any, **named: Any) -> Any:
+            return in_order(super().draw(*arguments, **named))
+
+        def draw_for_all(self, *arguments: Any, **named: Any) -> Any:
+            drawn = super().draw_for_all(*arguments, **named)
+            if not drawn.shape.rank or drawn.shape[0] is not None:
+                return drawn
+            whole = (rows, *drawn.shape[1:])  # only the running step knows whether these are all rows
+            return tf.cond(
+                tf.equal(tf.shape(drawn)[0], rows), lambda: in_order(tf.ensure_shape(drawn, whole)), lambda: drawn
+            )
+
+    def permuted(*parts: Any) -> Any:  # (replicas, batches, rows, …)
+        return tf.nest.map_structure(lambda part: in_order(part, axis=2), parts)
+
+    runner = setup.step_runner()
+    runner.context = Reordered
+    return runner, iter(setup.batches_from(0).map(permuted))

@@ -35,9 +35,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import make_writable, write_whole, writing
 from trainer.data.images import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
+from trainer.reporting.error_lines import tensorflow_writing
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
-from trainer.reporting.tensorflow_errors import tensorflow_writing
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # of a checkpoint
 _NEWEST_METRICS = 100

@@ -1,18 +1,30 @@
-"""Counts a run's seconds, restarts and repeated steps over all its processes, and writes its result.json."""
+"""Describes a run for run.json; counts its seconds, restarts and repeated steps, and writes its result.json."""
 
+import dataclasses
 import hashlib
 import os
+import platform
+import shlex
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import keras
+import numpy as np
+import tensorflow as tf
+
+import trainer
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import RESULT, Result, last_reported_step
+from trainer.base.run_files.records import RESULT, Result, RunInfo, last_reported_step, trainer_commit
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
+from trainer.cluster.cluster_spec import gpu_environment
+from trainer.cluster.strategy import Replicas, simulated_devices
+from trainer.data.batches import Schedule
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
 
@@ -31,6 +43,7 @@ class RunResult:
     saving_seconds: float = 0.0  # that this process waited for checkpoints
     rollbacks: int = 0
     depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
+    saved_model: str = ""  # whether model/ is the model that was in memory
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
     job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
     slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
@@ -118,6 +131,7 @@ class RunResult:
             "rollbacks": self.rollbacks,
             **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
             **({"not_compared": self.not_compared} if self.not_compared else {}),
+            **({"saved_model": self.saved_model} if self.saved_model else {}),
             **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
         }
@@ -159,3 +173,56 @@ def same_job(before: Result) -> bool:
 def settings_digest(config: TrainConfig) -> str:
     """Returns a digest of all settings except the recipe's name."""
     return hashlib.sha256(to_yaml(config).encode()).hexdigest()[:16]
+
+
+COMMAND = "TRAINER_COMMAND"  # set by `python -m deploy local` to the command that the user typed
+
+
+def run_info(
+    config: TrainConfig, command: Sequence[str], replicas: Replicas, schedule: Schedule, total_steps: int
+) -> RunInfo:
+    """Returns the content of run.json."""
+    return {
+        "config": dataclasses.asdict(config),
+        "batch": replicas.sentence(),
+        "cluster": {
+            "workers": replicas.cluster.workers,
+            "addresses": list(replicas.cluster.addresses),
+            "replicas": replicas.count,
+            "rows_per_replica": replicas.rows,
+        },
+        "devices": list(replicas.devices),  # of each worker
+        "gpus": gpu_names()[: replicas.local],  # of this worker
+        "gpu_environment": gpu_environment(),
+        "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit(),  # `deploy local` calls its jobs local-…
+        "simulated": simulated_devices() > 0,  # logical CPU devices stand for accelerators
+        "strategy": "MultiWorkerMirroredStrategy" if replicas.cluster.several else type(replicas.strategy).__name__,
+        "collectives": replicas.collectives,
+        "data": {
+            "examples": schedule.examples,
+            "examples_per_step": schedule.examples_per_step,
+            "steps_per_epoch": schedule.steps_per_epoch,
+        },
+        "total_steps": total_steps,
+        "versions": versions(),
+        "git_commit": trainer_commit(),
+        "command": os.environ.get(COMMAND) or shlex.join(command),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of this package, of Python and of the libraries that the numbers depend on."""
+    return {
+        "trainer": trainer.__version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def gpu_names() -> list[str]:
+    """Returns models of the visible GPUs, as "NVIDIA A100-SXM4-80GB"; "" if TensorFlow does not report one."""
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return [str(detail.get("device_name", "")) for detail in details]

@@ -20,25 +20,23 @@ from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import first_unfit_input
-from trainer.invariance.averaging import keeps_averages, use_averages
+from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
+from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import refuse_hopeless_restart
-from trainer.reporting.run_info import run_info
+from trainer.reporting.result import refuse_hopeless_restart, run_info
 from trainer.run.export import export
-from trainer.run.replica_proof import ReplicaProof, judge, needs_proof
-from trainer.run.run_state import Best, RunState
+from trainer.run.rehearsal import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
-from trainer.run.training_run import TrainingRun
+from trainer.run.training_run import Best, RunState, TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
-from trainer.run.xla_trial import why_plain
+from trainer.run.trial_steps import ReplicaProof, judge, needs_proof, why_plain
 from trainer.training.callbacks import load_callbacks
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.error_lines import is_out_of_memory, out_of_memory
-from trainer.training.preemption import Control, StopRequest, leave_on_signals, stop_on_signals
-from trainer.training.state import LearningRates, make_whole, variables_of
+from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
+from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
 from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import message_of
 
 _MOST_ROLLBACKS = 2
 
@@ -163,7 +161,7 @@ def _ended_before(run: TrainingRun) -> str | None:
 
 
 def _describe(run: TrainingRun) -> None:
-    """Writes run.json, and the list of images that were skipped. Raises UserError if the data have changed."""
+    """Writes run.json, and the list of images that were skipped. Raises UserError if data or versions have changed."""
     config, setup, job_dir, data = run.job.config, run.setup, run.job.job_dir, run.setup.dataset
     run.job.refuse_changed_data("content", setup.content)
     about = run_info(config, run.job.command, setup.replicas, setup.schedule, run.state.progress.total_steps)
@@ -179,6 +177,7 @@ def _describe(run: TrainingRun) -> None:
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen
+    about["versions_by_step"] = run.job.versions_by_step(run.earlier, run.state.progress.step)
     about["id"] = run.earlier.get("id") or secrets.token_hex(8)
     job_dir.write(RUN_INFO, about)
     if config.track:
@@ -202,6 +201,12 @@ def _train_and_export(run: TrainingRun) -> Control:
             about = {"image": data.image_shape if data.holds_images else (), "class_names": data.class_names}
             keep = run.job.config.save_optimizer
             export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)
+            try:
+                run.job.result.saved_model = compare_saved(setup, job_dir.model)
+            except Exception as error:  # the run is trained and saved, whatever becomes of the comparison
+                run.job.result.saved_model = f"not compared: {message_of(error)}"
+            if run.job.result.saved_model.startswith(DIFFERS):
+                log.warning(run.job.result.saved_model)
             job_dir.mirror.put(job_dir.model)
     except Exception as error:
         with suppress(Exception):

@@ -105,7 +105,7 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
             return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
         except BadRow as error:
             return _refused(400, str(error))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return _refused(408, f"the request did not arrive within {_BODY_S} s")
         except ClientDisconnect:
             return Response(status_code=400)  # which nobody reads

@@ -11,17 +11,16 @@ import tensorflow as tf
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.records import mapping, number, read_run_info
+from trainer.base.run_files.records import items, mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.meeting import Peers, arithmetic, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import differing, files_of
-from trainer.reporting.result import RunResult
-from trainer.reporting.run_info import versions
-from trainer.training.error_lines import one_line
-from trainer.training.preemption import keep_handlers
+from trainer.reporting.error_lines import one_line
+from trainer.reporting.result import RunResult, versions
+from trainer.training.loop import keep_handlers
 from trainer.user_code.mistakes import as_user_mistake
 
 _COUNTS = ("files of data", "training examples")
@@ -119,6 +118,29 @@ class StartedJob:
             f"data={config.data} have changed since this run began ({changes}): {advice}; or use another --job_dir, or "
             "continue with the changed data: --data_changed=accept"
         )
+
+    def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:
+        """Returns which TensorFlow and Keras the run has had, and from which step on: this start goes on at `step`.
+
+        before: run.json of the start before. Other versions round otherwise, which is told in one line; raises
+        UserError where equal bits are promised.
+        """
+        config, had = self.config, mapping(before, "versions")
+        now = {name: versions()[name] for name in ("tensorflow", "keras")}
+        entries = [entry for entry in items(before, "versions_by_step") if isinstance(entry, dict)] or [{"step": 0}]
+        entries[-1] = {**entries[-1], **{name: had[name] for name in now if name in had}}
+        entries = [entry for entry in entries if (number(entry.get("step")) or 0) < step]
+        changes = differing(entries[-1], now) if entries else ""
+        if changes and (config.virtual_replicas or config.deterministic):
+            promise = "virtual_replicas" if config.virtual_replicas else "deterministic"
+            without = "" if config.virtual_replicas else ", or go on with other bits without --deterministic"
+            raise UserError(
+                f"{promise}={getattr(config, promise)}: the versions have changed since this run began ({changes}): "
+                f"install those again, or use another --job_dir{without}"
+            )
+        if changes:
+            log.warning(f"the versions have changed ({changes}): the run goes on with other roundings")
+        return [*entries, {"step": step, **now}] if changes or not entries else entries
 
     def _write_failure(self, error: str, code: int) -> None:
         self.result.write_end("failed", error, code)

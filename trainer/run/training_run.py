@@ -1,35 +1,148 @@
-"""Trains one run from its restored state to its last step, and saves its state."""
+"""Trains one run from its restored state to its last step, and saves its state, beside variables too."""
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from contextlib import closing
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import keras
 
+from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.records import Result, mapping
-from trainer.base.settings.rules import check_known
+from trainer.base.settings.rules import OF_IMAGES, check_known
+from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid
-from trainer.measures.profiling import StepProfile
-from trainer.reporting.progress import Progress, StepLogs, WorkerWaits
+from trainer.reporting.error_lines import is_out_of_memory
+from trainer.reporting.progress import Progress, StepLogs, WorkerWaits, numbers
+from trainer.reporting.reporter import Reporter
 from trainer.run.rehearsal import has_own_parts, rehearse
-from trainer.run.run_state import RunState
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
-from trainer.training.callbacks import bind, most_steps_of_a_call, refuse_unevaluated, rises
-from trainer.training.checkpoint import Checkpoints
-from trainer.training.error_lines import is_out_of_memory
-from trainer.training.loop import CallSize, Hook, run_due_hooks, train
-from trainer.training.preemption import Control, Interrupted, StopRequest
-from trainer.training.state import digest_of, sharded, snapshot, variables_of
+from trainer.training.callbacks import (
+    bind,
+    most_steps_of_a_call,
+    refuse_unevaluated,
+    restore_callbacks,
+    rises,
+    state_of_callbacks,
+)
+from trainer.training.checkpoint import Checkpoints, LearningRates, digest_of, sharded, snapshot, variables_of
+from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, StopRequest, run_due_hooks, train
 from trainer.training.xla_choice import XlaChoice, choose, failure_of, not_compiled
 from trainer.user_code.interface import ModelInterface
+
+
+class Best:
+    """Holds the best value of one metric so far, and its step: of `best_metric` or what comes first in its stead.
+
+    These are the metric of `early_stopping`, if it is measured, val_accuracy, FID and val_loss.
+
+    A value of another metric, or, of images, of other features or image counts, replaces it; NaN never does.
+    """
+
+    def __init__(self, config: TrainConfig, model: keras.Model) -> None:
+        self._model = model
+        defaults = [config.early_stopping, "val_accuracy", "fid", "val_loss"]
+        self._names = [config.best_metric] if config.best_metric else defaults
+        self._features = f"{config.fid_features}, {config.fid_weights}, {config.fid_samples} images"
+        self._state: dict[str, Any] = {}
+        self.improved = False  # by the newest measurement
+
+    def state(self) -> dict[str, Any]:
+        """Returns {"metric", "features", "value", "step"}; {} if nothing has been measured."""
+        return self._state
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state()` returned."""
+        if state and state["value"] is not None:
+            metric = str(state["metric"])
+            features = str(state["features"]) if metric in OF_IMAGES else None
+            value, step = float(state["value"]), int(state["step"])
+            self._state = {"metric": metric, "features": features, "value": value, "step": step}
+
+    def consider(self, values: Mapping[str, float], step: int) -> None:
+        """Compares a measurement with the best so far; the first one measured is the best."""
+        metric = next((name for name in self._names if name in values), None)
+        if metric is None or math.isnan(values[metric]):
+            return
+        features = self._features if metric in OF_IMAGES else None
+        now: dict[str, Any] = {"metric": metric, "features": features, "value": values[metric], "step": step}
+        comparable = all(self._state.get(part) == now[part] for part in ("metric", "features"))
+        better = operator.gt if rises(self._model, metric, "best_metric") else operator.lt
+        if not comparable or better(now["value"], self._state["value"]):
+            self._state, self.improved = now, True
+
+
+@dataclass
+class RunState:
+    """Holds how far a run is, what it has measured, and what its callbacks know."""
+
+    progress: Progress
+    reporter: Reporter
+    best: Best
+    callbacks: list[keras.callbacks.Callback]
+    rates: LearningRates
+    restored: Mapping[str, Any]  # the content of the checkpoint that the run resumes from; {} for a new run
+    origin: str = ""  # the address of that checkpoint
+    history: keras.callbacks.History = field(default_factory=keras.callbacks.History)
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether the hooks of the restored step must still run, because a signal came first."""
+        return bool(self.restored.get("pending"))
+
+    def values_of_epochs(self) -> dict[str, list[float]]:
+        """Returns what `fit` returns as History.history: by name, the value of each epoch so far."""
+        history = self.history.history.items()
+        return {
+            name: [float(value) for value in values if isinstance(value, SupportsFloat)] for name, values in history
+        }
+
+    def content(self, *, pending: bool = False) -> dict[str, Any]:
+        """Returns what a checkpoint stores; `pending`: the hooks of this step have not run."""
+        return {
+            **self.progress.state(),
+            "reporter": self.reporter.state(),
+            "callbacks": state_of_callbacks(self.callbacks),
+            "history": self.values_of_epochs(),
+            "learning_rates": self.rates.state(),
+            "best": self.best.state(),
+            "pending": pending,
+        }
+
+    def resume(self) -> None:
+        """Restores all but callbacks. Raises UserError if the state is not what this version stores."""
+        if self.restored:
+            with self._readable():
+                self.progress.resume(self.restored)
+                self.reporter.resume(self.restored["reporter"])
+                self.best.resume(self.restored["best"])
+
+    def resume_callbacks(self) -> None:
+        """Restores callbacks and the rates that they set, after their on_train_begin, in which Keras resets them."""
+        if self.restored:
+            with self._readable():
+                restore_callbacks(self.callbacks, self.restored["callbacks"])
+                history = self.restored["history"].items()
+                self.history.history = {name: [*numbers(dict(enumerate(values))).values()] for name, values in history}
+                self.rates.resume(self.restored["learning_rates"])
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UserError(
+                f"{self.origin}: its state is of another version of this trainer ({error!r}): use that version, or "
+                "another --job_dir"
+            ) from error
 
 
 @dataclass
@@ -190,9 +303,16 @@ class TrainingRun:
 
             return act
 
+        def tested() -> dict[str, float]:
+            assert evaluate
+            callbacks.on_test_begin()
+            values = evaluate()
+            callbacks.on_test_end({name.removeprefix("val_"): value for name, value in values.items()})
+            return values
+
         hooks = [Hook(0, begin, requested=lambda: True)]
         if evaluate:
-            hooks.append(Hook(epoch, measuring(evaluate, reporter.evaluated)))
+            hooks.append(Hook(epoch, measuring(tested, reporter.evaluated)))
         # Calls are cut at epoch ends too: an epoch's seconds are then measured, not apportioned.
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))

@@ -84,6 +84,11 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
         isinstance(item, keras.callbacks.Callback) for item in callbacks
     ):
         raise UserError(f"callbacks={path}: it must return a list of keras.callbacks.Callback, not {callbacks!r}")
+    if unheard := sorted({type(item).__name__ for item in callbacks if _overrides(item, _TEST_HOOKS)}):
+        log.info(
+            f"callbacks: {', '.join(unheard)}: {' and '.join(_TEST_HOOKS)} are not called, as replicas evaluate "
+            "batches in turn: use on_test_begin and on_test_end"
+        )
     return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
 
 
@@ -121,6 +126,7 @@ def refuse_unevaluated(setting: str, value: str, evaluated: Sequence[str]) -> No
     check_known(setting, value, "evaluation gives", evaluated)
 
 
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 # Their hooks lose nothing when they run once a call, unless they count batches by save_freq or update_freq.
 _ONCE_A_CALL = {
@@ -131,7 +137,6 @@ _ONCE_A_CALL = {
             "BackupAndRestore", "Callback", "ModelCheckpoint", "OrbaxCheckpoint", "ProgbarLogger", "TensorBoard",
             "TerminateOnNaN",
         )
-        if hasattr(keras.callbacks, name)
     ),
 }  # fmt: skip
 
@@ -140,9 +145,13 @@ def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     """Returns whether a callback has a hook of single batches, by its class or on the instance (LambdaCallback)."""
     if any(isinstance(getattr(callback, setting, None), int) for setting in ("save_freq", "update_freq")):
         return True
+    return _overrides(callback, _BATCH_HOOKS)
+
+
+def _overrides(callback: keras.callbacks.Callback, hooks: Sequence[str]) -> bool:
     classes = type(callback).__mro__
-    owners = (next(owner for owner in classes if name in vars(owner)) for name in _BATCH_HOOKS)
-    return any(name in vars(callback) for name in _BATCH_HOOKS) or any(owner not in _ONCE_A_CALL for owner in owners)
+    owners = (next(owner for owner in classes if name in vars(owner)) for name in hooks)
+    return any(name in vars(callback) for name in hooks) or any(owner not in _ONCE_A_CALL for owner in owners)
 
 
 def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_loop: int) -> int:

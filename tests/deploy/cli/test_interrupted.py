@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
-from deploy.vertex import creation, gcloud, reservation, retry
+from deploy.vertex import creation, reservation
 from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
 from deploy.vertex.session import Session
 from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
@@ -146,7 +146,7 @@ def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subproc
     return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
 def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """With real processes and the real clock: what the interrupt leaves open, the same command finds."""
     cloud.faults = [Fault(POSTS, "slow", times=99, seconds=2.0)]
@@ -161,15 +161,6 @@ def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tm
     again = process(cloud, tmp_path, backend)
     _, error = again.communicate(timeout=120)
     assert (again.returncode, len(cloud.jobs)) == (0, 1), error
-
-
-def test_a_request_that_takes_long_is_told(
-    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    cloud.run, cloud.faults = ends("SUCCEEDED"), [Fault(POSTS, "slow")]
-    monkeypatch.setattr(retry, "TELL_S", 0.1)
-    assert submit.main(["cpu", *SDK], session) == 0
-    assert "waits for the response to the request that creates the job: 0 s\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("code", "slept"), [(400, 0), (403, 0), (404, 0)])
@@ -259,7 +250,8 @@ def test_a_laptop_that_slept_does_not_send(cloud: Emulator, session: Session, fl
     assert json.loads(cloud.objects[RECORD])["submission"] == "s2"
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """A real process is killed as soon as its record is stored; the same command then goes through at once."""
     held: list[subprocess.Popen[str]] = []
@@ -278,8 +270,3 @@ def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, clou
     _, error = again.communicate(timeout=100)
     assert (again.returncode, error.count("looks for it")) == (0, 0), error
     assert len(cloud.jobs) == 1
-
-
-def test_nothing_is_silent_for_so_long_that_it_is_taken_for_dead() -> None:
-    longest = gcloud.COMMAND_TIMEOUT_S + retry.LONGEST_WAIT_S + reservation.LISTED_S
-    assert longest < reservation.SILENT_S

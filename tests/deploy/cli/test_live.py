@@ -1,7 +1,7 @@
 """Tests what a watch and a list of jobs show of a run: progress and money; and the command at its end."""
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def priced(cloud: Emulator, flying: FlyingClock) -> Job:
 
 
 def rfc3339(time: float) -> str:
-    return datetime.fromtimestamp(time, timezone.utc).isoformat().replace("+00:00", "Z")
+    return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
 
 
 def test_a_watch_shows_progress_and_money_that_can_be_recomputed(

@@ -138,20 +138,6 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
     assert again["state"] == "JOB_STATE_PENDING"
 
 
-def test_a_followed_double_that_somebody_else_cancels_is_not_the_end(
-    cloud: Emulator, session: Session, flying: FlyingClock, job: Job
-) -> None:
-    double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
-    cloud.lists_nothing = 1  # at the first look
-
-    def cancelled() -> None:
-        cloud.end(double, "CANCELLED")
-        after(flying, 50, lambda: cloud.end(job, "SUCCEEDED"))
-
-    after(flying, 30, cancelled)
-    assert watch.main([double["name"], "--backend=sdk", "--project=my-proj"], session) == 0
-
-
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
 @both_ways
 def test_two_running_jobs_never_share_a_job_directory(
@@ -292,13 +278,3 @@ def test_sigterm_answers_as_ctrl_c(
         in capsys.readouterr().out
     )
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_sigterm_in_a_submission_leaves_the_job_running(
-    cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
-) -> None:
-    flying.asleep = lambda: os.kill(os.getpid(), signal.SIGTERM)
-    assert submit.main(["cpu", *SDK], session) == 75
-    assert states(cloud) == ["PENDING"]
-    assert "no longer watched, and not cancelled; watch it" in capsys.readouterr().out
-    assert attempts()[0]["state"] == "INTERRUPTED"

@@ -114,22 +114,6 @@ def test_another_kind_of_device_is_not_guessed(
     assert estimate(collect([str(short_run(tmp_path, measured, device))]), [asked], CONFIG) == ([], [])
 
 
-def test_of_several_measured_tiers_one_of_the_same_kind_counts(tmp_path: Path) -> None:
-    def script(tier: TierFacts, job_dir: Path) -> int:
-        if tier.accelerators:
-            plant(job_dir, [0.1] * 20, devices=["GPU:0", "GPU:1"], gpu="NVIDIA L4")
-        else:
-            plant(job_dir, [0.8] * 20, devices=["CPU:0"])
-        return 0
-
-    flags = ("--recipe=mlp_mnist", "--global_batch_size=100")
-    assert compare(planned((L4X2, CPU), flags), tmp_path / "short", Planting(script)) == 0
-    measured = collect([str(tmp_path / "short")])
-    (two, four), _ = estimate(measured, [replace(CPU, name="cpu-2workers", workers=2), L4X4], CONFIG)
-    assert (two.seconds.low, two.seconds.high) == pytest.approx((2.5 + 4_000, 10 + 8_000))
-    assert (four.seconds.low, four.seconds.high) == pytest.approx((2.5 + 500, 10 + 1_000))
-
-
 def test_simulated_accelerators_say_nothing_of_real_ones(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, L4X2, device="CPU"))])
     assert estimate(measured, [L4X4, L4X2, CPU], CONFIG) == ([], [])
@@ -151,18 +135,6 @@ def test_epochs_are_counted_in_the_steps_of_the_short_run(tmp_path: Path) -> Non
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
     cpu, _ = known(measured, CPU, EPOCHS)
     assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
-
-
-def test_a_repeat_that_failed_early_says_nothing_of_the_others(tmp_path: Path) -> None:
-    failed = repeat_folder(tmp_path, "cpu", 1)
-    failed.mkdir(parents=True)
-    (failed / "result.json").write_text('{"state": "failed", "error": "no memory"}')
-    done = plant(repeat_folder(tmp_path, "cpu", 2), [0.1] * 20, devices=["CPU:0"])
-    cpu, assumptions = known(collect([str(tmp_path)]), CPU, EPOCHS)
-    assert cpu.seconds.middle == pytest.approx(5 + 100 * 60 * 0.1)
-    assert assumptions[0].startswith(f"the short run of cpu is {done}: 200 steps")
-    with pytest.raises(UserError, match="is another training"):
-        estimate(collect([str(tmp_path)]), [CPU], replace(CONFIG, global_batch_size=200))
 
 
 def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:

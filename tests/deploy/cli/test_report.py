@@ -3,15 +3,12 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from deploy.__main__ import main
 from deploy.client.arguments import read_prices
-from deploy.report.collection import collect
-from deploy.report.measures import summarize
-from deploy.report.plots import draw, pareto_front
+from deploy.report.plots import pareto_front
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
@@ -80,39 +77,11 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(runs: Path, capsys: Ca
         assert "two" in (runs / form).read_text()
 
 
-def drawn(folder: Path, **prices: float) -> dict[str, str]:
-    """Returns the figures by title."""
-    collection = collect([str(folder)])
-    return {title: svg for title, _, svg in draw(collection, summarize(collection, usd_by_tier=prices))}
-
-
-def test_figures_leave_out_what_is_not_known(tmp_path: Path) -> None:
-    plant(tmp_path / "a", noisy(0.1))
-    figures = drawn(tmp_path)
-    assert [*figures] == ["Loss"]
-    words = [(text or "").strip() for text in ElementTree.fromstring(figures["Loss"]).itertext()]
-    steps = [word for word in words[: words.index("step")] if re.fullmatch(r"[\d.]+", word)]
-    assert len(steps) > 1
-    assert all(step.isdecimal() for step in steps), "steps are whole numbers"
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.json").write_text("{}")
-    assert drawn(tmp_path / "b") == {}
-
-
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_report_of_a_bucket_is_written_here(runs: Path, bucket: Address) -> None:
     put(runs, bucket / "runs")
     assert main(["report", f"{bucket}runs"]) == 0
     assert Path("runs/report/report.html").read_text().count('alt="samples of') == 2
-
-
-def test_names_of_tiers_are_no_words_to_matplotlib(tmp_path: Path) -> None:
-    names = ["_old", r"a$\x$b", "$5"]
-    for name in names:
-        plant(tmp_path / name, noisy(0.1))
-    for title, svg in drawn(tmp_path, **dict.fromkeys(names, 1.0)).items():
-        words = [(text or "").strip() for text in ElementTree.fromstring(svg).itertext()]
-        assert [name for name in names if name not in words] == [], title
 
 
 def test_the_pareto_front() -> None:

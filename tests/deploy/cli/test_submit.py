@@ -82,17 +82,6 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert attempt["spent_usd"] > 0
 
 
-def test_the_same_sources_are_not_sent_again(cloud: Emulator, session: Session) -> None:
-    cloud.run = ends("SUCCEEDED")
-    for _ in range(2):
-        assert submit.main(["cpu", *SDK], session) == 0
-    assert (
-        cloud.requests.count("POST /upload/storage/v1/b/my-bucket/o") == 8
-    )  # two records, each twice, and two bills; package and starter
-    assert len([name for name in cloud.objects if name.endswith(".whl")]) == 1
-    assert len(cloud.jobs) == 2
-
-
 def test_a_dry_run_is_a_few_lines_and_sends_nothing(cloud: Emulator, capsys: Capture) -> None:
     assert main(["submit", "l4x4", "--dry-run", *WHERE, "--recipe=wgan_gp_photos", "--data=gs://my-bucket/a b"]) == 0
     assert cloud.requests == []
@@ -193,21 +182,6 @@ def test_no_other_tier_is_tried_beside_a_job_that_may_run(
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
 
 
-def test_a_job_that_was_made_is_followed_though_no_other_can_be_looked_for(
-    cloud: Emulator, session: Session, capsys: Capture
-) -> None:
-    """After a lost answer the second one is clear; that jobs may not be listed from then on does not unmake it."""
-
-    def run(google: Emulator, job: dict[str, Any]) -> None:
-        google.faults.append(Fault("GET .*/customJobs$", 403, times=9))
-        ends("SUCCEEDED")(google, job)
-
-    cloud.run, cloud.faults = run, [Fault(POSTS, 503)]
-    assert submit.main(["cpu", *SDK], session) == 0
-    assert record()["attempts"][0]["state"] == "SUCCEEDED"
-    assert "a second job is cancelled as soon as `watch` or `jobs` sees it" in capsys.readouterr().err
-
-
 def test_detached_it_is_named_in_the_record_and_watched_later(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:
@@ -278,18 +252,3 @@ def test_a_check_in_an_own_image_replaces_its_entry_point(cloud: Emulator, capsy
         "imageUri": "us-docker.pkg.dev/p/r/x:1", "command": ["python", "-m", "trainer.check"],
         "args": ["--recipe=wgan_gp_digits", "--expect_devices=4", "--on_gpus"],
     }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_submitted_check_ends_with_its_verdict(
-    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path, capsys: Capture
-) -> None:
-    """Runs the check for real, on logical CPU devices, from the submitted spec alone."""
-    output = tmp_path / "output"
-    cloud.run = lambda google, job: train_here(google, job, output, {})
-    flying.asleep = lambda: [thread.join() for thread in list(cloud.threads)]
-    assert submit.main(["cpu", *SDK, "--check", "--replicas=1", "--image=us-docker.pkg.dev/p/r/x:1"], session) == 0
-    assert "all agree; the numbers are in " in capsys.readouterr().out
-    assert json.loads((output / "gpu_check.json").read_text())["agrees"] is True
-    (job,) = cloud.jobs.values()
-    assert job["displayName"].startswith("check-mlp-cpu-")

@@ -194,15 +194,6 @@ def test_what_costs_much_is_asked_about(
     assert asks or f" USD until the timeout; {said}\n" in capsys.readouterr().out
 
 
-def test_a_dry_run_is_a_few_lines(cloud: Emulator, capsys: Capture) -> None:
-    assert main(["submit", "l4x4", *WHERE, *JOB, "--flex_start", "--dry_run"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert len(shown) <= 8
-    assert shown[1].endswith(" in us-central1, FLEX_START, waits for machines for 14400s at most (--max_wait)")
-    assert shown[-1].startswith("nothing was sent: the same command without --dry_run checks login, bucket, data")
-    assert (cloud.requests, Path("runs").exists()) == ([], False)
-
-
 def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_another_region_are_said(
     cloud: Emulator, capsys: Capture
 ) -> None:

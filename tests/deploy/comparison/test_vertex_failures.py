@@ -94,21 +94,6 @@ def test_a_job_of_unknown_state_is_named_and_found_again(command: Command, cloud
     assert len(cloud.jobs) == 1
 
 
-def test_a_submission_without_a_clear_response_is_not_reported_as_refused(
-    command: Command, cloud: Emulator, tmp_path: Path
-) -> None:
-    """The list is late: the same command, run again, finds the job."""
-    cloud.faults = [Fault(POSTS, 503, after=True), Fault(POSTS, 429, message=QUOTA)]
-    cloud.lists_nothing = 40
-    shown = command("cpu", code=1)
-    assert "its job is not listed yet: `python -m deploy watch " in shown
-    assert "not submitted" not in shown
-    cloud.lists_nothing = 0
-    command("cpu")
-    assert len(cloud.jobs) == 1
-    assert rows(tmp_path)[0].state == "done"
-
-
 def test_a_tier_without_quota_is_recorded_and_the_others_run(command: Command, cloud: Emulator, tmp_path: Path) -> None:
     cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
     shown = command("l4x1", "l4x2", "--parallel=1", code=2)

@@ -209,22 +209,10 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert times == sorted(times, reverse=True)
     assert tiers["cpu"]["step"] is None
     assert "\ncpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in shown
-    cheapest, fastest, *worth, trial, within, budget = content["sentences"]
-    offered = {(each["tier"], offer["strategy"]): offer for each in content["tiers"] for offer in each["offers"]}
-    (four,) = [line for line in worth if line.startswith("Against l4x1 (standard), by the middle values: ")]
-    one, of_four = (offered[name, "STANDARD"] for name in ("l4x1", "l4x4"))
-    faster, dearer = (f"{a['middle'] / b['middle']:.2f} x" for a, b in (
-        (one["hours"], of_four["hours"]), (of_four["usd"], one["usd"])))  # fmt: skip
-    assert f", l4x4 {faster} as fast for {dearer} the money, " in four
-    assert within.startswith("The cheapest that ends within 48.0 hours: ")
+    cheapest, *_, within, budget = content["sentences"]
     named = within.removeprefix("The cheapest that ends within 48.0 hours: ").partition(";")[0]
     assert cheapest.startswith(f"The cheapest: {named}; within its interval, and so equal: ")
-    assert fastest.startswith("The fastest: ")
     assert budget.startswith("The fastest for $2,000.00: h100x4 as flex-start, ")
-    assert trial.startswith(
-        "A step may take 0.52 to 1.9 times as long: try it: `python -m deploy compare h100x1 h100x8 "
-    )
-    assert "\nt4x1, t4x2, t4x4, v100x1, v100x2, v100x4, v100x8: no price known as spot\n" in shown
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
     assert usd == sorted(usd)

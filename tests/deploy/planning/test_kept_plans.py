@@ -90,28 +90,6 @@ def test_fit_adds_a_setting_that_keeps_the_numbers_before_passes(
     assert "--fit adds" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("strategy", "verb"), [
-    ("STANDARD", ["submit", "l4x1"]), ("SPOT", ["submit", "l4x1", "--spot"]),
-    ("STANDARD", ["compare", "l4x1", "--on=vertex"]),
-])  # fmt: skip
-def test_a_limit_below_the_estimate_of_the_plan_is_said_with_its_numbers(
-    strategy: str, verb: list[str], keep: Any, cloud: Any, capsys: Capture
-) -> None:
-    keep(gflop=10.0)
-    flags = [*(flag for flag in TRAINED if "steps=4" not in flag), "--steps=10000"]
-    assert main(["plan", "l4x1", *flags, "--out=plan"]) == 0
-    (tier,) = json.loads(Path("plan/forecast.json").read_text())["tiers"]
-    usd = next(offer["usd"] for offer in tier["offers"] if offer["strategy"] == strategy)
-    low, middle, high = (f"{usd[name]:.2f}" for name in ("low", "middle", "high"))
-    said = f"its plan estimates {middle} USD ({low} - {high}) as {strategy.lower()}, "
-    for more, warns in ((-0.02, True), (0.02, False)):
-        capsys.readouterr()
-        assert main([*verb, *WHERE, *flags, "--dry_run", f"--max_cost={usd['middle'] + more}"]) == 0
-        shown = capsys.readouterr().out
-        assert f"l4x1: {'warning: ' * warns}{said}" in shown
-        assert (" USD: raise --max_cost, or train" in shown) == warns
-
-
 def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Capture) -> None:
     keep()
     kept_plan(Overrides.parse(TRAINED).resolve()).write_text("{")

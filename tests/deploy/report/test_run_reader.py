@@ -110,11 +110,3 @@ def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
     assert row.warmup_steps == 20
     assert row.step_seconds is not None
     assert (row.step_seconds.median, row.step_seconds.count) == (0.1, 3)
-
-
-def test_a_missing_machine_and_null_losses_stay_empty(tmp_path: Path) -> None:
-    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
-    edit(folder / "result.json", final={"losses": {"loss": None}, "metrics": {"accuracy": 0.5}})
-    row = summarize(collect([str(folder)]))[0]
-    assert (row.final_loss, row.final_accuracy, row.machine) == (None, 0.5, None)
-    assert row.missing["final_loss"] == "result.json does not contain it"

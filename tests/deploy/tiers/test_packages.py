@@ -7,7 +7,6 @@ import re
 import sys
 import tarfile
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from deploy.__main__ import main
 from deploy.cli import image
 from deploy.tiers import packages as package
 from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
-from deploy.tiers.packages import CodeArchive, Package, built, packages_with, trainer_package, user_package
+from deploy.tiers.packages import Package, built, packages_with, trainer_package, user_package
 from deploy.tiers.plain_image import requirements
 from deploy.vertex.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
@@ -87,14 +86,6 @@ def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pyt
     one, other = wheels
     assert one.relative_to(tmp_path / "dist0") == other.relative_to(tmp_path / "dist1")
     assert one.read_bytes() == other.read_bytes()
-
-
-def test_threads_that_build_the_same_archive_make_it_once() -> None:
-    with ThreadPoolExecutor(4) as pool:
-        for number in range(25):
-            archive = CodeArchive("code", str(number), {"start.py": os.urandom(1000)})
-            built_files = [*pool.map(lambda archive: archive.build().read_bytes(), [archive] * 4)]
-            assert built_files == built_files[:1] * 4
 
 
 def test_a_package_of_the_users_own_goes_along_whole(tmp_path: Path, dist: Path) -> None:

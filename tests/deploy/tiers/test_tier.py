@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,11 +14,6 @@ from tests.deploy.cli.wrong_inputs import GOOD, TWO
 from trainer.base.errors import UserError
 
 
-def repeated(field: Any) -> bool:
-    """protobuf 4, which TensorFlow 2.17 asks for, says it by a label that newer ones deprecate."""
-    return field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED
-
-
 def test_the_table_of_messages_is_the_sdks() -> None:
     scalars = {3: "int64", 5: "int32", 8: "bool", 9: "string"}
     messages, enums, left = {}, {}, [CustomJobSpec.pb(CustomJobSpec()).DESCRIPTOR]
@@ -28,7 +22,9 @@ def test_the_table_of_messages_is_the_sdks() -> None:
         fields = messages[message.name] = {}
         for field in message.fields:
             inner = field.message_type or field.enum_type
-            fields[field.json_name] = (inner.name if inner else scalars[field.type]) + ("[]" if repeated(field) else "")
+            fields[field.json_name] = (inner.name if inner else scalars[field.type]) + (
+                "[]" if field.is_repeated else ""
+            )
             if field.message_type and field.message_type.file.package.startswith("google.cloud"):
                 left.append(field.message_type)
             if field.enum_type:

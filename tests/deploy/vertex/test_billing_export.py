@@ -81,18 +81,6 @@ def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
     assert f"2 SKUs: {text[:20]}" in told[0]
 
 
-def test_a_price_in_steps_or_by_another_unit_is_no_price(services: Services, session: Session, capsys: Capture) -> None:
-    def damaged(pricing: dict[str, Any]) -> str:
-        (services.skus[VERTEX][0]["pricingInfo"][0]["pricingExpression"]).update(pricing)
-        assert asked(session) == 0
-        return capsys.readouterr().out
-
-    rates = services.skus[VERTEX][0]["pricingInfo"][0]["pricingExpression"]["tieredRates"]
-    assert "a3-highgpu-8g: no price as list" not in damaged({})
-    assert "a3-highgpu-8g: no price as list" in damaged({"tieredRates": 2 * rates})
-    assert "a3-highgpu-8g: no price as list" in damaged({"tieredRates": rates, "usageUnit": "mo"})
-
-
 @pytest.mark.parametrize(("faults", "line"), [
     ([failed(403)], "the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"),
     ([repeated, repeated], "has no end: its pages repeat"),

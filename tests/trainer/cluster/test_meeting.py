@@ -20,8 +20,7 @@ from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import meeting
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import Peers, arithmetic, meet, warn_of_open_ports
-from trainer.reporting.result import refuse_hopeless_restart
-from trainer.reporting.run_info import versions
+from trainer.reporting.result import refuse_hopeless_restart, versions
 from trainer.run import job, start
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, refused
+from tests.support import refused
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE, collective_implementation, local_devices, make_replicas
@@ -19,7 +19,6 @@ from trainer.cluster.strategy import ONE_MACHINE, collective_implementation, loc
     (TrainConfig(replicas=4), "global batch 64 = 4 replicas x 16", True),
 ])  # fmt: skip
 def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: str, mirrored: bool) -> None:
-    fresh_collectives()
     replicas = make_replicas(config)
     assert replicas.sentence() == sentence
     assert isinstance(replicas.strategy, tf.distribute.MirroredStrategy) is mirrored
@@ -27,7 +26,6 @@ def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: s
 
 
 def test_replicas_are_the_first_devices() -> None:
-    fresh_collectives()
     assert make_replicas(TrainConfig(replicas=2)).devices == ("CPU:0", "CPU:1")
 
 

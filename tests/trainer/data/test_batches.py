@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks.trainer_loop import fresh_collectives
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.resolution import resolve
@@ -18,8 +17,9 @@ from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, Subset, unfilled
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
+from trainer.invariance.compat import separate_collectives
 from trainer.run.training_setup import build_setup
-from trainer.training.state import put_back, snapshot, variables_of
+from trainer.training.checkpoint import put_back, snapshot, variables_of
 
 
 def numbered(examples: int) -> Arrays:
@@ -101,6 +101,7 @@ def text_of(image: Any, label: Any) -> Any:
 def test_rows_copied_ahead_are_those_of_the_host_on_each_device(replicas: int) -> None:
     """Logical CPU devices stand for GPUs, the second one also for the only one of a run."""
     devices = ("CPU:0", "CPU:1") if replicas == 2 else ("CPU:1",)
+    separate_collectives()
     strategy = tf.distribute.MirroredStrategy(list(devices)) if replicas == 2 else tf.distribute.get_strategy()
     part = Replicas(strategy, devices, 8 // replicas, 8)
     steps = batches(numbered(40), Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part, 3)
@@ -118,7 +119,6 @@ def test_a_step_of_rows_copied_ahead_has_the_same_bits(replicas: int) -> None:
     """Two iterators one after the other, as a trial of XLA and a run have them, need one trace."""
     flags = ("--recipe=mlp_mnist", "--data=digits", "--image_size=8", "--global_batch_size=32")
     config = resolve([*flags, "--steps=9", f"--replicas={replicas}", "--precision=float64"]).config
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     start, losses = snapshot(variables_of(setup.model)), []
     for rows in (setup.rows_from, lambda step: copied_ahead(setup.batches_from(step), setup.replicas)):

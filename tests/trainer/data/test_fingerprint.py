@@ -1,9 +1,6 @@
 """Tests that a fingerprint changes with the data and with nothing else, and what a resumed run does about a change."""
 
-import dataclasses
 import os
-import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +12,12 @@ from tests.drill import read
 from tests.fixtures import Log, Make, Patch
 from tests.support import refused
 from tests.support import run_job as run
-from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.meeting import arithmetic
 from trainer.data import examples as examples_module
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
-from trainer.run.start import StartedJob
 
 
 def known(path: Path) -> dict[str, Any]:
@@ -53,15 +48,6 @@ def test_names_sizes_and_content_of_files_count_and_times_and_hidden_files_do_no
     assert known(folder) != renamed
     (folder / "class1" / "1.png").unlink()
     assert known(folder)["files of data"] == 199
-
-
-def test_files_that_were_replaced_by_others_of_the_same_size_are_found(tmp_path: Path) -> None:
-    for number in range(4000):
-        (tmp_path / f"{number}.png").write_bytes(b"1")
-    before = known(tmp_path)
-    for number in range(64, 4000):
-        (tmp_path / f"{number}.png").write_bytes(b"2")
-    assert known(tmp_path) != before
 
 
 @pytest.mark.parametrize("at", [0, 999_999, 550_000, 123_456])
@@ -165,34 +151,6 @@ def test_changed_data_end_a_resumed_run_or_are_accepted(resumed: Any, caplog: Lo
     again("--steps=6", "--data_changed=accept")
     assert "the run goes on with other numbers" in caplog.text
     assert read(tmp_path / "job" / "run.json")["data"]["content"]["training examples"] == 24
-
-
-def test_what_changed_is_told_and_built_in_sources_are_not_compared_by_rows(small_config: Make) -> None:
-    before: dict[str, Any] = {"training examples": 64, "training digest": "a"}
-    cases: list[tuple[str, dict[str, Any], str]] = [
-        (
-            "own.module:function",
-            before | {"training digest": "b"},
-            "(training digest: 'a' before, 'b' now): restore them",
-        ),
-        (
-            "digits",
-            before | {"training examples": 60},
-            "(training examples: 64 before, 60 now): restore what is missing",
-        ),
-        ("digits", before | {"training digest": "b"}, ""),
-        ("digits", {"files of data": "cannot be listed: 503"}, ""),
-    ]
-    for data, now, line in cases:
-        config = dataclasses.replace(small_config(), data=data)
-        job_dir = open_job_dir(config, lock=False)
-        job = StartedJob.open(config, [], 0.0, job_dir)
-        job_dir.write("run.json", {"data": {"content": before}})
-        job.refuse_changed_data("content", {**before, "training digest": "c"})  # no checkpoint exists
-        (job_dir.checkpoints / "step-1").mkdir()
-        with refused(line) if line else nullcontext():
-            job.refuse_changed_data("content", now)
-        shutil.rmtree(job_dir.root)
 
 
 def test_what_a_worker_computes_with() -> None:

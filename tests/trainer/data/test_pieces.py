@@ -138,16 +138,6 @@ def test_bad_images_are_told_and_may_be_left_out(photos: Path, tmp_path: Path) -
     assert sum(entry["examples"] for entry in index["splits"]["train"]) == 50
 
 
-@pytest.mark.usefixtures("small_pieces")
-def test_a_class_without_images_is_not_prepared(photos: Path, tmp_path: Path) -> None:
-    (photos / "train" / "b" / "notes.txt").write_text("")
-    assert prepare(config(photos), tmp_path / "prepared", 64, quiet)["left_out"] == {".txt": 1}
-    for file in (photos / "train" / "b").glob("*.png"):
-        file.write_bytes(b"")
-    with pytest.raises(UserError, match="class b would have no image to train on"):
-        prepare(config(photos, skip_bad_images=True), tmp_path / "others", 64, quiet)
-
-
 @pytest.mark.parametrize("memory", [4096, 0])
 def test_only_the_training_images_may_have_labels(photos: Path, tmp_path: Path, memory: int) -> None:
     (photos / "val").rename(tmp_path / "other")
@@ -176,15 +166,6 @@ def test_pieces_of_a_function_are_made_again_only_in_another_folder(
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", [1, 3])
     with refused("contains pieces of other data or settings"):
         prepare(named, tmp_path / "prepared", 64, quiet)
-
-
-def test_files_with_and_without_labels_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_tfrecord(tmp_path / "a.tfrecord", [{"image": png(1), "label": 1}])
-    write_tfrecord(tmp_path / "b.tfrecord", [{"image": png(2)}])
-    assert main([str(tmp_path), str(tmp_path / "prepared"), f"--image_size={SIZE}"]) == 2
-    assert "some files have labels and some do not" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"some records \(image/class/label or label\) have labels and some do not"):
-        load_dataset(config(tmp_path))
 
 
 def test_other_sources_can_be_prepared(tmp_path: Path) -> None:
@@ -318,6 +299,7 @@ del rows  # ends prefetching before the interpreter exits
 """
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_while_a_set_of_four_times_the_limit_streams(tmp_path: Path) -> None:
     images = np.random.default_rng(0).integers(0, 256, (5500, 64, 64, 3), np.uint8)  # 64 MiB
     np.savez(tmp_path / "images.npz", images=images)

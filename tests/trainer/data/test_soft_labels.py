@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import largest_difference, refused, run_steps, small, weights
+from tests.support import refused, small
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.data.training_rows import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.measures.evaluation import evaluation
-from trainer.models.classifier import SoftAccuracy, SoftCrossentropy
+from trainer.models.classifiers import SoftAccuracy, SoftCrossentropy
 from trainer.run.training_setup import build_setup
 
 SOFT = ("--model=mlp", "--width=16", "--precision=float64", "--label_smoothing=0.1", "--mixup=0.4")
@@ -61,29 +61,6 @@ def test_losses_and_accuracies_of_classes_and_of_all_of_their_shares_are_equal()
         accuracy = SoftAccuracy()
         accuracy.update_state(labels, outputs)
         assert float(accuracy.result()) == pytest.approx(np.mean(outputs.argmax(axis=1) == y))
-
-
-def test_replicas_and_micro_batches_change_nothing() -> None:
-    flags = (*SOFT, "--augment=flip", "--class_weight=0:3")
-    alone, logs = run_steps(small(*flags), 6)
-    for split in (("--replicas=4",), ("--replicas=2", "--micro_batches=2")):
-        model, found = run_steps(small(*flags, *split), 6)
-        assert largest_difference(weights(alone), weights(model)) < 1e-10
-        assert found.means() == pytest.approx(logs.means(), rel=1e-9)
-    hard, _ = run_steps(small(*SOFT[:3], *flags[5:]), 6)
-    assert largest_difference(weights(alone), weights(hard)) > 1e-4
-
-
-def test_steps_from_the_middle_and_xla_give_the_same_numbers() -> None:
-    config = small(*SOFT)
-    whole, _ = run_steps(config, 8)
-    setup = build_setup(config, make_replicas(config))
-    for first in (0, 5):
-        setup.step_runner()(setup.rows_from(first), first, 8 - first if first else 5)
-    assert largest_difference(weights(whole), weights(setup.model)) == 0
-    setup = build_setup(config, make_replicas(config))
-    setup.step_runner(compiled=True)(setup.rows_from(0), 0, 8)
-    assert largest_difference(weights(whole), weights(setup.model)) < 1e-10
 
 
 def test_evaluation_is_that_of_hard_labels() -> None:

@@ -84,7 +84,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     replicas = Replicas(None, ("CPU:0",), BATCH, BATCH, Cluster())
     for _ in batches(train, Schedule(48, BATCH, 1, 0), replicas).take(7):
         pass
-    assert train._source.epochs in (2, 3)  # up to four steps are read ahead
+    assert train._source.epochs in (8, 11)  # 3 begun and 2 ended, or one more: up to four steps are read ahead
 
 
 @pytest.mark.parametrize(("data", "line"), [

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Patch
-from tests.support import fresh_collectives
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.batch_norm import normalize_in_place, separate_groups
@@ -95,7 +94,6 @@ def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **setti
 
     It returns outputs and gradients by the inputs, of all rows, and the new moving statistics.
     """
-    fresh_collectives()
     strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
     with strategy.scope():
         layer = keras.layers.BatchNormalization(dtype=precision, epsilon=1e-12, **settings)
@@ -206,7 +204,6 @@ def test_a_gradients_gradient_over_replicas_is_that_of_one() -> None:
     inputs = RANDOM.normal(1.0, 2.0, shape).astype(np.float32)
 
     def second(replicas: int) -> Any:
-        fresh_collectives()
         strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
         with strategy.scope():
             layer = keras.layers.BatchNormalization()
@@ -238,10 +235,3 @@ def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:
     plain = layer(inputs, training=True)
     compiled = tf.function(lambda values: layer(values, training=True), jit_compile=True)(inputs)
     np.testing.assert_allclose(compiled, plain, atol=0.01)
-
-
-def test_xla_gets_no_fused_kernel() -> None:
-    layer, _ = pair((ROWS, 6, 6, 5))
-    traced = tf.function(lambda values: layer(values, training=True), jit_compile=True)
-    graph = traced.get_concrete_function(tf.TensorSpec((ROWS, 6, 6, 5))).graph
-    assert not [operation for operation in graph.get_operations() if operation.type.startswith("FusedBatchNorm")]

@@ -15,8 +15,7 @@ from keras import layers
 from tests.fixtures import Log
 from tests.support import refused
 from trainer.invariance.compat import layers_by_path, reset_layer_names, seed_initializers
-from trainer.invariance.draws import draw_by_row_everywhere
-from trainer.invariance.layer_inputs import draw_by_row
+from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.layers import _DEPENDENT
 from trainer.invariance.step import StepContext, in_step
 
@@ -145,15 +144,6 @@ def test_dropout_drops_its_share_and_scales_the_rest() -> None:
     for rate in (0.0, 1.0):
         same = on_replica(trained(independent(partial(layers.Dropout, rate), ones)), ones)
         assert set(np.unique(same)) == {1.0 - rate}
-
-
-def test_double_precision_draws_the_same_mask() -> None:
-    single = on_replica(trained(independent(lambda: layers.Dropout(0.5), WORDS)), WORDS)
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    double = on_replica(trained(independent(lambda: layers.Dropout(0.5), WORDS)), WORDS.astype(np.float64))
-    assert double.dtype == np.float64
-    np.testing.assert_allclose(single, double, rtol=1e-6)
 
 
 def test_a_layer_used_twice_draws_anew_and_layers_of_one_name_draw_apart() -> None:

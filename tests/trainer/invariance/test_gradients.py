@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, refused
-from trainer.invariance.averaging import use_averages
+from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.gradients import sum_and_build, sum_first
+from trainer.invariance.compat import separate_collectives
+from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
 
 
 def make_strategy(replicas: int) -> Any:
-    fresh_collectives()
+    separate_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
 

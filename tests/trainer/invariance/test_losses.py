@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.own_data import regression, weighted
-from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
+from tests.support import largest_difference, refused, run_steps, weights
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -44,7 +44,7 @@ def settings(model: str, *flags: str, data: str = "pair") -> TrainConfig:
     return resolve([*own, "--steps=5", "--precision=float64", *flags]).config
 
 
-@pytest.mark.parametrize("data", ["pair", "weighted_pair"])
+@pytest.mark.parametrize("data", ["weighted_pair", pytest.param("pair", marks=pytest.mark.slow)])
 def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     one_device, logs = run_steps(settings("plain_root", "--replicas=1", data=data), 5)
     for replicas in (1, 2):
@@ -58,7 +58,6 @@ def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
 def test_a_root_mean_square_is_evaluated_as_on_one_device() -> None:
     found = []
     for name in ("plain_root", "global_root"):
-        fresh_collectives()
         config = settings(name, "--replicas=2")
         setup = build_setup(config, make_replicas(config))
         evaluate = evaluation(setup.model, setup.replicas, setup.dataset, 8)

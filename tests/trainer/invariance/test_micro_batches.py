@@ -17,7 +17,7 @@ from trainer.invariance.layers import depends_on_replicas
 from trainer.run.training_setup import build_setup
 from trainer.training.xla_choice import XlaChoice, choose
 
-ROOT = Path(__file__).parents[3]
+SLOW = pytest.mark.slow
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")
 # 16 rows = 4 x 4 = 2 replicas x 2 x 4.
 WAYS = (("--replicas=1", "--micro_batches=4"), ("--replicas=2", "--micro_batches=2"))
@@ -27,19 +27,21 @@ def own(model: str, data: str) -> tuple[str, ...]:
     return (f"--model=tests.own_data:{model}", f"--data=tests.own_data:{data}", *OWN)
 
 
-ONE_REPLICA_TOO = ("--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3")
+ONE_REPLICA_TOO = (
+    "--model=mlp", "--dropout=0.3", "--augment=flip,crop", "--class_weight=1:3", "--label_smoothing=0.1", "--mixup=0.4",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("flags", [
     pytest.param(ONE_REPLICA_TOO, id="mlp"),
-    pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp"),
-    pytest.param(("--model=r3gan",), id="r3gan", marks=pytest.mark.slow),
-    pytest.param(("--model=dcgan",), id="dcgan", marks=pytest.mark.slow),
-    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=pytest.mark.slow),
+    pytest.param(("--model=wgan_gp", "--diff_augment=color,translation,cutout"), id="wgan_gp", marks=SLOW),
+    pytest.param(("--model=r3gan",), id="r3gan", marks=SLOW),
+    pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
+    pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
     pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
-    *(pytest.param(own(*names), id=names[0]) for names in [
-        ("by_weight", "weighted"), ("masked_text", "next_tokens"), ("regularized", "weighted"),
-        ("scalar_loss", "arrays"),
+    pytest.param(own("by_weight", "weighted"), id="by_weight"),
+    *(pytest.param(own(*names), id=names[0], marks=SLOW) for names in [
+        ("masked_text", "next_tokens"), ("regularized", "weighted"), ("scalar_loss", "arrays"),
     ]),
 ])  # fmt: skip
 def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: Patch) -> None:
@@ -95,16 +97,19 @@ def test_xla_does_not_compile_a_step_of_passes() -> None:
     )
 
 
-def test_a_resumed_run_may_change_it(tmp_path: Path) -> None:
-    flags = ("--model=mlp", "--dropout=0.3", "--precision=float64", "--replicas=1", "--jit_compile=false")
+@pytest.mark.slow
+@pytest.mark.parametrize(("ways", "batch"), [
+    (("--micro_batches=4", "--micro_batches=2"), "global batch 16 = 1 replica x 2 micro-batches x 8"),
+    (("--remat=blocks", "--remat="), "global batch 16 = 1 replica x 16"),
+])  # fmt: skip
+def test_a_resumed_run_may_change_how_steps_are_computed(ways: tuple[str, str], batch: str, tmp_path: Path) -> None:
+    flags = ("--model=cnn", "--image_size=20", "--dropout=0.3", "--precision=float64", "--jit_compile=false")
     straight, _ = run_steps(small(*flags), 4)
-    for steps, passes in ((2, 4), (4, 2)):
-        config = small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", f"--micro_batches={passes}")
-        job_dir = run_job(config)
+    for steps, way in zip((2, 4), ways, strict=True):
+        job_dir = run_job(small(*flags, f"--job_dir={tmp_path}", f"--steps={steps}", way))
     resumed = keras.saving.load_model(job_dir / "model" / "model.keras", compile=False)
     assert largest_difference(weights(straight), weights(resumed)) < 1e-10
-    about, _ = read_run_info(job_dir)
-    assert about["batch"] == "global batch 16 = 1 replica x 2 micro-batches x 8"
+    assert read_run_info(job_dir)[0]["batch"] == batch
 
 
 @pytest.mark.slow

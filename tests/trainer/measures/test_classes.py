@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import fresh_collectives, run_job, small
+from tests.support import run_job, small
 from tests.trainer.measures.test_evaluation import setup_of
 from trainer import evaluate
 from trainer.base.run_files.records import finite
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
-from trainer.measures.class_counts import MOST_CLASSES, confusion, counted_classes
+from trainer.measures.evaluation import MOST_CLASSES, confusion, counted_classes
 from trainer.reporting.classification import Classification
 
 CLASSES = 12
@@ -98,7 +98,6 @@ def test_a_run_and_the_command_write_the_same(tmp_path: Path) -> None:
     assert found["classes"][-1]["name"] == "class l"
     assert found["classes"][-1]["accuracy"] is None
     assert np.sum(found["confusion"]) == 56
-    fresh_collectives()
     assert evaluate.main([str(run), f"--out={tmp_path / 'v.json'}"]) == 0
     stated = json.loads((tmp_path / "v.json").read_text())
     assert json.loads((tmp_path / stated["classes"]["file"]).read_text())["confusion"] == found["confusion"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.own_data import regression
-from tests.support import fresh_collectives, refused, run_job
+from tests.support import refused, run_job
 from tests.trainer.data.test_user_data import settings
 from trainer.base.run_files.records import read_stats
 from trainer.cluster.strategy import make_replicas
@@ -30,7 +30,6 @@ CASES: list[Any] = [
 
 def setup_of(model: str, data: str, *flags: str) -> tuple[TrainingSetup, Evaluation]:
     config = settings(data, model, "--evaluation_batch_size=6", *flags)
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     found = evaluation(setup.model, setup.replicas, setup.dataset, config.evaluation_batch)
     assert found

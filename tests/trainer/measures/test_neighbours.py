@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainer.measures import neighbours
-from trainer.measures.neighbours import NEIGHBOURS, neighbour_metrics
+from trainer.measures import fid
+from trainer.measures.fid import NEIGHBOURS, neighbour_metrics
 
 
 def test_few_images_have_none() -> None:
@@ -14,7 +14,7 @@ def test_few_images_have_none() -> None:
 
 
 def test_images_of_all_classes_are_compared_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbours, "MOST_IMAGES", 100)
+    monkeypatch.setattr(fid, "MOST_IMAGES", 100)
     centres = np.repeat([0.0, 100.0], 100)[:, None]
     real, fake = (centres + np.random.default_rng(seed).normal(size=(200, 2)) for seed in range(2))
     found = neighbour_metrics(real, fake[::-1])

@@ -22,7 +22,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.compat import parse_profile
-from trainer.training.preemption import StopRequest
+from trainer.training.loop import StopRequest
 
 HERE = __name__
 BATCHES = 24  # of an epoch
@@ -112,6 +112,7 @@ def steps_in(folder: Path) -> list[set[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_share_that_is_lost_for_input_is_within_five_points_of_the_truth(tmp_path: Path, caplog: Log) -> None:
     """A step of 80 ms waits 120 of 200 ms, once the batches that were made while the graph was built are used up.
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,7 @@ import tensorflow as tf
 from tests.conftest import SMALL
 from tests.drill import losses, numbers
 from tests.fixtures import Patch
-from tests.support import Signals, fresh_collectives, refused, run_job, run_steps, small
+from tests.support import Signals, refused, run_job, run_steps, small
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
@@ -24,17 +23,17 @@ from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import Extractor, Fid, frechet_distance, kernel_distance
+from trainer.measures.fid import Extractor, Fid, frechet_distance
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed
 
 
 def on(replicas: int, batch: int = 16) -> Replicas:
-    fresh_collectives()
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
 
 
+@pytest.mark.slow
 def test_the_same_weights_give_the_same_values_on_any_number_of_replicas() -> None:
     config = small("--model=mlp")
     digits = load_dataset(config)
@@ -82,28 +81,6 @@ def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
     )
 
 
-def gaussian(mean: float, deviation: float, seed: int, count: int = 20_000) -> np.ndarray:
-    drawn = np.random.default_rng(seed).standard_normal((count, 3))
-    drawn = (drawn - drawn.mean(axis=0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(drawn, rowvar=False))).T
-    return mean + deviation * drawn  # mean and covariance exactly as asked for
-
-
-def test_fid_with_fewer_images_than_features_is_finite() -> None:
-    one, other = (gaussian(mean, 1, seed=mean + 1, count=50).repeat(40, axis=1) for mean in (0, 1))
-    assert frechet_distance(one, other) == pytest.approx(120.0, rel=1e-6)
-
-
-def test_kid_of_many_images_needs_little_memory() -> None:
-    draw = np.random.default_rng(5)
-    one, other = draw.standard_normal((4000, 4)), draw.standard_normal((4000, 4))
-    tracemalloc.start()
-    try:
-        kernel_distance(one, other)
-        assert tracemalloc.get_traced_memory()[1] < 4000 * 4000 * 8 / 2  # the kernel's matrix is twice as large
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Saves a classifier of 16-pixel digits."""
@@ -122,7 +99,6 @@ def test_fid_does_not_depend_on_replicas_and_keeps_real_features(features: Path,
         config = small(f"--replicas={replicas}")
         gan, _ = run_steps(config, 3)
         model = SimpleNamespace(averaged_generator=gan.averaged_generator, latent_dim=gan.latent_dim)  # the contract
-        fresh_collectives()
         where = make_replicas(config)
         reals: Any = load_dataset(config).train
         fid = Fid(model, where, Extractor(str(features), "none"), reals, 50, 0)

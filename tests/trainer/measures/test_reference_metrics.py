@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from trainer.measures.fid import frechet_distance, kernel_distance
-from trainer.measures.neighbours import Features, neighbour_metrics
+from trainer.measures.fid import Features, frechet_distance, kernel_distance, neighbour_metrics
 
 Numbers = dict[str, float]
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.invariance.step import StepContext, in_step
-from trainer.models.diff_augment import DiffAugment, color, cutout, translation
+from trainer.models.image_layers import DiffAugment, color, cutout, translation
 from trainer.models.model_settings import DIFF_AUGMENTATIONS
 
 ROWS, SIZE = 1000, 16
@@ -80,14 +80,3 @@ def test_each_call_of_a_step_draws_others_and_a_row_has_its_own_anywhere() -> No
     np.testing.assert_array_equal(np.concatenate([half[1] for half in halves]), found[1])
     twice = [half[0].reshape(2, 4, 5) for half in halves]
     np.testing.assert_array_equal(np.concatenate(twice, axis=1).reshape(16, 5), found[0])
-
-
-def test_without_names_nothing_is_drawn_or_changed() -> None:
-    augment, images = DiffAugment(()), tf.ones((2, SIZE, SIZE, 1))
-    assert augment.draw() is None
-    assert augment(images, None) is images
-
-
-def test_the_order_of_the_names_changes_nothing() -> None:
-    one, other = (DiffAugment(names)(IMAGES, NUMBERS[:, :5]) for names in (("color", "cutout"), ("cutout", "color")))
-    np.testing.assert_array_equal(one, other)

@@ -13,7 +13,6 @@ from keras.src.applications import efficientnet as efficientnet_of_keras
 
 from tests.fixtures import Capture, Make, Patch
 from tests.support import (
-    fresh_collectives,
     largest_difference,
     permute_rows,
     refused,
@@ -35,7 +34,7 @@ from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below, _without_dropout
 from trainer.models.optimizers import StepSchedule, learning_rate
-from trainer.run import job, replica_check
+from trainer.run import job, trial_steps
 from trainer.run.export import export, plain_copy
 
 ROOT = Path(__file__).parents[3]
@@ -44,30 +43,35 @@ FAMILIES = {
     "mlp": ("--model=mlp", "--dropout=0.3", "--width=16", "--augment=flip,crop"),
     "cnn": ("--model=cnn", "--dropout=0.3", "--width=4", "--image_size=24", "--augment=flip"),
     "dcgan": ("--model=dcgan",),
+    "wgan_gp": ("--model=wgan_gp", "--learning_rate=1e-3"),  # ten times the default: fifty steps then move it well
+    "conditional": ("--model=wgan_gp", "--conditional", "--learning_rate=1e-3"),
+    "conditional dcgan": ("--model=dcgan", "--conditional", "--learning_rate=1e-3"),
     "r3gan": ("--model=r3gan", "--diff_augment=color,translation,cutout"),
 }
 
 
-@pytest.mark.parametrize("name", [
-    "mlp", "cnn", "tests.models:classifier", pytest.param("dcgan", marks=pytest.mark.slow),
+@pytest.mark.parametrize(("name", "replicas"), [
+    ("mlp", 4), ("tests.models:classifier", 2), ("wgan_gp", 2),
+    *(pytest.param(name, replicas, marks=pytest.mark.slow) for name, replicas in [
+        ("mlp", 2), ("cnn", 4), ("dcgan", 4), ("wgan_gp", 4), ("conditional", 2), ("conditional dcgan", 2),
+    ]),
 ])  # fmt: skip
-def test_in_float64_replicas_agree_to_1e_10(name: str) -> None:
+def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
+    """tests/trainer/run/test_job.py has r3gan on 2."""
     flags = (*FAMILIES.get(name, (f"--model={name}",)), "--precision=float64")
-    # wgan_gp on 2 and 4: tests/trainer/invariance/test_replicas.py; r3gan on 4: tests/trainer/run/test_job.py
-    several = {"mlp": (2, 4), "r3gan": (2,)}.get(name, (4,))
-    runs = {n: run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, *several)}
-    for replicas in several:
-        assert largest_difference(weights(runs[1][0]), weights(runs[replicas][0])) < 1e-10
-        assert runs[replicas][1].means() == pytest.approx(runs[1][1].means(), rel=1e-6)
-    assert runs[1][1].means().keys() == set(STEP_METRICS.get(name, ("loss", "accuracy")))
+    (alone, logs), (together, others) = (run_steps(small(*flags, f"--replicas={n}"), 50) for n in (1, replicas))
+    assert largest_difference(weights(alone), weights(together)) < 1e-10
+    assert others.means() == pytest.approx(logs.means(), rel=1e-6, abs=1e-10)
+    assert logs.means().keys() == set(STEP_METRICS.get(small(*flags).model, ("loss", "accuracy")))
 
 
 _ADVERSE = f"{__name__}:adverse"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "data"), [
-    ("tests.models:own_batch_norm", _ADVERSE),
-    *(pytest.param(name, _ADVERSE, marks=pytest.mark.slow) for name in ("mlp", "cnn", "dcgan", "wgan_gp")),
+    ("tests.models:own_batch_norm", _ADVERSE), ("mlp", _ADVERSE), ("cnn", _ADVERSE), ("dcgan", _ADVERSE),
+    ("wgan_gp", _ADVERSE), ("wgan_gp", "digits"),
 ])  # fmt: skip
 def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
@@ -233,6 +237,7 @@ def changed(before: keras.Model, after: keras.Model) -> set[str]:
     return {old.path.split("/")[-2] for old, new in pairs if not np.array_equal(old.numpy(), new.numpy())}
 
 
+@pytest.mark.slow
 def test_efficientnets_head_learns_first_and_the_upper_blocks_later(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}"]
     tuned = resolve([*flags, "--fine_tune_from=block2b", "--fine_tune_after_steps=2"]).config
@@ -254,7 +259,6 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     refresh_normalization(stock)
     pixels = RANDOM.uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
     inferred, kinds = stock(pixels), [type(layer) for layer in stock.layers]
-    fresh_collectives()
     with make_replicas(TrainConfig(replicas=2)).strategy.scope():
         assert [line.split()[0] for line in depends_on_replicas(stock, replicas=2)] == [f"{stock.name}/norm"]
         make_independent(stock, TrainConfig(replicas=2))
@@ -336,14 +340,14 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
     (["--model=tests.models:mixed_rows"], "mix_up mixes the rows of one replica"),
     (["--model=tests.planted_dependences:own_noise"], "the step draws by tf.random.uniform"),
 ])  # fmt: skip
-def test_check_finds_what_depends_on_replicas(flags: list[str], line: str, separate_steps: None) -> None:
+def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
     data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"
-    assert line in "\n".join(replica_check.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
+    assert line in "\n".join(trial_steps.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
 
 
-def test_check_refuses_what_float64_lacks(separate_steps: None) -> None:
+def test_check_refuses_what_float64_lacks() -> None:
     with refused("does not have in float64: use --precision=float32"):
-        replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
+        trial_steps.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.support import fresh_collectives, largest_difference, refused, run_steps, weights
+from tests.support import largest_difference, refused, run_steps, weights
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
@@ -150,7 +150,9 @@ def settings(name: str, replicas: int) -> TrainConfig:
     return resolve([*own, f"--replicas={replicas}", "--precision=float64"]).config
 
 
-@pytest.mark.parametrize(("name", "means"), [("for_fit", True), ("calls_super", True), ("with_step", False)])
+@pytest.mark.parametrize(("name", "means"), [
+    ("for_fit", True), ("with_step", False), pytest.param("calls_super", True, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))
     assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2
@@ -159,12 +161,11 @@ def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     assert ({"squares"} if name == "with_step" else {"loss", "mae"}) <= logs.means().keys()
 
 
-@pytest.mark.parametrize("name", ["returned", "tracked"])
+@pytest.mark.parametrize("name", ["tracked", pytest.param("returned", marks=pytest.mark.slow)])
 def test_a_loss_is_what_the_step_returns(name: str) -> None:
     """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
     for replicas in (1, 2):
         config = settings(name, replicas)
-        fresh_collectives()
         setup = build_setup(config, make_replicas(config))
         run, rows, means = setup.step_runner(), setup.rows_from(0), RunningMeans(8)
         for first, count in ((0, 1), (1, 2), (3, 3)):

@@ -10,13 +10,11 @@ import pytest
 from benchmarks.plan_memory import tried
 from deploy.__main__ import main
 from tests.fixtures import Capture
-from tests.support import fresh_collectives, small
+from tests.support import small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import peak_of, read_plan
 from trainer.data.sources import load_dataset
-from trainer.planning.measured_step import MeasuredStep
-from trainer.planning.planner import work_of_replicas
-from trainer.planning.step_work import NO_KERNEL, operations
+from trainer.planning.planner import NO_KERNEL, MeasuredStep, operations, work_of_replicas
 
 
 @pytest.mark.slow
@@ -71,10 +69,10 @@ def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_each_of_two_replicas_does_what_a_traced_step_of_two_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm over replicas has more operations than TensorFlow's kernel; 16 rows lie between those traced."""
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
-    fresh_collectives()
     config = small("--data=digits", "--critic_steps=2")
     dataset = load_dataset(config)
     alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))

@@ -1,13 +1,11 @@
 """Tests what counts as agreement: float32 against the control, shorter factors within their bands."""
 
 import math
-import re
 
 import numpy as np
 import pytest
 
-from tests.docs.sources import ROOT
-from trainer.proofs.bands import (
+from trainer.proofs.on_gpus import (
     BANDS,
     Difference,
     Trained,
@@ -54,17 +52,6 @@ def test_a_loss_that_is_doubled_does_not_agree_in_float32() -> None:
     assert (rounding.weights, rounding.gradient) == (pytest.approx(2e-3), pytest.approx(1e-4))
     assert "losses differ" in float32_difference(trained(loss=-8.0), trained(), rounding).problem
     assert "gradients differ" in float32_difference(trained(norm=20.0), trained(), rounding).problem
-
-
-def test_the_page_states_the_bands_and_where_a_gpu_held_them() -> None:
-    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
-    rows = [line for line in page.splitlines() if "| losses and gradients: " in line]
-    for precision, band in BANDS.items():
-        (row,) = [row for row in rows if re.search(rf"\b{precision}\b", row, re.IGNORECASE)]
-        assert row.endswith(f"losses and gradients: {100 * band:g} % |")
-    assert "(gpu_results.md)" in page
-    measured = (ROOT / "docs" / "gpu_results.md").read_text(encoding="utf-8")
-    assert "`wgan_gp_digits`: all agree" in measured
 
 
 @pytest.mark.parametrize("precision", BANDS)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Capture
-from tests.support import fresh_collectives
 from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
@@ -22,18 +21,21 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.proofs.golden_file import (
+    CHANGED,
+    EQUAL,
+    ROUNDING,
     Golden,
+    causes,
     distances,
+    judge,
     losses_apart,
     moment,
     read_golden,
-    recorded_steps,
     write_golden,
 )
-from trainer.proofs.reordering import reordered
-from trainer.proofs.verdicts import CHANGED, EQUAL, ROUNDING, GoldenVerdict, causes, judge
+from trainer.proofs.golden_run import reordered
 from trainer.run.training_setup import build_setup
-from trainer.training.state import snapshot, variables_of
+from trainer.training.checkpoint import snapshot, variables_of
 
 STEPS = [1, 2]
 SIZES = [600, 3]
@@ -119,26 +121,6 @@ def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: f
     assert losses_apart(losses, others) == apart
 
 
-def test_a_line_names_the_ways_and_what_differs() -> None:
-    same, near = GoldenVerdict(EQUAL), GoldenVerdict(ROUNDING, 1.3)
-    far = GoldenVerdict(CHANGED, 41.0, 3, "conv2d_1/kernel")
-    assert golden.described([((1, 1), same), ((2, 1), same), ((1, 2), same)], []) == (
-        "equal bits on 1 and 2 replicas and 2 workers"
-    )
-    assert golden.described(
-        [((1, 1), same), ((2, 1), near)], ["data equal", "packages differ: keras 3.12 -> 3.15, x 1 -> 2"]
-    ) == (
-        "equal bits on 1 replica; rounding on 2 replicas: 1.3 of 3 times what another order of the rows does "
-        "(packages differ: keras 3.12 -> 3.15, x 1 -> 2)"
-    )
-    assert golden.described(
-        [((1, 1), far), ((2, 1), far)], ["settings equal", "data equal", "sources differ: model.py"]
-    ) == (
-        "CHANGED from step 3, first in conv2d_1/kernel, 41 times the control; settings equal, data equal, sources "
-        "differ: model.py"
-    )
-
-
 def test_what_differs_is_named() -> None:
     """Of packages TensorFlow, Keras and NumPy first; those that were installed since then are left out."""
     golden = recorded()
@@ -181,7 +163,6 @@ def test_rows_in_another_order_change_no_more_than_rounding() -> None:
     config = resolve([*flags, "--global_batch_size=8", "--learning_rate=0.1"]).config
     weights = []
     for order in (None, 7):
-        fresh_collectives()
         setup = build_setup(config, make_replicas(config))
         runner, rows = reordered(setup, order) if order else (setup.step_runner(), setup.rows_from(0))
         runner(rows, 0, 2)
@@ -218,17 +199,6 @@ def _without(path: Path, name: str) -> None:
     text = json.loads(path.read_text())
     text[name].pop("2")
     path.write_text(json.dumps(text))
-
-
-def test_small_sizes_are_taken_where_no_flag_says_otherwise() -> None:
-    assert recorded_steps(30) == [1, 2, 4, 8, 16, 30]
-    assert recorded_steps(3) == [1, 2, 3]
-    given = ["--recipe=wgan_gp_digits", "--width=4"]
-    assert golden.small_flags(given, resolve(given)) == [
-        *given, "--steps=30", "--precision=float64", "--global_batch_size=16",
-    ]  # fmt: skip
-    short = ["--recipe=mlp_mnist", "--epochs=1", "--precision=float32", "--global-batch-size=4"]
-    assert golden.small_flags(short, resolve(short)) == [*short, "--width=8"]
 
 
 @pytest.mark.parametrize(("words", "line"), [

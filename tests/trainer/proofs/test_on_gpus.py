@@ -10,22 +10,20 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Capture, Patch
-from tests.support import fresh_collectives, refused, small
+from tests.support import refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.proofs import on_gpus
-from trainer.proofs.on_gpus import check_on_gpus, variants
-from trainer.proofs.variants import Trials, Variant
+from trainer.proofs.on_gpus import Trials, Variant, check_on_gpus, variants
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
 
 def checked(*flags: str) -> tuple[int, dict[str, Any]]:
     """Returns the exit code and the content of gpu_check.json."""
-    fresh_collectives()
     start_logging()
     written: list[dict[str, Any]] = []
     code = check_on_gpus(small(*flags), lambda content: written.append(content) or "here", seconds=0)
@@ -54,6 +52,7 @@ def test_all_variants_agree_on_logical_devices(capsys: Capture) -> None:
     assert shown.endswith("all agree; the numbers are in here\n")
 
 
+@pytest.mark.slow
 def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setattr(on_gpus, "variants", lambda count, nccl: ([Variant("float32", count)], []))
     code, found = checked("--model=tests.models:mean_loss", "--replicas=2")
@@ -64,13 +63,13 @@ def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, cap
 
 def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
     monkeypatch.setattr(on_gpus, "variants", lambda count, nccl: ([Variant("float32", count)], []))
-    fresh_collectives()
     config = small(*MLP)
     alone, both = on_gpus.checked(config, replace(make_replicas(config), collectives="nccl"), 0).rows
     assert (alone.problem, both.difference and both.difference.problem) == ("", "")
     assert both.problem.startswith("gradients are summed by CollectiveReduceV2 (ring), not by NCCL")
 
 
+@pytest.mark.slow
 def test_a_variant_that_fails_is_a_line_and_the_others_run(monkeypatch: Patch) -> None:
     measured = Trials.measured
 

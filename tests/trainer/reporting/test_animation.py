@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from tests.support import run_job, small
 from trainer.reporting.reporter import animated, frames_of
@@ -21,11 +21,7 @@ def saved(folder: Path, step: int, size: tuple[int, int] = (40, 30), mode: str =
 
 def frames(content: bytes) -> list[np.ndarray]:
     with Image.open(io.BytesIO(content)) as image:
-        found = []
-        for number in range(image.n_frames):
-            image.seek(number)
-            found.append(np.asarray(image.convert("RGB")))
-    return found
+        return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(image)]
 
 
 def test_frames_are_the_first_the_last_and_some_between() -> None:

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.base.log import duration, log, start_logging
+from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import append_stats, drop_stats_after
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.images import encode_png, grid, to_uint8
-from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
+from trainer.reporting.progress import Progress, RunningMeans, StepLogs
 from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, status_line
-from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib, peak_memory_gib
+from trainer.reporting.resources import Gpus, peak_device_memory_gib
 
 
 def events(folder: Path) -> list[Any]:
@@ -140,11 +139,6 @@ def test_the_bar_on_a_terminal_shows_losses_speed_and_time_left(
     assert f"10/20 40 images/s  0:02 left  {name} 1.25" in re.sub(r"\x1b\[[\d;?]*\w", "", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(75, "1:15"), (0.2, "0:00"), (3725, "1:02:05")])
-def test_durations(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
-
-
 def test_the_call_that_traces_is_not_timed() -> None:
     running = RunningMeans(examples_per_step=10)
     running.add(StepLogs(("loss",), np.array([[4.0]]), {}), 60.0, timed=False)
@@ -156,13 +150,6 @@ def test_the_call_that_traces_is_not_timed() -> None:
 def test_a_keras_metric_replaces_the_scalar_of_its_name() -> None:
     logs = StepLogs(("accuracy", "loss"), np.array([[0.1, 3.0], [0.3, 1.0]]), {"accuracy": 0.9})
     assert logs.means() == {"accuracy": 0.9, "loss": 2.0}
-
-
-def test_losses_and_metrics_are_grouped() -> None:
-    assert by_kind({"loss": 1, "gradient_penalty": 2, "accuracy": 3}) == {
-        "losses": {"loss": 1, "gradient_penalty": 2},
-        "metrics": {"accuracy": 3},
-    }
 
 
 def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,19 +171,6 @@ def test_training_never_waits_for_nvidia_smi(tmp_path: Path, monkeypatch: pytest
     os.close(answer)
     assert gpus.read() == [{"memory_gib": 2.0, "utilization_percent": 87.0}]
     assert (tmp_path / "calls").read_text() == "--id=2,3\n"
-
-
-def test_without_gpus_nvidia_smi_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(threading.enumerate())
-    tool = tmp_path / "nvidia-smi"
-    tool.touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert Gpus(0).read() == []
-    assert set(threading.enumerate()) <= before  # one of an earlier test may end
-
-
-def test_memory_is_measured() -> None:
-    assert 0.05 < memory_gib() <= peak_memory_gib() * 1.01
 
 
 def test_a_grid_holds_every_image_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.support import small
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import finite
-from trainer.run.run_state import Best
+from trainer.run.training_run import Best
 from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
 
 NAN = float("nan")
@@ -109,13 +109,3 @@ def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, con
     restore_callbacks([after], state)
     assert (after.wait, after.best) == ((1, 1.0) if continues else (0, None))
     assert after.monitor == monitor
-
-
-def test_early_stopping_does_not_claim_what_another_callback_stopped(caplog: pytest.LogCaptureFixture) -> None:
-    stopping = began("loss", keras.Model())
-    stopping.model.stop_training = True
-    for epoch in range(2):
-        stopping.on_epoch_end(epoch, {"loss": 1.0})
-    assert "early stopping" not in caplog.text
-    stopping.on_epoch_end(2, {"loss": 1.0})
-    assert "early stopping: loss did not improve in 2 epochs" in caplog.text

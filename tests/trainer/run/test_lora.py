@@ -75,7 +75,6 @@ def test_a_copy_leaves_the_layers_of_a_subclassed_model_within_as_they_are() -> 
         np.testing.assert_array_equal(weight, value)
 
 
-@pytest.mark.skipif(keras.__version__.startswith("3.12."), reason="Keras 3.12 has them in 16 bits too")
 def test_float32_matrices_of_a_16_bit_layer_train_on_several_replicas() -> None:
     model, _ = run_steps(settings("--first_type=bfloat16", "--replicas=2"), 5)
     kinds = {weight.dtype for weight in model.trainable_weights}

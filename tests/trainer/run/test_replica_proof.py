@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import fresh_collectives, refused
+from tests.support import refused
 from trainer.base.errors import PlatformFault
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.run import job, replica_proof
-from trainer.run.replica_check import compare_few_rows
-from trainer.run.replica_proof import ReplicaProof, ReplicaVerdict, judge
+from trainer.run import job, trial_steps
+from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, _advice, compare_few_rows, judge
 
 Patch = pytest.MonkeyPatch
 
@@ -29,7 +28,6 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
         f"--model=tests.planted_dependences:{model}", "--data=tests.own_data:arrays", "--steps=2", "--replicas=2",
         "--global_batch_size=16", f"--job_dir={tmp_path / 'run'}", *flags,
     ]  # fmt: skip
-    fresh_collectives()
     try:
         job.run(resolve(words).config, ["python", "-m", "trainer.task", *words], 0.0)
     finally:
@@ -39,7 +37,7 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _proves(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(replica_proof.SKIP, raising=False)
+    monkeypatch.delenv(trial_steps.SKIP, raising=False)
 
 
 @pytest.mark.slow
@@ -59,7 +57,6 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
 def test_planted_dependences_are_found_and_no_other() -> None:
     verdicts = {}
     for name in (*DEPENDENT, *INDEPENDENT):
-        fresh_collectives()
         verdicts[name] = compare_few_rows(settings(name))
     assert {name for name, verdict in verdicts.items() if verdict["agrees"] is False} == set(DEPENDENT)
     assert all(verdicts[name]["agrees"] for name in INDEPENDENT)
@@ -70,7 +67,6 @@ def test_planted_dependences_are_found_and_no_other() -> None:
 def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: str) -> None:
     verdicts = []
     for more in ([], ["--of_batch"]):
-        fresh_collectives()
         verdicts.append(compare_few_rows(settings("batch_norm", flag, *more)))
     assert [verdict["agrees"] for verdict in verdicts] == [True, False]
     assert verdicts[0]["reason"] == "with --sync_batch_norm=true and --micro_batches=1"
@@ -107,7 +103,7 @@ def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line:
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(
     monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(replica_proof, "LONGEST_SECONDS", 0.01)
+    monkeypatch.setattr(trial_steps, "LONGEST_SECONDS", 0.01)
     proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
     verdict = proof.verdict()
     proof.close()
@@ -137,6 +133,12 @@ def test_a_mistake_in_the_child_is_the_reason() -> None:
     proof.close()
     assert verdict.agrees is None
     assert "no function nothing" in verdict.reason
+
+
+def test_the_advice_follows_from_the_ratio() -> None:
+    assert [line.split(":")[0] for line in _advice({"loss": 0.503, "mae": 1.0}, [])] == ["loss is about half as large"]
+    assert "divide its sum by the GLOBAL batch" in next(_advice({"loss": 2.05}, []))
+    assert [*_advice({"loss": 0.9}, [])] == []
 
 
 def test_a_difference_is_refused_with_what_to_do() -> None:

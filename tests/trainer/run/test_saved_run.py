@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import own_data
 from tests.fixtures import Capture
-from tests.support import fresh_collectives, run_job
+from tests.support import run_job
 from tests.trainer.data.test_user_data import settings
 from trainer import evaluate, predict
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.prediction import predict as predictions
-from trainer.run.served_model import ServedModel
 from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
@@ -56,7 +54,6 @@ def copied(runs: Runs, tmp_path: Path) -> Path:
 def by_keras(run: Path, *, checkpoint: str = "", data: str = "") -> tuple[dict[str, float], Any]:
     """Returns what Keras's evaluate and predict give on one device, in batches of 6."""
     config = resolve([f"--{name}={value}" for name, value in stored(run).items() if value is not None]).config
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     model = setup.model
     saved = keras.models.load_model(run / "model" / "model.keras", compile=False)
@@ -83,7 +80,6 @@ def stored(run: Path) -> dict[str, Any]:
 
 
 def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
-    fresh_collectives()
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'values.json'}", *flags]
     assert evaluate.main(arguments) == 0
     values: dict[str, float] = json.loads((out / "values.json").read_text())["values"]
@@ -91,24 +87,10 @@ def evaluated(run: Path, out: Path, *flags: str) -> dict[str, float]:
 
 
 def predicted(run: Path, out: Path, *flags: str) -> dict[str, Any]:
-    fresh_collectives()
     arguments = [str(run), "--evaluation_batch_size=6", f"--out={out / 'x.npz'}", *flags]
     assert predict.main(arguments) == 0
     with np.load(out / "x.npz") as found:
         return dict(found)
-
-
-def test_a_server_answers_with_the_same_bytes(runs: Runs, tmp_path: Path) -> None:
-    run = runs("regression", "weighted_pair")
-    fresh_collectives()
-    assert predict.main([str(run), f"--out={tmp_path / 'x.npz'}"]) == 0
-    with np.load(tmp_path / "x.npz") as arrays:
-        expected = arrays["predictions"]
-    model = ServedModel(run / "model", "run")
-    rows = [model.row(row.tolist()) for row in own_data.weighted_pair(stored(run))[1][0]]  # type: ignore[arg-type]
-    batches = [rows[at : at + model.fixed_batch] for at in range(0, len(rows), model.fixed_batch)]
-    answers = [answer for batch in batches for answer in model.answers(batch)]
-    assert np.array(answers, expected.dtype).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(("model", "data", "counts"), CASES)
@@ -150,7 +132,8 @@ def test_the_best_checkpoint_is_that_of_the_best_metric(runs: Runs, tmp_path: Pa
     assert found["loss"] == pytest.approx(losses[best], rel=1e-10)
 
 
-@pytest.mark.parametrize("replicas", [pytest.param("--replicas=1", marks=pytest.mark.slow), "--replicas=2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", ["--replicas=1", "--replicas=2"])
 def test_other_data_are_all_of_their_rows(replicas: str, runs: Runs, tmp_path: Path) -> None:
     """13 rows are fewer than a global batch; the data function has settings of its own; weights may be added."""
     run = runs("regression", "pair")
@@ -203,11 +186,11 @@ def test_built_in_models_and_sources(tmp_path: Path, capsys: Capture) -> None:
 
 
 def predicted_from(run: Path, out: Path, *flags: str) -> Path:
-    fresh_collectives()
     assert predict.main([str(run), f"--out={out}", *flags]) == 0
     return out
 
 
+@pytest.mark.slow
 def test_a_generator_predicts_from_noise(tmp_path: Path) -> None:
     flags = ["--image_size=16", "--width=4", "--latent_dim=4", "--global_batch_size=4", "--critic_steps=1"]
     job_dir = run_job(resolve([*flags, *SMALL, "--steps=1", f"--job_dir={tmp_path / 'run'}"]).config)
@@ -231,7 +214,6 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
             return keras.ops.sum(x)
 
     config = settings("pair", "regression", "--evaluation_batch_size=6")
-    fresh_collectives()
     setup = build_setup(config, make_replicas(config))
     held = setup.dataset.evaluation
     assert held is not None
@@ -275,7 +257,6 @@ def test_a_mistake_is_one_line(
     command: str, flags: list[str], line: str, copied: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = f"--out={tmp_path / 'x'}.{'npz' if command == 'predict' else 'json'}"
-    fresh_collectives()
     assert {"evaluate": evaluate, "predict": predict}[command].main([str(copied), out, *flags]) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert line in shown
@@ -328,7 +309,6 @@ def test_a_damaged_run_is_one_line(
     damage: Callable[[Path], Any], flags: list[str], line: str, copied: Path, capsys: Capture
 ) -> None:
     damage(copied)
-    fresh_collectives()
     assert evaluate.main([str(copied), *flags]) == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert line in shown

@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-import urllib.error
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,22 +24,17 @@ from PIL import Image
 from tests.fixtures import Capture, Log
 from tests.own_runs import arguments_of, recipe_flags
 from tests.servers import ask, started
-from tests.support import refused
+from tests.support import refused, run_job
 from trainer import predict as command
 from trainer import serve
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
 from trainer.base.settings.resolution import resolve
-from trainer.cluster.strategy import make_replicas
 from trainer.data.sources import load_dataset
-from trainer.measures.prediction import predict
-from trainer.models.construction import build_model
 from trainer.run import server as server_module
 from trainer.run.export import export, load_template
-from trainer.run.row_files import PART_ROWS
-from trainer.run.served_model import BadRow, ServedModel, independent_batch
+from trainer.run.served_model import PART_ROWS, BadRow, ServedModel, independent_batch
 from trainer.run.server import MOST_BYTES, application
-from trainer.user_code.interface import ModelInterface
 
 
 def network() -> keras.Model:
@@ -142,27 +136,22 @@ def test_an_answer_has_the_same_bytes_in_every_batch(
 @pytest.mark.parametrize("flags", [recipe_flags("cnn_mnist"), arguments_of("table"), arguments_of("text")])
 def test_the_model_of_a_recipe_or_an_example_answers_a_row_as_trainer_predict(flags: list[str], tmp_path: Path) -> None:
     """A row alone, in any batch and in the file of trainer.predict has the same bytes."""
-    config = resolve(flags).config
-    dataset, draw = load_dataset(config), random.Random(0)
-    built = build_model(config, dataset)
-    image = dataset.image_shape if dataset.holds_images else ()
-    export(built, tmp_path, dataset.input_spec, image=image, class_names=dataset.class_names)
-    model = ServedModel(tmp_path, "run")
-    x = tf.nest.flatten(dataset.train.first(30)[0])
-    rows = [tuple(np.asarray(leaf)[at] for leaf in x) for at in range(30)]
-    order = draw.sample(range(30), 30)
-    answers, at = {}, 0
-    while at < len(order):
-        taken = order[at : at + draw.randint(1, model.fixed_batch)]
-        answers |= zip(taken, model.answers([rows[index] for index in taken]), strict=True)
-        at += len(taken)
-    (predicted,) = predict(
-        ModelInterface.of(built).templates()["model"], make_replicas(config), dataset.train, model.fixed_batch,
-        dataset.as_fit,
-    ).values()  # fmt: skip
-    for index, row in enumerate(rows):
-        assert json.dumps(answers[index]) == json.dumps(model.answers([row])[0])
-        assert np.array(json.loads(json.dumps(answers[index])), predicted.dtype).tobytes() == predicted[index].tobytes()
+    short = ["--steps=2", "--global_batch_size=16", "--evaluation_fraction=0.2", f"--job_dir={tmp_path}/run"]
+    job, draw = run_job(resolve([*flags, *short]).config), random.Random(0)
+    assert command.main([str(job), f"--out={tmp_path}/out.npz"]) == 0
+    with np.load(tmp_path / "out.npz") as file:
+        predicted = file["predictions"][:60]
+    examples = load_dataset(resolve([*flags, *short]).config).evaluation
+    assert examples is not None
+    x = tf.nest.flatten(examples.first(60)[0])
+    rows = [tuple(np.asarray(leaf)[at] for leaf in x) for at in range(60)]
+    model, at = ServedModel(job / "model", "run"), 0
+    while at < len(rows):
+        taken = range(at, min(at + draw.randint(1, model.fixed_batch), len(rows)))
+        for index, answer in zip(taken, model.answers([rows[index] for index in taken]), strict=True):
+            assert np.array(answer, predicted.dtype).tobytes() == predicted[index].tobytes()
+            assert model.answers([rows[index]]) == [answer]
+        at = taken.stop
 
 
 def test_images_are_decoded_as_in_training(client: Client) -> None:
@@ -390,38 +379,29 @@ def test_a_row_a_call_where_bytes_depend_on_the_place(model: ServedModel) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_server_goes_on_after_a_restart_and_a_stopped_one_answers_open_requests(folder: Path) -> None:
+def test_a_stopped_server_answers_open_requests(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rows = images(6).tolist()
     body = json.dumps({"instances": rows[3:]}).encode()
-    first = started(str(folder), port)
+    server = started(str(folder), port)
     try:
-        answers = ask(port, rows[:3])
-    finally:
-        first.kill()
-        first.wait()
-    with pytest.raises(urllib.error.URLError):
-        ask(port, rows[3:])
-    second = started(str(folder), port)
-    try:
-        answers += ask(port, rows[3:])
-        assert ask(port, rows) == answers
+        answers = ask(port, rows)
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(
                 b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:9]
             )
             time.sleep(0.5)
-            second.terminate()
+            server.terminate()
             time.sleep(0.5)
             connection.sendall(body[9:])
             reply = connection.makefile("rb").read()
         assert reply.startswith(b"HTTP/1.1 200")
         assert json.loads(reply.split(b"\r\n\r\n")[1])["predictions"] == answers[3:]
-        assert second.wait(30) == -signal.SIGTERM  # as uvicorn ends, once all is answered
+        assert server.wait(30) == -signal.SIGTERM  # as uvicorn ends, once all is answered
     finally:
-        second.kill()
-        second.wait()
+        server.kill()
+        server.wait()
 
 
 def test_rows_of_a_file_are_answered_as_by_a_server(
@@ -429,7 +409,7 @@ def test_rows_of_a_file_are_answered_as_by_a_server(
 ) -> None:
     """Lines that cannot be read are named; the same command again goes on after the parts that are there."""
     assert PART_ROWS > 1000
-    monkeypatch.setattr("trainer.run.row_files.PART_ROWS", 10)
+    monkeypatch.setattr("trainer.run.served_model.PART_ROWS", 10)
     lines = [json.dumps(row.tolist()) for row in images(25)]
     lines[3], lines[12] = "{", "[[1]]"
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))

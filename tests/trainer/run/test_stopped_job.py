@@ -19,7 +19,7 @@ from trainer.base.limit_watch import LIMITS, LOOK_S, StopLimits
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.tracking.sender import RunFiles
 from trainer.run.job import JobWatch
-from trainer.training.preemption import StopRequest
+from trainer.training.loop import StopRequest
 
 FLAGS = ("--model=mlp", "--dropout=0.3", "--steps=40", "--steps_per_loop=1", "--report_every_steps=5",
          "--evaluation_fraction=0.2", f"--callbacks={__name__}:callbacks")  # fmt: skip
@@ -52,6 +52,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
     return [Stalling()]
 
 
+@pytest.mark.slow
 def test_a_job_ends_itself_and_the_same_command_goes_on(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
     """It exits with 0, has its state, no model, and ends with the numbers of a run that was never stopped."""
     config, signals = small_config(*FLAGS), Signals(monkeypatch)

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures import Log, Patch
-from tests.support import fresh_collectives
 from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.resolution import resolve
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE
-from trainer.run import job, xla_trial
-from trainer.run.xla_trial import failure_of_trial, why_plain
+from trainer.run import job, trial_steps
+from trainer.run.trial_steps import failure_of_trial, why_plain
 
 MODEL = ["--model=mlp", "--data=digits", "--image_size=16", "--width=4", "--global_batch_size=16", "--steps=2"]
 GPUS = ("GPU:0", "GPU:1")
@@ -28,8 +27,8 @@ def trials(monkeypatch: Patch) -> list[float]:
         made.append(seconds)
         return "NCCL hangs"
 
-    monkeypatch.setattr(xla_trial, "local_devices", lambda config, cluster: GPUS)
-    monkeypatch.setattr(xla_trial, "failure_of_trial", failed)
+    monkeypatch.setattr(trial_steps, "local_devices", lambda config, cluster: GPUS)
+    monkeypatch.setattr(trial_steps, "failure_of_trial", failed)
     return made
 
 
@@ -43,14 +42,13 @@ def test_only_what_is_asked_for_on_several_gpus_of_one_machine_is_tried(
     assert not why_plain(dataclasses.replace(asked, micro_batches=2), MODEL, ONE_MACHINE)  # runs plain in any case
     assert not why_plain(asked, MODEL, Cluster(("one:1", "other:1"), 0))
     for devices in (GPUS[:1], ("CPU:0", "CPU:1")):
-        monkeypatch.setattr(xla_trial, "local_devices", lambda config, cluster, devices=devices: devices)
+        monkeypatch.setattr(trial_steps, "local_devices", lambda config, cluster, devices=devices: devices)
         assert not why_plain(asked, MODEL, ONE_MACHINE)
     assert trials == [900.0]
 
 
 def test_a_run_whose_trial_failed_trains_plain_steps(trials: list[float], tmp_path: Path, caplog: Log) -> None:
     flags = [*MODEL, "--jit_compile=true", f"--job_dir={tmp_path}"]  # on a CPU, where its steps could be compiled
-    fresh_collectives()
     assert job.run(resolve(flags).config, ["python", "-m", "trainer.task", *flags], time.monotonic()) == 0
     compilation = read_run_info(tmp_path)[0]["compilation"]
     assert (compilation["compiled"], compilation["why"], trials) == (False, "NCCL hangs", [900.0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.docs.sources import ROOT
-from trainer.training.input_wait import input_wait
+from trainer.training.steps import input_wait
 
 
 def simulated(steps: int, produce: float, start: float, compute: float, *, runs_ahead: bool) -> tuple[np.ndarray, ...]:
@@ -49,11 +49,12 @@ def test_a_call_of_one_step_loses_its_wait(runs_ahead: bool) -> None:
     assert input_wait(np.array([5.0]), np.array([7.0]), 4.0, runs_ahead=runs_ahead) == 0.0
 
 
+@pytest.mark.slow
 def test_the_time_is_known_when_tensorflow_is_deterministic() -> None:
     """In a process of its own: determinism cannot be ended. TensorFlow's own operation fails then."""
     code = (
         "import tensorflow as tf, time\n"
-        "from trainer.training.input_wait import timestamp\n"
+        "from trainer.training.steps import timestamp\n"
         "tf.config.experimental.enable_op_determinism()\n"
         "before = time.time()\n"
         "print(before <= float(tf.function(lambda: timestamp(tf.constant(1)))()) <= time.time())\n"

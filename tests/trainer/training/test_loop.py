@@ -15,8 +15,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.progress import Progress, StepLogs
-from trainer.training.loop import CallSize, Hook, train
-from trainer.training.preemption import Control, StopRequest
+from trainer.training.loop import CallSize, Control, Hook, StopRequest, train
 
 
 class Steps:

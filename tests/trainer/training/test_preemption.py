@@ -28,9 +28,9 @@ from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation
 from trainer.run import job
 from trainer.run.training_run import TrainingRun
-from trainer.training import preemption
+from trainer.training import loop
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
-from trainer.training.preemption import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
+from trainer.training.loop import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
 from trainer.training.steps import StepRunner
 
 Make = Callable[..., TrainConfig]
@@ -66,21 +66,9 @@ def test_a_save_is_due_every_so_many_minutes() -> None:
     assert not control
 
 
-def test_the_budget_ends_the_run() -> None:
-    clock = Clock()
-    control = Control(make_replicas(TrainConfig()), StopRequest(), budget_seconds=60, clock=clock)
-    ended = []
-    for now in (130, 159, 160, 200):
-        clock.now = now
-        control.agree(1.0)
-        ended.append(bool(control))
-    assert ended == [False, False, True, True]
-    assert (control.budget_spent, control.signal, control.save_due) == (True, None, False)
-
-
 def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with stop_on_signals() as stop:
         control = Control(make_replicas(TrainConfig()), stop)
@@ -98,7 +86,7 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
 def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ignores SIGTERM as TensorFlow's server does, without Python's knowledge."""
     left: list[str] = []
-    monkeypatch.setattr(preemption, "leave_at_once", lambda: left.append("at once"))
+    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
     with leave_on_signals():
         ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -111,9 +99,9 @@ def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("compiling", [True, False])
 def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
-    monkeypatch.setattr(preemption, "_COMPILING_SECONDS", 0.2)
-    monkeypatch.setattr(preemption, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(preemption, "leave_at_once", left.set)
+    monkeypatch.setattr(loop, "_COMPILING_SECONDS", 0.2)
+    monkeypatch.setattr(loop, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(loop, "leave_at_once", left.set)
     with stop_on_signals() as stop:
         stop.nothing_to_save = compiling
         os.kill(os.getpid(), signal.SIGTERM)
@@ -124,7 +112,7 @@ def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: 
 LONG_CALL = """
 import tensorflow as tf
 from trainer.base.log import start_logging
-from trainer.training.preemption import stop_on_signals
+from trainer.training.loop import stop_on_signals
 
 start_logging()
 with stop_on_signals():
@@ -134,6 +122,7 @@ with stop_on_signals():
 """
 
 
+@pytest.mark.slow
 def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     """Covers a long call, during which Python runs no handler and would see one signal."""
     command = [sys.executable, "-c", LONG_CALL]
@@ -182,13 +171,6 @@ def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) ->
 
 
 DIVERGES = ("--model=tests.models:diverging", "--steps_per_loop=1", "--checkpoint_every_steps=1")
-
-
-def test_nan_stops_and_the_last_good_checkpoint_is_kept(small_config: Make) -> None:
-    config = small_config(*DIVERGES, "--learning_rate=0.1", "--steps=6")
-    with pytest.raises(UserError, match="step 3: loss is NaN or infinite: lower learning_rate"):
-        run(config)
-    assert [path.name for path in checkpoint_folders(Path(config.job_dir) / "checkpoints")][-1] == "step-00000002"
 
 
 def test_rollback_halves_the_rate_also_after_a_restart(small_config: Make) -> None:
@@ -295,6 +277,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.slow
 def test_early_stopping_survives_restarts(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +303,7 @@ def test_early_stopping_survives_restarts(
     check_same(run(config), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_early_reports_it_and_how_to_continue(
     small_config: Make, undisturbed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

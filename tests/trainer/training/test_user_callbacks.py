@@ -1,6 +1,8 @@
 """Callbacks of users see in this loop what they see in `fit` on one device, on one replica and on two."""
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from tests.support import run_job
 from tests.user_callbacks import BATCH, EPOCHS, SEEN
 from trainer.base.log import log
 from trainer.base.settings.resolution import resolve
-from trainer.training.callbacks import acts_on_batches, most_steps_of_a_call
+from trainer.training.callbacks import acts_on_batches, load_callbacks, most_steps_of_a_call
 
 
 def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any]]:
@@ -40,7 +42,9 @@ def trained(tmp_path: Path, callbacks: str, replicas: int) -> dict[str, list[Any
     return {name: list(values) for name, values in (SEEN | history).items()}
 
 
-@pytest.mark.parametrize("callbacks", ["all_kinds", "by_epoch", "stop_by_batch"])
+@pytest.mark.parametrize("callbacks", [
+    "by_epoch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all_kinds", "stop_by_batch")),
+])  # fmt: skip
 def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> None:
     in_fit, *runs = (trained(tmp_path, callbacks, replicas) for replicas in (0, 1, 2))
     for replicas, seen in enumerate(runs, 1):
@@ -49,12 +53,26 @@ def test_callbacks_see_what_they_see_in_fit(tmp_path: Path, callbacks: str) -> N
             np.testing.assert_allclose(seen[name], values, rtol=1e-6, err_msg=f"{name} on {replicas} replicas")
 
 
+def test_every_hook_that_fit_calls_is_called_here_or_named_in_a_line(
+    small_config: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A Keras with another hook fails here: call it, or say that it is not called."""
+    sources = [inspect.getsource(inspect.unwrap(function)) for function in (keras.Model.fit, keras.Model.evaluate)]
+    hooks = set(re.findall(r"callbacks\.(on_\w+)\(", "".join(sources)))
+    called = {f"on_{of}_{at}" for of in ("train", "epoch", "train_batch", "test") for at in ("begin", "end")}
+    assert hooks == called | {"on_test_batch_begin", "on_test_batch_end"}
+    assert {name for name in vars(keras.utils.PyDataset) if name.startswith("on_")} == {
+        "on_epoch_begin",
+        "on_epoch_end",
+    }
+    load_callbacks(small_config("--callbacks=tests.user_callbacks:of_test_batches"))
+    assert "callbacks: OfTestBatches: on_test_batch_begin and on_test_batch_end are not called" in caplog.text
+
+
 def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(log, "info", lines.append)
-    kept = [
-        getattr(keras.callbacks, name) for name in ("TensorBoard", "OrbaxCheckpoint") if hasattr(keras.callbacks, name)
-    ]
+    kept = [keras.callbacks.TensorBoard, keras.callbacks.OrbaxCheckpoint]
     assert not any(map(acts_on_batches, [*user_callbacks.by_epoch(), *(kind.__new__(kind) for kind in kept)]))
     assert most_steps_of_a_call(user_callbacks.by_epoch(), 0) == 0
     assert most_steps_of_a_call(user_callbacks.all_kinds(), 10) == 1

@@ -11,7 +11,7 @@ from tests.fixtures import Patch
 from tests.gpu_graph import GpuStep, optimised
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.planning.step_work import NO_KERNEL, operations
+from trainer.planning.planner import NO_KERNEL, operations
 
 ROWS = 64  # of a replica
 MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
@@ -23,36 +23,9 @@ def photos(config: TrainConfig) -> Any:
     return np.zeros((count, size, size, 3), np.uint8), np.zeros(count, np.int32)
 
 
-def masked_photos(config: TrainConfig) -> Any:
-    """Returns pixels and the class of each of them."""
-    images, _ = photos(config)
-    return images, np.zeros(images.shape[:3], np.int32)
-
-
 def resnet50(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = keras.applications.ResNet50(weights=None, classes=10, input_shape=dataset.image_shape)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
-    return model
-
-
-def unet(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    layers = keras.layers
-
-    def twice(x: Any, width: int) -> Any:
-        for _ in range(2):
-            x = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(width, 3, padding="same", use_bias=False)(x)))
-        return x
-
-    images = keras.Input((config.image_size, config.image_size, 3))
-    x, skipped = layers.Rescaling(1 / 255)(images), []
-    for width in (32, 64, 128):
-        skipped.append(twice(x, width))
-        x = layers.MaxPooling2D()(skipped[-1])
-    x = twice(x, 256)
-    for width, skip in zip((128, 64, 32), reversed(skipped), strict=True):
-        x = twice(layers.Concatenate()([layers.Conv2DTranspose(width, 2, strides=2)(x), skip]), width)
-    model = keras.Model(images, layers.Conv2D(2, 1, activation="softmax")(x))
-    model.compile("adam", "sparse_categorical_crossentropy")
     return model
 
 
@@ -69,8 +42,6 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
 @pytest.mark.parametrize("flags", [
     pytest.param((f"--model={__name__}:resnet50", f"--data={__name__}:photos", "--image_size=224"),
                  marks=pytest.mark.slow, id="resnet50"),
-    pytest.param((f"--model={__name__}:unet", f"--data={__name__}:masked_photos", "--image_size=64"),
-                 marks=pytest.mark.slow, id="unet"),
     pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
     pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp", marks=pytest.mark.slow),
 ])  # fmt: skip

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Log, Make, Patch
-from tests.support import largest_difference, permute_rows, run_job, weights
+from tests.support import largest_difference, run_job, weights
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
@@ -26,7 +26,6 @@ from trainer.data.dataset import Dataset
 from trainer.reporting.progress import StepLogs
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
-from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import XlaChoice, choose, failure_of
 
 STEPS = 3
@@ -57,18 +56,6 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     (plain, logs), (compiled, others) = (trained(way, *FAMILIES[name], "--precision=float64") for way in (False, True))
     assert largest_difference(plain, compiled, 1e-6) < 1e-10
     assert np.abs(logs.values - others.values).max() < 1e-10
-
-
-@pytest.mark.slow
-def test_in_float32_it_differs_by_rounding_alone(monkeypatch: Patch) -> None:
-    flags = [flag for flag in FAMILIES["mlp"] if not flag.startswith("--augment")]
-    (plain, _), (compiled, _) = (trained(way, *flags, steps=20) for way in (False, True))
-    controls = []
-    for seed in (7, 8, 9):
-        with monkeypatch.context() as patch:
-            permute_rows(patch, 16, seed)
-            controls.append(largest_difference(plain, trained(False, *flags, steps=20)[0]))
-    assert largest_difference(plain, compiled) <= 3 * max(controls)
 
 
 def embedded(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -269,42 +256,6 @@ def without_onednn(monkeypatch: Patch) -> None:
 
 def compilation(config: TrainConfig) -> dict[str, Any]:
     return json.loads((Path(config.job_dir) / "run.json").read_text())["compilation"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_onednn")
-def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
-    """A run that auto compiles, killed before its first step and once later, against one that was told to compile."""
-    final: dict[str, dict[str, Any]] = {}
-    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 100]
-
-    class Killed(BaseException):
-        pass
-
-    def keep(self: TrainingRun, *arguments: Any) -> Any:
-        control = train(self, *arguments)
-        final[self.job.config.job_dir] = weights(self.setup.model)
-        return control
-
-    def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
-        if first in stops:
-            stops.remove(first)
-            raise Killed
-        return call(self, iterator, first, count)
-
-    monkeypatch.setattr(TrainingRun, "train", keep)
-    flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
-    compiled = small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told")
-    auto = small_config(*flags, f"--job_dir={tmp_path}/auto")
-    run_job(compiled)
-    monkeypatch.setattr(StepRunner, "__call__", killed)
-    for _ in range(2):
-        with pytest.raises(Killed):
-            run_job(auto)
-        assert compilation(auto)["compiled"] is True
-    run_job(auto)
-    assert compilation(auto)["why"].startswith("on this processor")
-    assert largest_difference(final[compiled.job_dir], final[auto.job_dir]) == 0
 
 
 @pytest.mark.usefixtures("without_onednn")

@@ -65,6 +65,7 @@ class RunInfo(TypedDict, total=False):
     equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
+    versions_by_step: list[dict[str, Any]]  # tensorflow and keras, and the step from which on the run had them
     git_commit: str | None  # of the trainer
     command: str
     started: str  # UTC
@@ -129,6 +130,7 @@ class Result(TypedDict, total=False):
     restarts: int
     steps_repeated: int
     rollbacks: int
+    saved_model: str  # whether model/, once loaded, predicts and evaluates as the model in memory; why not compared
     not_compared: str  # why the steps of one replica and of two were not compared before training, if they were to be
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end

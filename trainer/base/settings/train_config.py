@@ -12,7 +12,14 @@ from trainer.base.errors import UserError
 from trainer.base.settings.fields import setting
 
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
-MODELS = {name: f"trainer.models.{name}:build" for name in ("mlp", "cnn", "efficientnet", "dcgan", "wgan_gp", "r3gan")}
+MODELS = {
+    "mlp": "trainer.models.classifiers:mlp",
+    "cnn": "trainer.models.classifiers:cnn",
+    "efficientnet": "trainer.models.efficientnet:build",
+    "dcgan": "trainer.models.dcgan:DCGAN",
+    "wgan_gp": "trainer.models.wgan_gp:WGANGP",
+    "r3gan": "trainer.models.r3gan:R3GAN",
+}
 DATA_SOURCES = {
     "digits": "trainer.data.image_arrays:load_digits",
     "mnist": "trainer.data.image_arrays:load_keras",

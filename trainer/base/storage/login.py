@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def _gcloud_credentials() -> Any:
             with lock:
                 if self.token is refused or not self.valid:
                     self.token = _gcloud_token()
-                    self.expiry = (datetime.now(timezone.utc) + _LIFE).replace(tzinfo=None)
+                    self.expiry = (datetime.now(UTC) + _LIFE).replace(tzinfo=None)
 
     return GcloudCredentials()
 

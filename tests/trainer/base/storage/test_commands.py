@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.fixtures import Capture
-from tests.support import fresh_collectives, run_job
+from tests.support import run_job
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.data.test_user_data import settings
 from tests.workers import ROOT
@@ -54,7 +54,6 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: P
     here = [f"--cache_dir={tmp_path / 'cache'}"]
     found = []
     for run, more in ((str(job_dir), []), (bucket.url("runs/1"), here)):
-        fresh_collectives()
         assert predict.main([run, f"--out={tmp_path / 'x.npz'}", *more]) == 0
         assert evaluate.main([run, f"--out={tmp_path / 'x.json'}", "--checkpoint=newest", *more]) == 0
         with np.load(tmp_path / "x.npz") as arrays:

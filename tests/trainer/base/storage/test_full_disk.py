@@ -10,7 +10,6 @@ from pathlib import Path
 import keras
 import pytest
 
-from tests.support import fresh_collectives
 from trainer import task
 from trainer.base.log import log
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
@@ -113,7 +112,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
 ) -> None:
     flags, at_step, saved, room, file = CASES[what]
     plan(monkeypatch, disk=disk, at_step=at_step, saved=saved, room=room)
-    fresh_collectives()
     command = [*RUN, *flags.split(), f"--job_dir={disk / 'job'}"]
     assert task.main(command) == 2
     told = capsys.readouterr().err
@@ -127,7 +125,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
 
     (disk / "ballast").unlink()
     plan(monkeypatch, at_step=0)
-    fresh_collectives()
     assert task.main(command) == 0
     assert f"resumes at step {int(kept[-1].name[5:])} from" in capsys.readouterr().out
     assert (disk / "job" / "model" / "model.keras").is_file()
@@ -142,7 +139,6 @@ def test_a_disk_that_becomes_read_only(
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
 
     plan(monkeypatch, disk=disk, at_step=5, saved=4, fill=remount)
-    fresh_collectives()
     flags = ["--checkpoint_every_steps=4", "--report_every_steps=100", "--tensorboard=false"]
     assert task.main([*RUN, *flags, f"--job_dir={disk / 'job'}"]) == 2
     told = capsys.readouterr().err

@@ -4,19 +4,15 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 from tests import workers
-from tests.drill import last_state
 from tests.support import refused
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
@@ -118,40 +114,6 @@ def test_another_machine_gets_the_sample_grids_that_it_shows(bucket: Bucket, tmp
             assert found == {name: f"samples/{name}" for name in frames_of(PurePosixPath(name).name for name in names)}
             assert len(found) == 24
         job_dir.mirror.close()
-
-
-def test_a_run_that_is_over_sends_nothing_more(bucket: Bucket, tmp_path: Path) -> None:
-    config = config_of(bucket, tmp_path, "--steps=2")
-    job_dir = open_job_dir(config)
-    assert job.run(config, ["test"], time.monotonic(), job_dir) == DONE
-    (sending := job_dir.mirror._thread).join(10)
-    assert not sending.is_alive()
-
-
-@pytest.mark.slow  # a run that is ended by SIGTERM: below; one that is killed: e2e/test_storage_drill.py
-def test_killed_and_gone_on_with_gives_the_undisturbed_weights(bucket: Bucket, tmp_path: Path) -> None:
-    often = ["--checkpoint_every_steps=1000", "--report_every_steps=500"]
-    flags = [*FLAGS, *often, "--steps=1000000", "--steps_per_loop=500", f"--job_dir={bucket.url('runs/7')}"]
-    command = [sys.executable, "-m", "trainer.task", *flags, f"--cache_dir={tmp_path / 'one'}"]
-    with subprocess.Popen(command, cwd=workers.ROOT, stdout=subprocess.DEVNULL) as process:
-        for _ in range(600):
-            if process.poll() is not None or steps_kept(bucket):
-                break
-            time.sleep(0.1)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    assert result(bucket)["state"] == "running"
-    kept = int(steps_kept(bucket)[-1][5:])
-    assert run(config_of(bucket, tmp_path / "other", *often, f"--steps={kept + 500}")) == DONE
-    assert reported(bucket) == list(range(500, kept + 501, 500))
-    assert result(bucket)["restarts"] == 1
-
-    local = resolve([*FLAGS, *often, f"--steps={kept + 500}", f"--job_dir={tmp_path / 'local'}"]).config
-    assert run(local) == DONE
-    (folder,) = (tmp_path / "other").glob("*/run")
-    ours, undisturbed = last_state(folder), last_state(tmp_path / "local")
-    assert ours.keys() == undisturbed.keys()
-    assert all(np.array_equal(ours[name], undisturbed[name]) for name in ours)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(

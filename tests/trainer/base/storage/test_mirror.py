@@ -77,16 +77,6 @@ def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Mirr
     assert {name.split("/")[3] for name in bucket.names()} == {"step-00000006"}
 
 
-def test_what_was_deleted_before_its_turn_is_not_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
-    proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
-    sender.put(write_one(root, "first"))
-    folder = checkpoint(root, 5)
-    sender.put(folder)
-    sender.remove(folder)
-    assert sender.join(10) == []
-    assert bucket.names() == ["runs/7/first"]
-
-
 def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Mirror, root: Path) -> None:
     for number in range(5):
         (root / "stats.jsonl").write_text(f"{number}\n")
@@ -166,19 +156,6 @@ def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
     (kept,) = root.parent.glob("unsent-*")
     assert (kept / "result.json").read_bytes() == b"1"
     assert str(kept) in caplog.text
-
-
-def test_several_places(bucket: Bucket, root: Path) -> None:
-    sender = Mirror({root: bucket.address("base"), root / "model": bucket.address("elsewhere/model")})
-    (root / "model").mkdir()
-    (root / "model" / "m.keras").write_bytes(b"1")
-    (root / "run.json").write_bytes(b"{}")
-    sender.put(root / "model")
-    sender.put(root / "run.json")
-    assert sender.join(10) == []
-    assert bucket.names() == ["base/run.json", "elsewhere/model/m.keras"]
-    sender.put(Path("/elsewhere"))
-    assert sender.join(0) == []
 
 
 def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:

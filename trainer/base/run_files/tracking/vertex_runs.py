@@ -7,7 +7,7 @@ an artifact names: https://docs.cloud.google.com/gemini-enterprise-agent-platfor
 import os
 import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from trainer.base.errors import UserError, shortened
@@ -135,7 +135,7 @@ class VertexRuns:
         for start in range(0, len(values), _MOST):
             data = [{"tensorboardTimeSeriesId": self._series[name], "valueType": "SCALAR", "values": [{
                 "step": point.step, "scalar": {"value": value},
-                "wallTime": datetime.fromtimestamp(point.time, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+                "wallTime": datetime.fromtimestamp(point.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             }]} for name, point, value in values[start : start + _MOST]]  # fmt: skip
             body = {"tensorboardRun": self._board_run, "timeSeriesData": data}
             self._api.call("POST", f"{self._board_run}:write", body)

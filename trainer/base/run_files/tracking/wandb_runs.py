@@ -26,8 +26,7 @@ class WandbRuns:
 
     def __init__(self, address: Address) -> None:
         if find_spec("wandb") is None:
-            install = "pip install 'tensorflow>=2.18' 'vertex-trainer[wandb]'"  # its protobuf would break an older one
-            raise UserError(f"track={address.text}: the package wandb is missing: {install}")
+            raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
         import wandb
         from requests.utils import get_netrc_auth
 

@@ -230,15 +230,6 @@ def test_a_tracker_that_hangs_holds_nothing_up(own: Any, tmp_path: Path, monkeyp
     assert ended.endswith(f"send it with `python -m deploy track gs://b/run --track={address}`")
 
 
-def test_a_tracker_that_refuses_ends_the_start(own: Any, tmp_path: Path) -> None:
-    run = plant_run(tmp_path / "run")
-    with (
-        pytest.raises(UserError, match="no such team"),
-        Tracking(own(Slow(refusal="no such team")), run, "") as tracking,
-    ):
-        tracking.begin()
-
-
 @pytest.mark.parametrize(("text", "line"), [
     ("mlfow:http://x#y", "track=mlfow:http://x#y: no such tracker: write mlflow:http"),
     ("mlflow:http://x", "track=mlflow:http://x: not of the form of this tracker"),

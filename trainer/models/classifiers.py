@@ -1,4 +1,7 @@
-"""Provides the last layer, the loss and the compilation that classifiers share, for any number of replicas."""
+"""Builds the dense and the convolutional classifier, and what all classifiers share: last layer, loss, compilation.
+
+The keyword-only parameters of `mlp` and `cnn` are their settings. Numbers do not depend on the number of replicas.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
+from trainer.models.model_settings import Dropout, Units, Width
 from trainer.models.optimizers import learning_rate
 
 
@@ -80,3 +84,31 @@ def compile_classifier(
         "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
     }
     return model
+
+
+def mlp(config: TrainConfig, dataset: Dataset, *, width: Units = 32, dropout: Dropout = 0.0) -> keras.Model:
+    """Maps (rows, image_size, image_size, channels) pixels to (rows, classes) logits by two hidden layers; by Adam."""
+    images = keras.Input(dataset.image_shape, name="images")
+    x = layers.Flatten()(layers.Rescaling(1 / 255)(images))
+    for depth in range(2):
+        x = layers.Dense(width, activation="relu")(x)
+        x = layers.Dropout(dropout, seed=config.seed, name=f"dropout_{depth}")(x) if dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name="mlp")
+    return compile_classifier(model, config, dataset, keras.optimizers.Adam)
+
+
+def cnn(config: TrainConfig, dataset: Dataset, *, width: Width = 32, dropout: Dropout = 0.0) -> keras.Model:
+    """Maps pixels to logits by two convolutions, pooling, three, pooling, and a dense layer of 128; by RMSprop.
+
+    At width 128 it is the MNIST network of an article on training with several cloud GPUs, with the same RMSprop.
+    """
+    images = keras.Input(dataset.image_shape, name="images")
+    x = layers.Rescaling(1 / 255)(images)
+    for count in (2, 3):
+        for _ in range(count):
+            x = layers.Conv2D(width, 3, activation="relu")(x)
+        x = layers.MaxPooling2D()(x)
+    x = layers.Dense(128, activation="relu")(layers.Flatten()(x))
+    x = layers.Dropout(dropout, seed=config.seed, name="dropout")(x) if dropout else x
+    model = keras.Model(images, head(config, dataset)(x), name="cnn")
+    return compile_classifier(model, config, dataset, keras.optimizers.RMSprop)

@@ -1,28 +1,48 @@
-"""Compares a few steps of a run on one and on two replicas of this machine's CPU, in float64: weights and losses.
+"""Tries steps of a run in a process of its own before it trains: on one and two replicas, and compiled on several GPUs.
 
-With --virtual_replicas it compares the bits of weights, slots and averages, in the precision of the run.
+A child of the chief compares, on the CPU while the run starts, what a few steps give on one and on two replicas, as
+`trainer.check` does: weights and losses in float64 or, with --virtual_replicas, the bits of weights, slots and averages
+in the precision of the run. A sum over GPUs that hangs cannot be ended within the process that waits for it, so a
+compiled step is tried in a child, too.
 """
 
-import dataclasses
+import json
+import os
+import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from trainer.base.errors import UserError
+from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
-from trainer.cluster.strategy import make_replicas
+from trainer.cluster.cluster_spec import Cluster
+from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.data.fingerprint import content_of, differing
 from trainer.data.sources import is_named
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
+from trainer.run.child import last_error, start
+from trainer.run.rehearsal import has_own_parts
 from trainer.run.training_setup import build_setup, set_precision_and_seed
-from trainer.training.state import digest_of, snapshot, variables_of
+from trainer.training.checkpoint import digest_of, snapshot, variables_of
+from trainer.training.xla_choice import barrier, failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
+# The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
+LONGEST_SECONDS = 1800.0
+SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's own tests prove it elsewhere
+
+
+XLA_SECONDS = 900.0  # of a compiled step, which takes minutes to compile
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
 _DRAWS = {
@@ -33,7 +53,8 @@ _DRAWS = {
 }  # fmt: skip
 _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
-    "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
+    "within the batch, the root of a mean) is another thing on half of its rows; add_loss takes a mean over the rows "
+    "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
 )
 _FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
@@ -41,8 +62,90 @@ TOLERANCE = 1e-10  # relative L2 norm of a weight tensor, far above float64 roun
 _COARSE = 1e5  # times as much where a layer keeps to float32, or to 16 bits, as the last one of mixed precision does
 
 
+@dataclass(frozen=True)
+class ReplicaVerdict:
+    """Holds what the comparison found; run.json keeps it. `agrees`: None if nothing could be compared."""
+
+    agrees: bool | None
+    problems: list[str] = field(default_factory=list)  # what differs, and what to change
+    reason: str = ""  # why nothing could be compared, or with which other settings it was
+    equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
+    by_settings: bool = False  # whether nothing was compared as settings ask for a dependence, which the log tells
+    fault: bool = False  # whether the comparison itself failed, by no mistake of the user
+
+    @property
+    def not_compared(self) -> str:
+        """Returns why it is not known whether the number of replicas changes the result, "" if it is."""
+        return self.reason if self.agrees is None and not self.by_settings else ""
+
+
+def needs_proof(config: TrainConfig, replicas: int) -> bool:
+    """Returns whether a new run with a model or data of the user's own, on several replicas, is to be compared."""
+    return (replicas > 1 or config.virtual_replicas > 0) and has_own_parts(config) and not os.environ.get(SKIP)
+
+
+class ReplicaProof:
+    """Runs the comparison in a child process, from its creation on. `arguments`: the flags of the run."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._folder = TemporaryDirectory(prefix="trainer-replicas-")
+        self._file, self._log = (Path(self._folder.name) / name for name in ("verdict.json", "log"))
+        self._began = time.monotonic()
+        self._child = start(["trainer.check", *arguments, f"--verdict={self._file}"], self._log)
+        with suppress(OSError):  # on Linux: where memory is short, the child goes first
+            Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
+
+    def verdict(self) -> ReplicaVerdict:
+        """Waits for the child, LONGEST_SECONDS from its start, and returns what it found."""
+        try:
+            self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS / 60:g} minutes")
+        with suppress(OSError, ValueError, TypeError):
+            return ReplicaVerdict(**json.loads(self._file.read_text()))
+        if self._child.returncode < 0:  # as where memory is short
+            return ReplicaVerdict(None, reason=f"its process was ended by signal {-self._child.returncode}")
+        return ReplicaVerdict(None, reason=last_error(self._log), fault=self._child.returncode == FAULT)
+
+    def close(self) -> None:
+        """Ends the child, if it still runs, and removes its files."""
+        self._child.kill()
+        self._child.wait()
+        self._folder.cleanup()
+
+
+def judge(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
+    """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence).
+
+    The same holds where several `paid` replicas were not compared; PlatformFault if the comparison itself failed.
+    """
+    if verdict.equal_bits:
+        log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
+    elif verdict.agrees:
+        log.info(
+            f"steps on 1 and on 2 replicas give the same, compared in float64 before training {verdict.reason}".rstrip()
+        )
+    elif verdict.agrees is None:
+        line = f"one replica and two were not compared before training: {verdict.reason}"
+        if verdict.fault and not allowed:
+            raise PlatformFault(f"{line}: --allow_replica_dependence trains all the same")
+        if paid and verdict.not_compared and not allowed:
+            raise UserError(
+                f"{line}: compare them at your desk (python -m trainer.check with the same flags), then pay for "
+                "several replicas with --allow_replica_dependence"
+            )
+        log.warning(line)
+    elif allowed:
+        log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
+    else:
+        raise UserError(
+            f"{'; '.join(verdict.problems)}: change that, train on one replica (--replicas=1), or go on with "
+            "--allow_replica_dependence and numbers of this many replicas alone"
+        )
+
+
 def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
-    """Returns the fields of a `ReplicaVerdict` (replica_proof.py): of steps of few rows, or of all where few fail.
+    """Returns the fields of a `ReplicaVerdict`: of steps of few rows, or of all where few fail.
 
     What settings ask of batch norm depends on replicas, as the log tells: other settings are compared in their place.
     """
@@ -50,10 +153,10 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
-            fewer = dataclasses.replace(config, global_batch_size=min(rows, whole))
+            fewer = replace(config, global_batch_size=min(rows, whole))
             problems, warnings = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
             if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
-                fewer = dataclasses.replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
+                fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
                 problems, warnings = compare(fewer)
             break
         except UserError:  # a PyDataset has batches of its own size
@@ -120,7 +223,7 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
     return [*problems, *([*_advice(ratios, together.draws), *warnings] or [_OTHERWISE])], warnings
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Steps:
     """Holds what a few steps began with and what they gave."""
 
@@ -133,7 +236,7 @@ class _Steps:
 
 def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> _Steps:
     """Runs a few steps of the run on so many replicas."""
-    config = dataclasses.replace(
+    config = replace(
         config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
     # What a module draws when it is imported would move the draws of the first build alone.
@@ -176,8 +279,53 @@ def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
             f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
             "(reduce_mean)"
         )
+    halved = [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]
+    if halved:
+        yield (
+            f"{halved[0]} is about half as large: it is a sum over rows, or one divided by the global batch, as in a "
+            "tutorial of TensorFlow's: take the mean over the rows at hand (tf.reduce_mean), which replicas average"
+        )
     if draws:
         yield (
             f"the step draws by {', '.join(_DRAWS[name] for name in draws)}, whose numbers are others on each replica: "
             "draw by keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
         )
+
+
+def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -> str:
+    """Returns why compiled steps failed that were asked for on several GPUs, "" if they did not, or nobody asked.
+
+    It must be called before this process takes the GPUs' memory. arguments: the flags of the run.
+    """
+    devices = local_devices(config, cluster)
+    several_gpus = len(devices) > 1 and devices[0].startswith("GPU")
+    if config.jit_compile != "true" or not several_gpus or barrier(config, devices, cluster):
+        return ""
+    minutes = XLA_SECONDS / 60
+    log.info(f"jit_compile=true: tries a step on {len(devices)} GPUs in a process of its own, {minutes:g} min at most")
+    return failure_of_trial(arguments, XLA_SECONDS)
+
+
+def failure_of_trial(arguments: Sequence[str], seconds: float) -> str:
+    """Runs `trainer.check --xla` with the flags of a run, and ends it after `seconds`; returns why it failed, or ""."""
+    with TemporaryDirectory(prefix="trainer-xla-") as folder:
+        output = Path(folder) / "log"
+        child = start(["trainer.check", *arguments, "--xla"], output, on_gpus=True)
+        try:
+            return f"tried in a process of its own: {last_error(output)}" if child.wait(seconds) else ""
+        except subprocess.TimeoutExpired:
+            return f"a compiled step, tried in a process of its own, did not end within {seconds:g} s"
+        finally:
+            child.kill()
+            child.wait()
+
+
+def failure_of_compiled_step(config: TrainConfig) -> str:
+    """Runs a compiled step on the devices of the settings; returns why that failed, "" if it did not."""
+    setup = build_setup(config, make_replicas(config))
+    with setup.dataset.reading():
+        try:
+            setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
+        except Exception as error:
+            return failure_of(error)
+    return ""

@@ -1,6 +1,8 @@
-"""Turns failures of a run into the one line that the log and result.json report."""
+"""Turns failures of a run, of its memory and of its disk into the one line that the log and result.json report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -8,7 +10,21 @@ import tensorflow as tf
 from trainer.base.errors import PlatformFault, UserError, shortened
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
+from trainer.base.storage import cannot_write
 from trainer.cluster.strategy import Replicas
+
+
+@contextmanager
+def tensorflow_writing(path: Path) -> Iterator[None]:
+    """Turns errors of TensorFlow's own writing within the block into a UserError that names `path`.
+
+    TensorFlow reports a full disk as a ResourceExhaustedError, like exhausted memory.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        first_line = error.message.partition("\n")[0].partition(" [Op:")[0]
+        raise cannot_write(path, first_line.rpartition("; ")[2]) from error
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -1,0 +1,70 @@
+"""Tests that a run ends before training if what it would save is another model than the one in memory."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from tests.fixtures import Make
+from tests.support import refused, run_job
+from trainer.run.rehearsal import DIFFERS
+
+OWN = (f"--model={__name__}:model", "--data=tests.own_data:arrays", "--global_batch_size=16", "--steps=2")
+
+
+@keras.saving.register_keras_serializable("tests")
+class Scaled(keras.layers.Layer):
+    """Multiplies by a number, which `keeps` says whether its get_config has."""
+
+    def __init__(self, by: float = 1.0, keeps: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.by, self.keeps = by, keeps
+
+    def call(self, values: Any) -> Any:
+        return values * self.by
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), **({"by": self.by} if self.keeps else {})}
+
+
+class Noisy(keras.layers.Layer):
+    """Draws in each call, also in predictions."""
+
+    def call(self, values: Any) -> Any:
+        return values + keras.random.normal((1,))
+
+
+def model(config: Any, dataset: Any, *, kind: str = "plain") -> keras.Model:
+    middle = {"layer": Scaled(3.0, keeps=False), "kept": Scaled(3.0), "noisy": Noisy()}.get(kind, Scaled())
+    network = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), middle, keras.layers.Dense(1)])
+    loss = keras.losses.Huber(delta=0.1) if kind == "loss" else "mse"
+    network.compile("sgd", loss, metrics=["mae"])
+    return network
+
+
+@pytest.mark.parametrize(("kind", "line"), [
+    ("loss", "in its loss (Huber): "), ("layer", "in its predictions, first after scaled"),
+])  # fmt: skip
+def test_what_saving_loses_ends_the_run_before_it_trains(kind: str, line: str, small_config: Make) -> None:
+    with refused(f"model={__name__}:model: {DIFFERS} {line}"):
+        run_job(small_config(*OWN, f"--kind={kind}"))
+
+
+@pytest.mark.parametrize(("flags", "outcome"), [
+    (("--kind=kept",), "model.keras predicts and evaluates as the model in memory"),
+    (("--kind=kept", "--replicas=2"), "model.keras predicts and evaluates as the model in memory"),
+    (("--kind=kept", "--precision=mixed_bfloat16"), "model.keras predicts and evaluates as the model in memory"),
+    (("--kind=noisy",), "not compared: two calls on the same rows differ"),
+])  # fmt: skip
+def test_the_end_of_a_run_says_what_its_model_is(flags: tuple[str, ...], outcome: str, small_config: Make) -> None:
+    folder = run_job(small_config(*OWN, *flags))
+    assert json.loads((folder / "result.json").read_text())["saved_model"].startswith(outcome)
+
+
+@pytest.mark.parametrize("flags", [(), ("--conditional",)])
+def test_a_generator_is_compared_too(flags: tuple[str, ...], small_config: Make, tmp_path: Path) -> None:
+    folder = run_job(small_config(*flags, "--steps=1"))
+    saved = json.loads((folder / "result.json").read_text())["saved_model"]
+    assert saved == "model.keras predicts as the model in memory"
