@@ -22,8 +22,7 @@ from deploy.cli import submit
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import SYSTEM_CLOCK
-from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import BACKENDS, Session
+from deploy.vertex.session import BACKENDS, Sdk, Session
 from tests.deploy.emulator import Emulator
 
 SUBMIT = "submit l4x4 --recipe=wgan_gp_photos --data=gs://bucket/photos --bucket=gs://bucket --project=p"

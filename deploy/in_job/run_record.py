@@ -1,6 +1,7 @@
 """Records the numbers that a script reports, in the files of a job directory that reports and `watch` read.
 
-The same files and fields as trainer/base/run_files/records.py defines, without importing it.
+The directory is on this disk or in a bucket. These are the files and fields of trainer/base/run_files/records.py, which
+is not imported.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ import json
 import os
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .job_files import in_bucket, read_file, write_file
-from .starter import say
+from .starter import STORAGE, object_url, request, say, token
 
 RUN_INFO, STATS, RESULT = "run.json", "stats.jsonl", "result.json"
 EVERY_S = {False: 1.0, True: 30.0}  # between writes, on a disk and in a bucket
 LARGEST = 1e15  # a larger number is left out, as a reader would
-MOST_NAMES = 100  # losses and metrics of one report
 LINES = 5_000  # so many reports have a line each; then lines are a second apart, and twice as far after as many again
 
 
@@ -48,7 +48,7 @@ class Record:
     def begin(self) -> None:
         """Continues the record of an earlier start that did not end as planned, and writes what is known."""
         try:
-            earlier, stats = _object(read_file(self._job_dir, RESULT)), read_file(self._job_dir, STATS)
+            earlier, stats = _object(_read(self._job_dir, RESULT)), _read(self._job_dir, STATS)
         except OSError as error:
             self._refuse(error)
             return
@@ -75,7 +75,7 @@ class Record:
         """Writes the files now and then, and as soon as there is a first report."""
         if self._clock() >= self._due or (self.reports and not self._written.get(STATS)):
             self.write()
-            self._due = self._clock() + EVERY_S[in_bucket(self._job_dir)]
+            self._due = self._clock() + EVERY_S[self._job_dir.startswith("gs://")]
 
     def write(self, state: str = "running", **more: Any) -> None:
         """Writes the files that have changed; what cannot be written is written by the next call."""
@@ -90,7 +90,7 @@ class Record:
         try:
             for name, content in files.items():
                 if self._written.get(name, "") != content:
-                    write_file(self._job_dir, name, content)
+                    _write(self._job_dir, name, content)
                     self._written[name] = content
         except OSError as error:
             self._refuse(error)
@@ -109,9 +109,8 @@ class Record:
         if total := _count(values.get("total_steps")):
             self._info["total_steps"] = total
         numbers: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
-        named = [(name, value) for name, value in values.items() if name not in ("step", "examples", "total_steps")]
-        for name, value in named[:MOST_NAMES]:
-            if isinstance(value, (int, float)):
+        for name, value in values.items():
+            if name not in ("step", "examples", "total_steps") and isinstance(value, (int, float)):
                 kind = "losses" if "loss" in name or "penalty" in name else "metrics"
                 numbers[kind][name] = self._final[kind][name] = _number(value)
         report = {"step": step, "examples": _count(values.get("examples")), "time": now, "numbers": numbers}
@@ -145,6 +144,37 @@ class Record:
         }  # fmt: skip
         self._lines.append((step, json.dumps(entry)))
         self._last, self._pending = report, None
+
+
+def _read(folder: str, name: str) -> str:
+    """Returns the content of a file, empty if there is none. Raises OSError if it cannot be read."""
+    if folder.startswith("gs://"):
+        return request(object_url(f"{folder}/{name}"), {"Authorization": f"Bearer {token()}"}, missing=b"").decode(
+            errors="replace"
+        )
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(folder: str, name: str, content: str) -> None:
+    """Replaces a file as a whole: https://cloud.google.com/storage/docs/uploading-objects
+
+    Raises OSError if that fails.
+    """
+    if folder.startswith("gs://"):
+        bucket, _, path = f"{folder}/{name}".removeprefix("gs://").partition("/")
+        target = urllib.parse.urlencode({"uploadType": "media", "name": path})
+        headers = {"Authorization": f"Bearer {token()}", "Content-Type": "application/json"}
+        request(f"{STORAGE}/upload/storage/v1/b/{bucket}/o?{target}", headers, content.encode())
+        return
+    os.makedirs(folder, exist_ok=True)
+    partial = os.path.join(folder, f".{name}.part")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.write(content)
+    os.replace(partial, os.path.join(folder, name))
 
 
 def _number(value: Any) -> float | None:

@@ -44,19 +44,15 @@ class Output:
                     if key.data == "reports":
                         self._take_reports()
                     elif piece := os.read(key.fd, PIECE):
-                        self._pass_on(piece, key.data)
+                        target = sys.stdout.buffer if key.data == "stdout" else sys.stderr.buffer
+                        with contextlib.suppress(OSError, ValueError):  # nobody reads: the script is not to wait
+                            target.write(piece)
+                            target.flush()
+                        if key.data == "stdout":
+                            self._take_reports()  # those before this piece, which is read already
+                        self._split(key.data, piece, self._take if key.data == "stdout" else self._note)
                     else:
                         selector.unregister(key.fileobj)
-
-    def _pass_on(self, piece: bytes, stream: str) -> None:
-        """Passes a piece on and looks for reports in it, or for the script's last error."""
-        target = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        with contextlib.suppress(OSError, ValueError):  # nobody reads any more: the script is not to wait
-            target.write(piece)
-            target.flush()
-        if stream == "stdout":
-            self._take_reports()  # those before this piece, which is read already
-        self._split(stream, piece, self._take if stream == "stdout" else self._note)
 
     def _take_reports(self) -> None:
         with contextlib.suppress(BlockingIOError):

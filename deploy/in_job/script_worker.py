@@ -31,20 +31,83 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main() -> int:
-    """Runs the script to its end and returns its exit code, 128 + n if signal n ended it."""
+    """Runs the script to its end, passes on its output and signals, and returns its exit code.
+
+    That is 128 + n if signal n ended it.
+    """
     plan = json.loads(os.environ["TRAINER_SCRIPT"])
     torch = torch_variables(os.environ)
     os.chdir(plan["folder"])
-    about = {**plan["about"], **_machines(plan["about"]), "versions": {"python": platform.python_version()},
+    # The devices are those of the tier, or the CPU that stands for them.
+    simulated, count = bool(int(os.environ.get("TRAINER_SIMULATED_DEVICES") or 0)), plan["about"]["accelerators"]
+    devices = [f"GPU:{number}" for number in range(count)] if count and not simulated else ["CPU:0"]
+    about = {**plan["about"], "simulated": simulated, "devices": devices * plan["about"]["cluster"]["workers"],
+             "versions": {"python": platform.python_version()},
              "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
              }  # fmt: skip
-    record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None
+    # The script gets the variables of this process without ours, and one file of ours on its path.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
+    ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
+    path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
+    path = [folder for folder in path_before if folder and os.path.abspath(folder) != ours]
+    variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
+    record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None  # only the chief's reports count
     if record:
         record.begin()
     with tempfile.TemporaryDirectory() as folder:
         pipe = os.path.join(folder, "reports")
         os.mkfifo(pipe)
-        return ScriptProcess(plan["command"], _environment(torch, pipe), record).run()
+        # With a reader that is a writer too it never ends before the script.
+        reports = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        command = [sys.executable, *plan["command"], *sys.argv[1:]]
+        environment = {"PYTHONUNBUFFERED": "1", **torch, **variables, PIPE: pipe}
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        output = Output(process, reports, record.take if record else lambda line: None)
+        return _followed(process, output, record, shlex.join(plan["command"]))
+
+
+def _followed(process: subprocess.Popen[bytes], output: Output, record: Record | None, name: str) -> int:
+    """Waits for the script's end and records it; returns the exit code."""
+    signals: list[int] = []
+
+    def stop(number: int, frame: Any) -> None:
+        signals.append(number)
+        process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    watch: LimitWatch | None = None
+    reports = 0
+    if os.environ.get("TRAINER_LIMITS"):
+        # A job has this file in its archive. On the path of a local run, which has no limits, a package of the user's
+        # may have the same name.
+        from trainer.base.limit_watch import LimitWatch, read_limits
+
+        watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
+        watch.idle_s = -math.inf  # however long a script prepares: idle time counts from its first use or report
+    with watch.looking() if watch else contextlib.nullcontext():
+        while process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+            if record:
+                record.write_if_due()
+            if watch and record and record.reports > reports:
+                watch.active, reports = True, record.reports
+    output.finish()
+    code = 128 - process.returncode if process.returncode < 0 else process.returncode
+    last = output.last_error.decode(errors="replace").strip()[:500]
+    end: dict[str, Any] = {"state": "interrupted" if signals else "failed", "exit_code": code}
+    end["error"] = f"{name} exited with status {code}" + (f": {last}" if last else "")
+    if watch and watch.reason:
+        end, code = {"state": "stopped", "error": watch.reason}, 0  # Vertex AI restarts what exits otherwise
+    elif not code and not signals:
+        end = {"state": "done", "error": None}
+    if record:
+        import resource  # only where there is such a module
+
+        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the script, or a process that it started
+        record.write(**end, peak_memory_gib=round(used / (2**30 if sys.platform == "darwin" else 2**20), 3))
+    return code
 
 
 def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -61,93 +124,6 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     rank = workers.index(own_place) if own_place in workers else 0
     return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(len(workers)),
             "LOCAL_RANK": "0"}  # fmt: skip
-
-
-def _machines(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the devices for run.json: those of the tier, or the CPU that stands for them."""
-    workers, accelerators = about["cluster"]["workers"], about["accelerators"]
-    simulated = bool(int(os.environ.get("TRAINER_SIMULATED_DEVICES") or 0))
-    of_worker = [f"GPU:{number}" for number in range(accelerators)] if accelerators and not simulated else ["CPU:0"]
-    return {"simulated": simulated, "devices": of_worker * workers}
-
-
-def _environment(torch: Mapping[str, str], pipe: str) -> dict[str, str]:
-    """Returns the script's variables: those of this process without ours, and one file of ours on its path."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
-    ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
-    path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
-    path = [folder for folder in path_before if folder and os.path.abspath(folder) != ours]
-    variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
-    return {"PYTHONUNBUFFERED": "1", **torch, **variables, PIPE: pipe}
-
-
-class ScriptProcess:
-    """Represents one run of the script. `record`: None for a worker whose reports do not count."""
-
-    def __init__(self, command: list[str], environment: Mapping[str, str], record: Record | None) -> None:
-        self._command, self._environment, self._record = command, environment, record
-        self._stopped = False
-
-    def run(self) -> int:
-        """Starts the script, passes on its output and signals, and returns its exit code."""
-        # With a reader that is a writer too it never ends before the script.
-        reports = os.open(self._environment[PIPE], os.O_RDWR | os.O_NONBLOCK)
-        process = subprocess.Popen([sys.executable, *self._command, *sys.argv[1:]], env=dict(self._environment),
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-
-        def stop(number: int, frame: Any) -> None:
-            self._stopped = True
-            process.send_signal(number)
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
-        output = Output(process, reports, self._record.take if self._record else lambda line: None)
-        watch, reports = _limit_watch(process), 0
-        with watch.looking() if watch else contextlib.nullcontext():
-            while process.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(0.2)
-                if self._record:
-                    self._record.write_if_due()
-                if watch and self._record and self._record.reports > reports:
-                    watch.active, reports = True, self._record.reports
-        output.finish()
-        reason = watch.reason if watch else ""
-        code = 128 - process.returncode if process.returncode < 0 else process.returncode
-        if self._record:
-            self._record.write(**self._end(code, reason, output.last_error))
-        return 0 if reason else code  # Vertex AI restarts what exits otherwise
-
-    def _end(self, code: int, reason: str, last_line: bytes) -> dict[str, Any]:
-        """Returns state and error of a script that has ended."""
-        if reason:
-            return {"state": "stopped", "error": reason, **_memory()}
-        if not code and not self._stopped:
-            return {"state": "done", "error": None, **_memory()}
-        last = last_line.decode(errors="replace").strip()[:500]
-        error = f"{shlex.join(self._command)} exited with status {code}" + (f": {last}" if last else "")
-        return {"state": "interrupted" if self._stopped else "failed", "error": error, "exit_code": code, **_memory()}
-
-
-def _limit_watch(process: subprocess.Popen[bytes]) -> LimitWatch | None:
-    """Returns what ends a script at the limits that were sent with its job; None without limits."""
-    if not os.environ.get("TRAINER_LIMITS"):
-        return None
-    # A job has this file in its archive. On the path of a local run, which has no limits, a package of the user's may
-    # have the same name.
-    from trainer.base.limit_watch import LimitWatch, read_limits
-
-    watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
-    watch.idle_s = -math.inf  # however long a script prepares: idle time counts from its first use of a GPU or report
-    return watch
-
-
-def _memory() -> dict[str, float]:
-    """Returns the most memory of the script, or of a process that it started, in GiB."""
-    import resource  # only where there is such a module
-
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return {"peak_memory_gib": round(used / (2**30 if sys.platform == "darwin" else 2**20), 3)}
 
 
 if __name__ == "__main__":

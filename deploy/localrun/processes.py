@@ -106,31 +106,24 @@ class LocalJob:
                 return JobEnd(DONE, "SUCCEEDED", restarts=restarts)
             for place, code in enumerate(codes):
                 failed = running[place]
-                if code and failed.restarts >= self.restarts:
-                    return self._failed(failed, code, running)
+                if code and failed.restarts >= self.restarts:  # the others get time to log and exit
+                    deadline = time.monotonic() + EXIT_TIMEOUT_S
+                    while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
+                        time.sleep(_POLL_S)
+                    failed.reader.join(EXIT_TIMEOUT_S)
+                    error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
+                    of_job = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
+                    return JobEnd(of_job, "FAILED", error, restarts, _status(code))
                 if code:  # restarts it in place
                     failed.reader.join(EXIT_TIMEOUT_S)
                     again = f"restart {failed.restarts + 1} of {self.restarts}"
                     self._print(failed.worker.name, f"exited with status {_status(code)}: {again}")
                     running[place] = self._start(failed.worker, failed.restarts + 1)
-        return self._stopped(running)
-
-    def _failed(self, failed: _RunningWorker, code: int, running: Sequence[_RunningWorker]) -> JobEnd:
-        """Returns the end of a job whose first worker failed, after the others had time to log and exit."""
-        deadline = time.monotonic() + EXIT_TIMEOUT_S
-        while time.monotonic() < deadline and any(worker.process.poll() is None for worker in running):
-            time.sleep(_POLL_S)
-        failed.reader.join(EXIT_TIMEOUT_S)
-        error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
-        of_job = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-        return JobEnd(of_job, "FAILED", error, sum(worker.restarts for worker in running), _status(code))
-
-    def _stopped(self, running: Sequence[_RunningWorker]) -> JobEnd:
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
         self._terminate(running)
-        codes = {worker.process.returncode for worker in running}
-        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in codes else ""
-        return JobEnd(INTERRUPTED if codes != {DONE} else DONE, "CANCELLED", killed)
+        ends = {worker.process.returncode for worker in running}
+        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in ends else ""
+        return JobEnd(INTERRUPTED if ends != {DONE} else DONE, "CANCELLED", killed)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
         """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs, with its processes."""

@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -44,7 +43,7 @@ def local_workers(
     """
     names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"])
              for index in range(int(pool.get("replicaCount", 1)))]  # fmt: skip
-    devices, cores = _devices(tier.accelerators, len(names), local_gpus()), _cores(len(names))
+    devices, cores = _devices(tier.accelerators, len(names)), _cores(len(names))
     addresses, (module, variables) = free_addresses(len(names)), program
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
@@ -64,16 +63,11 @@ def local_workers(
         threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(len(cores[index])))
         environment = {**of_tier, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
         words = (*task.get("args", []), *arguments)
-        result.append(LocalWorker(name, module or _module(task), words, environment, cores[index]))
+        # An image's own entry point is taken for the trainer.
+        of_image = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
+        runs = module or task.get("pythonModule") or "".join(of_image) or "trainer.task"
+        result.append(LocalWorker(name, runs, words, environment, cores[index]))
     return result
-
-
-def _module(task: Mapping[str, Any]) -> str:
-    """Returns the module that a worker pool runs; an image's own entry point is taken for the trainer."""
-    match task.get("command", []):
-        case ["python" | "python3", "-m", str(module)]:
-            return module
-    return str(task.get("pythonModule", "trainer.task"))
 
 
 def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:
@@ -105,8 +99,14 @@ def free_addresses(count: int) -> list[str]:
     return addresses
 
 
-def _devices(accelerators: int, workers: int, gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Splits the GPUs between the workers; without GPUs, logical CPU devices simulate them."""
+def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
+    """Splits the GPUs that this process may use between the workers; logical CPU devices simulate missing ones."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None and shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+        query = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+        visible = ",".join(query.stdout.split()) if query.returncode == 0 else ""
+    gpus = [number for number in (visible or "").split(",") if number and number != "-1"]
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
     if len(gpus) < accelerators * workers:
@@ -116,18 +116,6 @@ def _devices(accelerators: int, workers: int, gpus: Sequence[str]) -> list[dict[
         )
     shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
-
-
-def local_gpus() -> list[str]:
-    """Returns the numbers of the GPUs that this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [number for number in visible.split(",") if number and number != "-1"]
-    if not shutil.which("nvidia-smi"):
-        return []
-    command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    query = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    return query.stdout.split() if query.returncode == 0 else []
 
 
 def _cores(workers: int) -> list[frozenset[int]]:

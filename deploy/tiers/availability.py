@@ -14,24 +14,13 @@ class NoMachines(UserError):
     """Reports that a region does not have the tier's accelerator; another one may."""
 
 
-def check_region(tier: Tier, gcp: GcpConfig) -> Iterator[str]:
-    """Yields a warning if one of Google's two pages alone has the tier's accelerator in the region.
-
-    Raises NoMachines if neither has it.
-    """
-    if not tier.accelerator_type:
-        return
-    accelerator = load_machines().accelerators[tier.accelerator_type]
-    page = next((page for page, regions in accelerator.one_page.items() if gcp.region in regions), "")
-    if page:
-        yield (
-            f"region={gcp.region}: only Google's page of {page} has {accelerator.name} there for training, its other "
-            f"one has it in {', '.join(accelerator.regions)}"
-        )
-    elif gcp.region not in accelerator.regions:
-        regions = itertools.chain(accelerator.regions, *accelerator.one_page.values())
+def check_region(tier: Tier, gcp: GcpConfig) -> None:
+    """Raises NoMachines if neither of Google's two pages has the tier's accelerator in the region."""
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
+    regions = [*itertools.chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
+    if gcp.region not in regions:
         raise NoMachines(
-            f"region={gcp.region} has no {accelerator.name} for training: use --region= with one of "
+            f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with one of "
             f"{', '.join(regions)}"
         )
 
@@ -56,15 +45,6 @@ def check_continent(bucket: str, region: str, location: str) -> None:
         raise UserError(
             f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
             "price: use a bucket or a region of the same continent"
-        )
-
-
-def multi_regional(bucket: str, location: str) -> Iterator[str]:
-    """Yields a warning for a bucket of several regions that Vertex AI's TensorBoard would read."""
-    if location and not re.fullmatch(r"[a-z]+-[a-z]+\d+", location.lower()):
-        yield (
-            f"warning: {bucket} is in {location}, which is no single region, and the tier has a tensorboard: Google "
-            "asks for a regional bucket, in the job's region"
         )
 
 

@@ -45,18 +45,9 @@ class Finding:
     certain: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """Holds the content of credentials.yaml. `of_files`: rules that apply to files of some names alone."""
-
-    tokens: list[Rule]
-    forms: list[Rule]
-    of_files: list[tuple[re.Pattern[str], Rule]]
-    names: re.Pattern[str]
-
-
 @cache
-def _rules() -> Rules:
+def _rules() -> tuple[list[Rule], list[Rule], list[tuple[re.Pattern[str], Rule]], re.Pattern[str]]:
+    """Returns what credentials.yaml has: of tokens, of forms, of files of some names alone, and the names of stores."""
     table = read_yaml(Path(__file__).with_name("credentials.yaml"), "credentials.yaml")
 
     def rule(kind: str, texts: str, pattern: str) -> Rule:
@@ -69,7 +60,7 @@ def _rules() -> Rules:
               for kind, starts, rest in table["tokens"] for start in starts.split(" ")]  # fmt: skip
     of_files = [(re.compile(entry["names"]), rule(*entry["form"])) for entry in table["of_files"]]
     names = re.compile("|".join(table["names"]), re.IGNORECASE)
-    return Rules(tokens, [rule(*form) for form in table["forms"]], of_files, names)
+    return tokens, [rule(*form) for form in table["forms"]], of_files, names
 
 
 def find_credential(path: Path) -> Finding | None:
@@ -79,9 +70,8 @@ def find_credential(path: Path) -> Finding | None:
     if finding:
         return finding
     unpacked, names = 0, list[str]()
-    members = _members(path)
     try:
-        for name, stream in members or ():
+        for name, stream in _members(path):
             names.append(name)
             finding, size = _search(Path(name).name, stream, MOST_UNPACKED - unpacked)
             unpacked += size
@@ -91,15 +81,15 @@ def find_credential(path: Path) -> Finding | None:
                 return Finding("an archive of which the beginning alone was read", "", certain=False)
     except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         return Finding(f"an archive that could not be read ({error})", "", certain=False)
-    packed = [name for name in ([path.name] if members is None else names) if _PACKED.fullmatch(name)]
+    packed = [name for name in (names or [path.name]) if _PACKED.fullmatch(name)]
     return Finding("an archive that is not unpacked", packed[0] if names else "", certain=False) if packed else None
 
 
 def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | None, int]:
     """Returns what the first `most` bytes of a file hold, and how many were read."""
-    table, line, size, tail = _rules(), 1, 0, b""
-    rules = [*table.forms, *(rule for names, rule in table.of_files if names.fullmatch(name.lower()))]
-    by_name = bool(table.names.fullmatch(name))
+    (tokens, forms, of_files, stores), line, size, tail = _rules(), 1, 0, b""
+    rules = [*forms, *(rule for names, rule in of_files if names.fullmatch(name.lower()))]
+    by_name = bool(stores.fullmatch(name))
     while size < most and (read := file.read(_PIECE)):
         piece = tail + read
         if not size and piece.startswith(_STORES):
@@ -107,7 +97,7 @@ def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | No
         by_name = by_name and not _PUBLIC.search(piece)
         for text in (piece, piece.replace(b"\0", b"")) if b"\0" in piece else (piece,):  # then UTF-16, too
             lower = text.lower()
-            chosen = [rule for rule in table.tokens if rule[1][0] in text]
+            chosen = [rule for rule in tokens if rule[1][0] in text]
             chosen += [rule for rule in rules if any(part in lower for part in rule[1])]
             for kind, _, pattern in chosen:
                 if match := pattern.search(text):
@@ -118,52 +108,39 @@ def _search(name: str, file: IO[bytes], most: int = 2**62) -> tuple[Finding | No
     return (Finding("a credential by its name", "") if by_name else None), size
 
 
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]] | None:
-    """Returns the name and content of each file in an archive, or of a compressed file; None of another format."""
-    with path.open("rb") as file:
-        start = file.read(512)
+def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields name and content of each file in an archive, or of a compressed file; nothing of another format."""
     if zipfile.is_zipfile(path):
-        return _in_zip(path)
-    unpack = next((function for magic, function in _UNPACK.items() if start.startswith(magic)), None)
-    return _in_tar(path, unpack) if unpack or start[257:262] == b"ustar" or not start else None
-
-
-def _in_zip(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            with archive.open(member) as stream:
-                yield member.filename, stream
-
-
-def _in_tar(path: Path, unpack: Any) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yields the members of a tar or, of a compressed file that is none, its content."""
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as stream:
+                    yield member.filename, stream
+        return
     with contextlib.suppress(tarfile.ReadError), tarfile.open(path) as tar:
         for entry in tar:
             if content := tar.extractfile(entry):
                 yield entry.name, content
         return
+    with path.open("rb") as file:
+        start = file.read(6)
+    unpack = next((function for magic, function in _UNPACK.items() if start.startswith(magic)), None)
     if unpack:
         with unpack(path) as unzipped:
             yield path.stem.removesuffix(".tar"), unzipped
 
 
 @cache
-def _detectors() -> tuple[list[Any], list[Any]]:
-    """Returns detect-secrets' detectors of named kinds, and those of random text; nothing if it is not installed."""
+def detectors() -> list[tuple[Any, bool]]:
+    """Returns detect-secrets' detectors, and whether each is of a named kind, not of random text; [] without it."""
     try:
         from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
     except ImportError:
-        return [], []
+        return []
     kinds: dict[str, Any] = get_mapping_from_secret_type_to_class()
-    by_name = {detector.__name__: detector for detector in kinds.values()}
-    random = [by_name.pop(f"{base}HighEntropyString")() for base in ("Hex", "Base64")]
     slow = ("KeywordDetector", "IPPublicDetector")  # and what they find is mostly no credential
-    return [detector() for name, detector in by_name.items() if name not in slow], random
-
-
-def scanner_is_installed() -> bool:
-    """Returns whether detect-secrets is there."""
-    return bool(_detectors()[0])
+    named = {kind: not kind.__name__.endswith("HighEntropyString") for kind in kinds.values()}
+    chosen = sorted((kind for kind in named if kind.__name__ not in slow), key=named.__getitem__, reverse=True)
+    return [(kind(), named[kind]) for kind in chosen]
 
 
 def scan_text(path: Path) -> Finding | None:
@@ -172,16 +149,10 @@ def scan_text(path: Path) -> Finding | None:
     if b"\0" in content:
         return None
     text = content.decode("utf-8", "replace")
-    named, random = _detectors()
-    for detector in named:
+    for detector, named in detectors():
         for secret in detector.analyze_string(text):
-            return Finding(f"a credential ({detector.secret_type})", _line(text, secret))
-    for detector in random:
-        for secret in detector.analyze_string(text):
-            if len(secret) >= 20 and detector.calculate_shannon_entropy(secret) > detector.entropy_limit:
-                return Finding("a random text", _line(text, secret), certain=False)
+            kind = f"a credential ({detector.secret_type})" if named else "a random text"
+            if named or (len(secret) >= 20 and detector.calculate_shannon_entropy(secret) > detector.entropy_limit):
+                where = f"line {text.count(chr(10), 0, text.index(secret)) + 1}"
+                return Finding(kind, where, certain=named)
     return None
-
-
-def _line(text: str, part: str) -> str:
-    return f"line {text.count(chr(10), 0, text.index(part)) + 1}"

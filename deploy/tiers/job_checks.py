@@ -84,31 +84,30 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
     if package is None and (top != "trainer" or packages):
-        holders = (package.name for package in packages if _modules(f"{package.name}/{top}") & package.files.keys())
-        holder = next(holders, "")
         raise UserError(
-            f"{field}={value}: the job has the module {top} as {holder}.{top}: use --{field}={holder}.{value}, or "
-            f"--package with the folder {top} itself"
-            if holder
-            else f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an "
-            "--image= with it"
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
+            "with it"
         )
-    if package and package.files and not _modules(path, runs) & package.files.keys():
+    files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
+    if package and package.files and not files & package.files.keys():
         raise UserError(
             f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
         )
 
 
-def _modules(path: str, runs: bool = False) -> set[str]:
-    """Returns the files of which one is the module at `path`, or the program if it `runs`."""
-    return {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
-
-
 def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     """Yields warnings of what is allowed but may be a mistake."""
-    yield from _local_paths(config)
-    if tier.strategy == "SPOT":
-        yield from _spot_loss(config.checkpoint_every_steps, config.checkpoint_every_minutes)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        own = taken_by(field) and field.name not in config.inputs and isinstance(value, str)  # a setting of the user's
+        if own and (Path(value).is_file() or ("/" in value and Path(value).exists())):
+            yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
+    steps, minutes = config.checkpoint_every_steps, config.checkpoint_every_minutes  # 0: not by these
+    if tier.strategy == "SPOT" and not (0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60):
+        yield (
+            f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
+            f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+        )
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
@@ -132,31 +131,3 @@ def _of_machines(tier: Tier) -> Iterator[str]:
             f"{accelerator.name}: Google's support of it ended on {accelerator.support_ended}: it may be refused or "
             "missing: use a T4 or L4"
         )
-    if tier.workers > 1 and tier.spec.keys() & {"experiment", "experimentRun"}:
-        yield (
-            "experiment: Google's autologging is not for jobs of several workers: leave out experiment and "
-            "experimentRun"
-        )
-
-
-def _local_paths(config: TrainConfig) -> Iterator[str]:
-    """Yields a warning for each of the user's own settings that names a file which open() cannot read in the job."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if not taken_by(field) or field.name in config.inputs or not isinstance(value, str):
-            continue
-        if value.startswith("gs://"):
-            mounted = f"/gcs/{value.removeprefix('gs://')}"
-            yield f"{field.name}={value}: tf.io.gfile reads gs://, but open() and NumPy need --{field.name}={mounted}"
-        elif Path(value).is_file() or ("/" in value and Path(value).exists()):
-            yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
-
-
-def _spot_loss(steps: int, minutes: float) -> Iterator[str]:
-    """Yields a warning if a preemption may lose much work. `steps`, `minutes`: between checkpoints; 0: not by these."""
-    if 0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60:
-        return
-    yield (
-        f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
-        f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
-    )

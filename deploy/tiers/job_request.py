@@ -10,7 +10,7 @@ from typing import Any
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import BuiltImage, Image, choose_image
 from deploy.tiers.job_checks import check_inputs, check_module, check_wheels, warnings
-from deploy.tiers.job_tracking import check_trackers, tracking_requirements, variables, warnings_of_trackers
+from deploy.tiers.job_tracking import REQUIREMENTS, check_trackers, variables, warnings_of_trackers
 from deploy.tiers.packages import Package, built
 from deploy.tiers.plain_image import about_installing, requirements, starter, write_start
 from deploy.tiers.spec_changes import SECRETS
@@ -19,6 +19,7 @@ from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.tracker import read_addresses
 
 TASK = "trainer.task"
 CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
@@ -173,13 +174,22 @@ class TrainingRequest(JobRequest):
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
         tier, track = self.tier, self.config.track
         packages = tuple(map(built, options.packages)) if image.plain else ()
-        installed = [*requirements(tier.accelerators), *tracking_requirements(track)] if image.plain else []
+        of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
+        installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
         sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
         started = image.plain or SECRETS in json.dumps(spec)  # by the starter
-        arguments = self._arguments_there()
+        overrides = self.overrides  # the output is elsewhere there, and a recipe's file does not exist
+        if overrides.names_recipe_file:
+            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+        arguments = dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
         check_trackers(track, image, options.packages)
         for pool in spec["workerPoolSpecs"]:
-            task, module = _task(pool, image)
+            # A pythonPackageSpec becomes a containerSpec.
+            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+            if image.uri:
+                kept = {key: before[key] for key in ("args", "env") if key in before}
+                pool["containerSpec"] = {"imageUri": image.uri, **kept}
+            task, module = pool["containerSpec"], before.get("pythonModule", TASK)
             task["args"] = [*task.get("args", []), *arguments]
             if options.check:
                 module = CHECK
@@ -196,22 +206,3 @@ class TrainingRequest(JobRequest):
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
         return WrittenSpec((*packages, starter()) if started else packages, about, warned)
-
-    def _arguments_there(self) -> list[str]:
-        """Returns the flags for the job's machines: the output is elsewhere, a recipe's file does not exist there."""
-        overrides = self.overrides
-        if overrides.names_recipe_file:
-            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
-        return dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
-
-
-def _task(pool: dict[str, Any], image: Image) -> tuple[dict[str, Any], str]:
-    """Returns the pool's containerSpec, which a pythonPackageSpec becomes, and the module that it runs."""
-    before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
-    if image.uri:
-        pool["containerSpec"] = {
-            "imageUri": image.uri,
-            **{key: before[key] for key in ("args", "env") if key in before},
-        }
-    task: dict[str, Any] = pool["containerSpec"]
-    return task, before.get("pythonModule", TASK)

@@ -12,9 +12,8 @@ from deploy.tiers.availability import check_region, other_prices
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.job_checks import UNREACHABLE, check_devices
-from deploy.tiers.job_request import TASK, JobOptions, JobRequest, TrainingRequest
+from deploy.tiers.job_request import JobOptions, JobRequest, TrainingRequest
 from deploy.tiers.job_tracking import tensorboard_name
-from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.script import Script, ScriptRequest
 from deploy.tiers.spec_rules import check_format, check_same_region
@@ -49,12 +48,9 @@ class RenderedJob:
 
 def request_on(tier: Tier, program: Program) -> JobRequest:
     """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
-    return ScriptRequest(tier, program) if isinstance(program, Script) else training_on(tier, program)
-
-
-def training_on(tier: Tier, overrides: Overrides) -> TrainingRequest:
-    """Resolves the overrides as the trainer on `tier` will. Raises UserError for what it would refuse there."""
-    expected = tier.accelerators
+    if isinstance(program, Script):
+        return ScriptRequest(tier, program)
+    overrides, expected = program, tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
         count = overrides.values["expect_devices"]
         raise UserError(
@@ -72,7 +68,7 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
     """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
     request = dataclasses.replace(request, tier=_limited(request.tier, options))
     tier, image = request.tier, request.choose_image(options)
-    of_region = (*check_region(tier, gcp), *other_prices(tier, gcp.region))
+    check_region(tier, gcp)
     if options.kms_key:
         check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
         check_same_region("kms_key", options.kms_key, gcp.region)
@@ -84,39 +80,10 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     written = request.write(spec, gcp, options, image)
-    use_rdma(spec, tier)
     name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
     about = (*filter(None, [image.about]), *written.about)
-    warned = (*of_region, *written.warnings)
+    warned = (*other_prices(tier, gcp.region), *written.warnings)
     return RenderedJob(name, tier, gcp, request, output, spec, written.packages, image, about, warned, options)
-
-
-# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
-# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
-NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
-_SOURCED = (
-    'if [ -f {0} ]; then . {0}; echo "NCCL: with the settings of {0}"; '
-    'else echo "NCCL: {0} is not in this image: RDMA stays off"; fi; exec "$@"'
-)
-_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
-
-
-def use_rdma(spec: dict[str, Any], tier: Tier, settings: str = NCCL_SETTINGS) -> None:
-    """Makes several workers on machines with RDMA source Google's settings first, if the image has that file.
-
-    An image without a command is taken to run the trainer.
-    """
-    machine = load_machines().machines.get(tier.machine_type)
-    if tier.workers == 1 or machine is None or not machine.rdma:
-        return
-    for pool in spec["workerPoolSpecs"]:
-        task = pool.get("containerSpec")
-        if task:
-            command = task.get("command") or ["python", "-m", TASK]
-            task["command"] = ["bash", "-c", _SOURCED.format(settings), "start", *command]
-            named = {variable["name"] for variable in task.get("env", [])}
-            logged = [{"name": name, "value": value} for name, value in _NCCL_LOG.items() if name not in named]
-            task["env"] = [*task.get("env", []), *logged]
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
@@ -127,12 +94,11 @@ def to_yaml(spec: Mapping[str, Any]) -> str:
 class _Dumper(yaml.SafeDumper):
     """Writes text of several lines as such, so that a program in a spec can be read."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
 
-def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
 
-
-_Dumper.add_representer(str, _represent)
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:
@@ -143,23 +109,20 @@ def _limited(tier: Tier, options: JobOptions) -> Tier:
     if options.max_wait_s is not None and tier.strategy == "FLEX_START":
         scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
     if options.max_cost is not None:
-        scheduling["timeout"] = f"{_seconds_for(options.max_cost, tier)}s"
+        hourly = tier.price_per_hour
+        if hourly is None:
+            raise UserError(
+                f"max_cost={options.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
+                "--prices=FILE"
+            )
+        seconds = math.floor(options.max_cost / hourly * 3600)
+        if seconds < START_S:
+            raise UserError(
+                f"max_cost={options.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a "
+                f"job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+            )
+        scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
-
-
-def _seconds_for(max_cost: float, tier: Tier) -> int:
-    hourly = tier.price_per_hour
-    if hourly is None:
-        raise UserError(
-            f"max_cost={max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with --prices=FILE"
-        )
-    seconds = math.floor(max_cost / hourly * 3600)
-    if seconds < START_S:
-        raise UserError(
-            f"max_cost={max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a job takes "
-            f"minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
-        )
-    return min(seconds, int(tier.timeout_s))
 
 
 def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:

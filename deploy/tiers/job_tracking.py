@@ -22,11 +22,6 @@ _TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wan
 _HERE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
 
 
-def tracking_requirements(track: str) -> list[str]:
-    """Returns what pip installs for the trackers of a run."""
-    return [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
-
-
 def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
     """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image cannot have."""
     for address in read_addresses(track):

@@ -90,7 +90,7 @@ class Accelerator:
 class Machine:
     """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price.
 
-    local_ssd_gib: comes with it. `rdma`: its GPUs reach those of other machines without the host, if NCCL is told so.
+    local_ssd_gib: comes with it.
     """
 
     name: str
@@ -101,8 +101,6 @@ class Machine:
     price: Price = Price()
     strategies: tuple[str, ...] = ()  # the only ones, if any are named
     local_ssd_gib: int = 0
-    rdma: bool = False
-    reservation: bool = False  # needs one
     disk: str = "pd-ssd"  # of a tier that names none
 
 
@@ -138,13 +136,6 @@ class Machines:
                 for count in counts:
                     yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
 
-    def disk_price(self, machine_type: str, disk: Mapping[str, Any]) -> Price:
-        """Returns USD an hour of a machine's boot disk, a DiskSpec; an empty one is of 100 GB."""
-        machine = self.machines.get(machine_type)
-        kind = disk.get("bootDiskType") or (machine.disk if machine else "pd-ssd")
-        usd = float(disk.get("bootDiskSizeGb", 100)) * self.disk_gib_month[kind] / HOURS_A_MONTH
-        return Price(usd, usd, usd)
-
     def price(self, machine_type: str, accelerator: str, count: int) -> Price:
         """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
         machine = self.machines.get(machine_type)
@@ -164,12 +155,17 @@ def load_machines(price_file: str = "") -> Machines:
 def _read_table() -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
     prices, cpu = table["prices"], table["cpu_machines"]
-    accelerators = {name: _accelerator(name, facts, prices) for name, facts in table["accelerators"].items()}
-    machines = {
-        name: _machine(name, facts, kind == "host_machines", prices)
-        for kind in ("host_machines", "accelerator_machines")
-        for name, facts in table[kind].items()
-    }
+    accelerators, machines = dict[str, Accelerator](), dict[str, Machine]()
+    read: dict[str, Any]
+    for name, facts in table["accelerators"].items():
+        read = {"price": _price(facts, prices), "rates": Rates(**facts["rates"]) if "rates" in facts else None,
+                "regions": tuple(facts["regions"])}  # fmt: skip
+        accelerators[name] = Accelerator(name, **{**facts, **read})
+    for name, facts in (table["host_machines"] | table["accelerator_machines"]).items():
+        read = {"price": _price(facts, prices), "attached": name in table["host_machines"],
+                "counts": {kind: tuple(allowed) for kind, allowed in facts["counts"].items()},
+                "strategies": tuple(facts.get("strategies", ()))}  # fmt: skip
+        machines[name] = Machine(name, **{**facts, **read})
     return Machines(
         prices["region"], prices["date"], tuple(f"{kind}-{size}" for kind in cpu for size in cpu[kind]),
         tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines,
@@ -181,18 +177,6 @@ def accelerator_of(gpu: str) -> str:
     words = set(re.split(r"\W+", gpu.upper()))
     parts = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
     return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
-
-
-def _accelerator(name: str, facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Accelerator:
-    rates = Rates(**facts["rates"]) if "rates" in facts else None
-    read = {"price": _price(facts, prices), "rates": rates, "regions": tuple(facts["regions"])}
-    return Accelerator(name, **{**facts, **read})
-
-
-def _machine(name: str, facts: Mapping[str, Any], attached: bool, prices: Mapping[str, Any]) -> Machine:
-    counts = {accelerator: tuple(allowed) for accelerator, allowed in facts["counts"].items()}
-    return Machine(name, **{**facts, "counts": counts, "attached": attached, "price": _price(facts, prices),
-                             "strategies": tuple(facts.get("strategies", ()))})  # fmt: skip
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
@@ -212,7 +196,13 @@ def _with_prices(table: Machines, file: str) -> Machines:
         raise UserError(f"prices={file}: not found: write lines such as 'g2-standard-48: 4.60' (USD an hour)") from None
     machines, accelerators = dict(table.machines), dict(table.accelerators)
     for name, value in prices.items():
-        price = _parse_price(f"prices={file}: {name}", value)
+        kinds = value if isinstance(value, dict) else {"list": value}
+        for kind, usd in kinds.items():
+            if kind not in KINDS:
+                raise UserError(f"prices={file}: {name}: {kind}: unknown price; use one of {', '.join(KINDS)}")
+            if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
+                raise UserError(f"prices={file}: {name}: {usd!r} is not a price: use a number above 0, in USD an hour")
+        price = Price(**kinds)
         if name in accelerators:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)
         elif name in machines:
@@ -223,13 +213,3 @@ def _with_prices(table: Machines, file: str) -> Machines:
             hint = nearest(str(name), [*machines, *accelerators]) + " `python -m deploy machines --all` lists them"
             raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")
     return dataclasses.replace(table, machines=machines, accelerators=accelerators)
-
-
-def _parse_price(origin: str, value: Any) -> Price:
-    kinds = value if isinstance(value, dict) else {"list": value}
-    for kind, usd in kinds.items():
-        if kind not in KINDS:
-            raise UserError(f"{origin}: {kind}: unknown price; use one of {', '.join(KINDS)}")
-        if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < 1e6:
-            raise UserError(f"{origin}: {usd!r} is not a price: use a number above 0, in USD an hour")
-    return Price(**kinds)

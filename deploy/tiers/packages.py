@@ -6,7 +6,6 @@ same wheel is uploaded once, from whichever machine, and an object is never repl
 
 import dataclasses
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -102,8 +101,6 @@ class Package:
 
     def _make(self, out: Path) -> None:
         """Makes the sdist and the wheel in the folder `out`, reproducibly, whatever the clock and the umask."""
-        if importlib.util.find_spec("build") is None:
-            raise UserError("the package `build` is missing: pip install '.[deploy]'")
         copy = out.with_name("copy")
         write_copy(self, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
@@ -113,7 +110,9 @@ class Package:
         if build.returncode or not (out / self.wheel).is_file():
             lines = [line for line in build.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
             errors = [line for line in lines if "error" in line or "Error:" in line]  # of setuptools, not of its caller
-            raise UserError(f"{self.name} could not be built: {(errors or lines)[-1].strip()}")
+            raise UserError(
+                f"{self.name} could not be built: {(errors or lines)[-1].strip()} (pip install '.[deploy]')"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,8 +195,8 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-# Of the trainer's install_requires in setup.py.
-ADMITTED = {"tensorflow": ">=2.17", "keras": ">=3.12.4,!=3.13.*,!=3.14.0"}
+# The versions that the trainer takes, of its install_requires: they end at the newest minor that was tried.
+ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', beside("setup.py").read_text(encoding="utf-8")))
 
 
 def check_requirement(line: str) -> None:
@@ -206,19 +205,15 @@ def check_requirement(line: str) -> None:
     The job would install it over the image's, or pip would find no solution.
     """
     from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
-    from packaging.version import InvalidVersion, Version
 
     try:
         requirement = Requirement(line)
-        name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
-        if name not in ADMITTED:
-            return
-        allowed = requirement.specifier & ADMITTED[name]
-        limits = [Version(limit.version.removesuffix(".*")) for limit in allowed]
-    except (InvalidRequirement, InvalidVersion):
+    except InvalidRequirement:
         return  # building the package says why
-    tried = [Version("9999"), *limits, *(Version(f"{limit.base_version}.1") for limit in limits)]
-    if not any(allowed.contains(version, prereleases=True) for version in tried):
+    name = re.sub("[-_.](cpu|gpu|intel)$", "", requirement.name.lower())
+    allowed = requirement.specifier & ADMITTED.get(name, "")
+    releases = (f"{major}.{minor}.{patch}" for major in (2, 3) for minor in range(12, 99) for patch in range(20))
+    if name in ADMITTED and not any(allowed.filter(releases, prereleases=True)):
         raise UserError(
             f"requirements.txt: {line}: the trainer needs {name}{ADMITTED[name]}: drop the line, so that the image's "
             "own is used"

@@ -15,9 +15,9 @@ from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image, choose_image
 from deploy.tiers.job_checks import warnings_of_script
 from deploy.tiers.job_request import JobOptions, JobRequest, WrittenSpec
-from deploy.tiers.packages import DIST, CodeArchive, built
+from deploy.tiers.packages import DIST, CodeArchive, Package, built
 from deploy.tiers.plain_image import IN_JOB, requirements, starter, write_start
-from deploy.tiers.script_imports import missing_imports, unnamed
+from deploy.tiers.script_imports import DISTRIBUTIONS, missing_imports
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
@@ -126,8 +126,10 @@ class ScriptRequest(JobRequest):
         return choose_image(self.tier, options.image, None, options.packages)
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
-        doubts = self._check_imports(options, image.uri) if image.plain else []
         package = built(options.packages[0])
+        listed = "code/requirements.txt" in package.files
+        if image.plain and not (listed or options.force):
+            self._check_imports(package, image.uri)
         # Of another image than a plain one it is not known how it finds the driver.
         gpus = self.tier.accelerators if image.plain else 0
         plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
@@ -140,32 +142,28 @@ class ScriptRequest(JobRequest):
             uri = image.uri or before["imageUri"]
             pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
-        listed = "code/requirements.txt" in package.files
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return WrittenSpec((package, starter()), about, (*warnings_of_script(self.tier), *doubts))
+        return WrittenSpec((package, starter()), about, (*warnings_of_script(self.tier),))
 
-    def _check_imports(self, options: JobOptions, image: str) -> list[str]:
-        """Returns a warning of imports that a plain image may lack. Raises UserError for those that it does lack."""
-        files = {name.partition("/")[2]: path for name, path in options.packages[0].files.items()
+    def _check_imports(self, package: Package, image: str) -> None:
+        """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""
+        files = {name.partition("/")[2]: path for name, path in package.files.items()
                  if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
         path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
         start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1])
         missing = missing_imports(files, start)
-        listed = files.get("requirements.txt")
-        if listed:
-            missing = unnamed(missing, listed.read_text(encoding="utf-8", errors="replace"))
-        certain = [name for name in missing if name.certain and not (listed or options.force)]
-        about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in (certain or missing)[:5])
+        about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in missing[:5])
         tensorflow = requirements(self.tier.accelerators)[0]  # brings keras
-        lines = {tensorflow if name.top in ("keras", "tensorflow") else name.distribution for name in certain}
-        if certain:
+        lines = {
+            tensorflow if name.top in ("keras", "tensorflow") else DISTRIBUTIONS.get(name.top, name.top)
+            for name in missing
+        }
+        if missing:
             raise UserError(
                 f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "
                 f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
             )
-        where = "requirements.txt does not name" if listed else f"{image} does not have"
-        return [f"the script may import what {where}: {about}: right if another package brings it"] if missing else []
 
     def _plan(self, job_dir: str) -> dict[str, Any]:
         """Returns what `script_worker` needs to know, but for the folder."""
@@ -186,41 +184,23 @@ def read_script(script: str, module: str, package: str, words: Sequence[str], jo
             raise UserError(
                 "--script and --package contradict each other: the script's folder goes along: drop --package"
             )
-        return _of_file(script, words, job_dir)
-    return _of_module(module, package, words, job_dir)
-
-
-def _of_file(name: str, words: Sequence[str], job_dir: str) -> Script:
-    path = expanded(name)
-    folder = path.parent.resolve()
-    if path.is_dir():
-        inside = ", ".join(sorted(file.name for file in path.glob("*.py"))[:5])
-        raise UserError(f"script={name}: it is a folder: name the file in it{f': {inside}' * bool(inside)}")
-    if not path.is_file():
-        hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
-        raise UserError(f"script={name}: there is no such file{hint} give the path of a Python file")
-    if path.suffix != ".py":
-        raise UserError(f"script={name}: it must be a Python file, with the ending .py")
-    if not path.resolve().is_relative_to(folder):
+        path, folder = expanded(script), expanded(script).parent.resolve()
+        if not path.is_file() or path.suffix != ".py":
+            hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
+            raise UserError(f"script={script}: there is no such Python file{hint} give the path of one, ending in .py")
+        if not path.resolve().is_relative_to(folder):
+            raise UserError(
+                f"script={script}: it is a link to {path.resolve()}, outside of {folder}, which goes along: name that "
+                "file, or copy it into the folder"
+            )
+        return Script(script, folder, (path.name,), tuple(words), job_dir)
+    top, *inner = module.split(".")
+    folder = expanded(package or top).resolve()
+    path = folder.joinpath(*inner)
+    runs = (inner and path.with_suffix(".py").is_file()) or (path / "__main__.py").is_file()
+    if folder.name != top or not runs:
         raise UserError(
-            f"script={name}: it is a link to {path.resolve()}, outside of {folder}, which goes along: name that file, "
-            "or copy it into the folder"
+            f"module={module}: there is no such program in {folder}: name it as `python -m` takes it, as my.task, in a "
+            "folder here or in that of --package; a file is --script="
         )
-    return Script(name, folder, (path.name,), tuple(words), job_dir)
-
-
-def _of_module(name: str, package: str, words: Sequence[str], job_dir: str) -> Script:
-    parts = name.split(".")
-    if not all(part.isidentifier() for part in parts):
-        raise UserError(f"module={name}: write a module as `python -m` takes it, as my.task; a file is --script=")
-    folder = expanded(package or parts[0]).resolve()
-    if folder.name != parts[0]:
-        raise UserError(
-            f"module={name}: it is not in the package {folder.name}: use --package with the folder {parts[0]}"
-        )
-    if not folder.is_dir():
-        raise UserError(f"module={name}: there is no folder {parts[0]} here: use --package=FOLDER, or --script=FILE")
-    path = folder.joinpath(*parts[1:])
-    if not (path.with_suffix(".py").is_file() and parts[1:]) and not (path / "__main__.py").is_file():
-        raise UserError(f"module={name}: there is no such program in {folder.name}: no {path.name}.py or __main__.py")
-    return Script(name, folder, ("-m", name), tuple(words), job_dir)
+    return Script(module, folder, ("-m", module), tuple(words), job_dir)

@@ -3,14 +3,15 @@
 import ast
 import dataclasses
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 # Of Python 3.12, which the image has, whichever runs here; pip and the report of ours are there too.
 _IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
     "asynchat", "asyncore", "distutils", "imp", "smtpd",
 }  # fmt: skip
-_DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
+# The name by which pip installs a package, where it is another.
+DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
                   "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}  # fmt: skip
 
 
@@ -32,11 +33,6 @@ class Import:
         """Returns the name of the package; empty for the module's own."""
         return self.module.partition(".")[0]
 
-    @property
-    def distribution(self) -> str:
-        """Returns the name by which pip installs it, as far as that is known."""
-        return _DISTRIBUTIONS.get(self.top, self.top)
-
 
 def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
     """Yields the imports of a file, of which `tree` is the syntax tree."""
@@ -52,26 +48,21 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
 
 
 def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
-    """Returns the first import of each package that a script needs and that neither its folder nor the image has.
+    """Returns the first import of each package that a script needs in any case, and neither its folder nor image has.
 
     `files`: of the folder, by their paths in it; those that the script does not import are not looked at.
     """
-    present = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE
-    missing: dict[str, Import] = {}
-    for certain in (True, False):  # first what is executed in any case, then the rest
-        waiting, visited = [program], set[str]()
-        while waiting:
-            file = waiting.pop()
-            if file in visited or file not in files:
-                continue
+    present = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE | {""}
+    missing, waiting, visited = dict[str, Import](), [program], set[str]()
+    while waiting:
+        file = waiting.pop()
+        if file in files and file not in visited:
             visited.add(file)
             for statement in imports_of(file, ast.parse(files[file].read_bytes())):
-                if statement.certain < certain:
-                    continue
-                if statement.top in present or not statement.top:
+                if statement.certain and statement.top in present:
                     waiting += _files_of(statement)
-                else:
-                    missing.setdefault(statement.top, dataclasses.replace(statement, certain=certain))
+                elif statement.certain:
+                    missing.setdefault(statement.top, statement)
     return list(missing.values())
 
 
@@ -83,9 +74,3 @@ def _files_of(statement: Import) -> Iterator[str]:
     for path in (*(parts[:end] for end in range(len(parts) + 1)), *([*parts, name] for name in statement.names)):
         inner = folder.joinpath(*path)
         yield from (f"{inner}.py", str(inner / "__init__.py"))
-
-
-def unnamed(missing: Collection[Import], requirements: str) -> list[Import]:
-    """Returns the imports whose package the text of a requirements.txt does not name."""
-    listed = requirements.lower().replace("_", "-")
-    return [statement for statement in missing if statement.distribution.lower() not in listed]

@@ -3,16 +3,20 @@
 import ast
 import dataclasses
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from deploy.tiers.credentials import Finding, find_credential, scan_text, scanner_is_installed
-from deploy.tiers.ignore_file import ALLOW, allowed_in, is_ignored, rules_above, rules_in
+from deploy.tiers.credentials import detectors, find_credential, scan_text
 from deploy.tiers.script_imports import imports_of
 from trainer.base.errors import UserError, reason
 
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
 MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
 MB = 1e6
+ALLOW = "#!allow:"  # begins a line of ours in an ignore file that names a file which goes along, whatever it looks like
 _SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
 
 
@@ -53,7 +57,14 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
     doubtful = list(_refuse_secrets(folder, files))
     for name, path in files.items():
         if path.suffix == ".py":
-            tree = _parsed(name, path)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    tree = ast.parse(path.read_bytes(), name)
+            except (SyntaxError, ValueError, RecursionError) as error:
+                line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+                problem = error.msg if isinstance(error, SyntaxError) else reason(error)
+                raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
             if path == folder:
                 _check_alone(folder, tree)
     return Sources(files, tuple(left_out), size, tuple(doubtful))
@@ -64,10 +75,13 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
     if folder.is_file():
         yield folder
         return
-    top, waiting = folder.resolve(), [(folder, rules_above(folder))]
+    above = [folder, *folder.parents]  # rules apply from the top of the repository on
+    tops = [index for index, path in enumerate(above) if (path / ".git").exists()]
+    outside = [rules for path in reversed(above[1 : tops[0] + 1] if tops else []) for rules in rules_in(path)]
+    top, waiting = folder.resolve(), [(folder, outside)]
     while waiting:
-        current, above = waiting.pop()
-        rules = [*above, *rules_in(current)]
+        current, outside = waiting.pop()
+        rules = [*outside, *rules_in(current)]
         for path in sorted(current.iterdir()):
             if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
                 continue
@@ -83,14 +97,35 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
                 yield path
 
 
+IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # of the folder below which they apply
+
+
+def rules_in(folder: Path) -> list[IgnoreRules]:
+    """Returns the rules of the ignore files in a folder: https://git-scm.com/docs/gitignore"""
+    from pathspec import GitIgnoreSpec
+
+    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _lines(folder)) else []
+
+
+def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> bool:
+    """Returns whether the last rule that matches the path excludes it. The path's folder must not be ignored."""
+    checks = (spec.check_file(path.relative_to(top).as_posix() + "/" * is_folder).include for top, spec in rules)
+    return ([included for included in checks if included is not None] or [False])[-1]
+
+
+def _lines(folder: Path) -> list[str]:
+    files = [folder / name for name in (".gitignore", ".gcloudignore") if (folder / name).is_file()]
+    return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
+
+
 def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
     """Yields what may be a credential, for people. Raises UserError for what is one by its kind."""
     top = folder if folder.is_dir() else folder.parent
-    allowed, read = allowed_in(top), 0.0
+    allowed, read = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}, 0.0
     for name, path in files.items():
         if path in allowed:
             continue
-        finding: Finding | None = find_credential(path)
+        finding = find_credential(path)
         size = path.stat().st_size
         if not finding and read + size <= _SCANNER_BYTES:
             finding, read = scan_text(path), read + size
@@ -104,20 +139,8 @@ def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
             )
         if finding:
             yield f"{name}{', ' * bool(finding.where)}{finding.where} ({finding.kind})"
-    if files and not scanner_is_installed():
+    if files and not detectors():
         yield "the files yourself, as detect-secrets is not installed (pip install '.[deploy]')"
-
-
-def _parsed(name: str, path: Path) -> ast.Module:
-    """Returns the syntax tree of a file. Raises UserError if Python could not import it."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(path.read_bytes(), name)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        problem = error.msg if isinstance(error, SyntaxError) else reason(error)
-        raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
 
 
 def _check_alone(module: Path, tree: ast.Module) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 from deploy.tiers.spec_rules import check_shape
 from trainer.base.errors import UserError
 
-MOST_LABELS = 62  # of 64, because `submit` adds two
 # Labels that `submit` sets: the value of the first is unique to an attempt.
 LABEL, PRICE_LABEL = "submission", "usd-per-hour"
 FLEX_START = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
@@ -52,23 +51,20 @@ class SpecChanges:
         scheduling = {**FLEX_START, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
         scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
         changed |= {"scheduling": scheduling} if scheduling else {}
-        for pool in changed.get("workerPoolSpecs", []):
-            self._change(pool)
-        return changed, f"{name} with {' '.join(flags)}"
-
-    def _change(self, pool: dict[str, Any]) -> None:
-        if self.disk_gb and pool:
-            pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
-        if self.reservation and "machineSpec" in pool:
-            pool["machineSpec"]["reservationAffinity"] = {
-                "reservationAffinityType": "SPECIFIC_RESERVATION",
-                "key": "compute.googleapis.com/reservation-name", "values": [self.reservation],
-            }  # fmt: skip
         variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
-        for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
-            if task is not None and variables:
-                unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
-                task["env"] = [*unchanged, *({"name": name, "value": value} for name, value in variables.items())]
+        for pool in changed.get("workerPoolSpecs", []):
+            if self.disk_gb:
+                pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
+            if self.reservation:
+                pool["machineSpec"]["reservationAffinity"] = {
+                    "reservationAffinityType": "SPECIFIC_RESERVATION",
+                    "key": "compute.googleapis.com/reservation-name", "values": [self.reservation],
+                }  # fmt: skip
+            for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
+                if task is not None and variables:
+                    unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
+                    task["env"] = [*unchanged, *({"name": key, "value": value} for key, value in variables.items())]
+        return changed, f"{name} with {' '.join(flags)}"
 
 
 NO_CHANGES = SpecChanges()
@@ -86,14 +82,10 @@ def read_labels(text: str) -> dict[str, str]:
                 "letters, digits, - and _, the key with a letter first"
             )
         key, _, value = label.partition("=")
-        if key.startswith("goog"):
-            raise UserError(f"labels={text}: Google keeps keys that begin with goog for itself: use another key")
         if key in (LABEL, PRICE_LABEL):
             raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
         if labels.setdefault(key, value) != value:
             raise UserError(f"labels={text}: {key} has two values: keep one of them")
-    if len(labels) > MOST_LABELS:
-        raise UserError(f"labels: {len(labels)} of them, and a job has {MOST_LABELS} at most beside those of `submit`")
     return labels
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.checkout import beside
-from deploy.tiers.machine_table import FREE, Price, load_machines
+from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
 from deploy.tiers.spec_rules import check_spec
 from trainer.base.errors import UserError
@@ -106,8 +106,10 @@ def read_tiers_or_machine(
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise UserError(f"tier {twice} is given twice: drop one of them")
     if names and (machine_type or accelerator):
-        flag = "machine_type" if machine_type else "accelerator"
-        raise UserError(f"tier {names[0]} and --{flag} contradict each other: a tier has its machine: drop one of them")
+        raise UserError(
+            f"tier {names[0]} and --{'machine_type' if machine_type else 'accelerator'} contradict each other: a tier "
+            "has its machine: drop one of them"
+        )
     if not names and not machine_type:
         raise UserError(
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
@@ -119,23 +121,19 @@ def read_tiers_or_machine(
 
 
 def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
-    """Returns the tier of one machine without a file. `accelerator`: NAME or NAME:COUNT, empty for none.
+    """Returns the tier of one machine without a file. `accelerator`: NAME:COUNT, empty for none.
 
     Raises UserError if Vertex AI could not run it.
     """
     kind, _, count = accelerator.partition(":")
-    allowed = load_machines().machines[machine_type].counts if machine_type in load_machines().machines else {}
-    name = next((full for full in allowed if kind and kind.upper().replace("-", "_") in full), kind)
-    if not count and name in allowed:
-        count = str(min(allowed[name]))
-    if accelerator and not re.fullmatch(r"[1-9]\d?", count or "1"):
+    if accelerator and not re.fullmatch(r"\w+:[1-9]\d?", accelerator):
         raise UserError(f"accelerator={accelerator}: write NAME:COUNT, as NVIDIA_L4:1")
     machine: dict[str, Any] = {"machineType": machine_type}
-    if name:
-        machine |= {"acceleratorType": name, "acceleratorCount": int(count or 1)}
+    if accelerator:
+        machine |= {"acceleratorType": kind, "acceleratorCount": int(count)}
     pool = {"machineSpec": machine, "replicaCount": 1, "pythonPackageSpec": {"pythonModule": "trainer.task"}}
     spec = {"workerPoolSpecs": [pool], "scheduling": {"timeout": "86400s"}}
-    title = f"{machine_type}-x{count or 1}" if name else machine_type
+    title = f"{machine_type}-x{count}" if accelerator else machine_type
     return _tier(title, spec, f"--machine_type={machine_type}", price_file, changes)
 
 
@@ -149,9 +147,12 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
     accelerators = int(chief.get("acceleratorCount", 0))
     for pool, count in zip(pools, counts, strict=True):  # whose machines are alike, but for their disks
         machine = table.price(kind, accelerator, accelerators)
-        price = price.plus(machine.plus(table.disk_price(kind, pool.get("diskSpec", {}))), count)
-    usd = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
-    return Tier(name, kind, accelerator, accelerators, sum(counts), usd, spec=spec, price=price)
+        disk = {"bootDiskType": table.machines[kind].disk if kind in table.machines else "pd-ssd",
+                "bootDiskSizeGb": 100, **pool.get("diskSpec", {})}  # fmt: skip
+        usd = float(disk["bootDiskSizeGb"]) * table.disk_gib_month[disk["bootDiskType"]] / HOURS_A_MONTH
+        price = price.plus(machine.plus(Price(usd, usd, usd)), count)
+    known = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
+    return Tier(name, kind, accelerator, accelerators, sum(counts), known, spec=spec, price=price)
 
 
 def find_tier(name: str) -> Path:
@@ -160,10 +161,7 @@ def find_tier(name: str) -> Path:
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
             return path
-    if "," in name:
-        raise UserError(f"tier {name}: separate several tiers by blanks: {name.replace(',', ' ')}")
-    names = tier_names()
-    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), names)  # l4x4 is easily read as 14x4
+    hint = nearest(re.sub("^1", "l", Path(name).stem.lower()), tier_names())  # l4x4 is easily read as 14x4
     raise UserError(f"tier {name}: no such tier{hint} `python -m deploy machines` lists them; or name a .yaml file")
 
 

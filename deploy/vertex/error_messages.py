@@ -50,12 +50,12 @@ def connection_error(text: str) -> ApiError:
     _, caused_by, cause = text.strip().rpartition("Caused by ")
     cause = cause.removesuffix(")") if caused_by else cause
     if _PROXY.search(text):
-        fix = "check the proxy that HTTPS_PROXY names (gcloud: `gcloud config list proxy`)"
-        return BrokenClientError(0, f"no connection through the proxy ({cause}): {fix}", sent=False)
+        line = f"no connection through the proxy ({cause}): check what HTTPS_PROXY names"
+        return BrokenClientError(0, f"{line} (gcloud: `gcloud config list proxy`)", sent=False)
     if _TLS.search(text):
-        fix = "check this machine's clock, and the certificates of its network (REQUESTS_CA_BUNDLE=FILE; gcloud: "
-        fix += "`gcloud config set core/custom_ca_certs_file FILE`)"
-        return BrokenClientError(0, f"no secure connection ({cause}): {fix}", sent=False)
+        line = f"no secure connection ({cause}): check this machine's clock, and its network's certificates"
+        fix = "REQUESTS_CA_BUNDLE=FILE; gcloud: `gcloud config set core/custom_ca_certs_file FILE`"
+        return BrokenClientError(0, f"{line} ({fix})", sent=False)
     return ApiError(0, cause, sent=not _NOT_SENT.search(text))
 
 

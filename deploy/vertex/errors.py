@@ -67,12 +67,14 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     if error.final:
         return str(error)
     if error.quota:
-        return _quota_fix(error, gcp)
+        metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
+        return (
+            f"no quota left in {gcp.region} for {metric[0] if metric else 'aiplatform.googleapis.com'}: new projects "
+            "often have 0: request more at https://console.cloud.google.com/iam-admin/quotas?project="
+            f"{gcp.project} or use another region or tier (submit TIER TIER --region=A,B tries them in turn)"
+        )
     if error.code == 401:
         return not_logged_in(error)
-    if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
-        page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
-        return f"{error} ({error.code}): link the project to a billing account: {page}"
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: _permission_fix(str(error), gcp),
@@ -100,30 +102,14 @@ def _permission_fix(message: str, gcp: GcpConfig) -> str:
         host = re.search(r"[a-z]+\.googleapis\.com", message)
         name = host[0] if host else "aiplatform.googleapis.com"
         return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
-    if re.search(r"VPC.?Service.?Controls|prohibited by organization's policy", message, re.IGNORECASE):
-        return (
-            "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
-            "give the identifier in the message to its administrator"
-        )
     role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
     return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
 
 
-def _quota_fix(error: ApiError, gcp: GcpConfig) -> str:
-    metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
-    name = metric[0] if metric else "aiplatform.googleapis.com"
-    return (
-        f"no quota left in {gcp.region} for {name}: new projects often have 0: request more at "
-        f"https://console.cloud.google.com/iam-admin/quotas?project={gcp.project} or use another region or tier "
-        "(submit TIER TIER --region=A,B tries them in turn)"
-    )
-
-
 def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
-    if status.state == "EXPIRED":  # it waited for machines for too long
-        return True
-    return status.state == "FAILED" and STOCKED_OUT.search(status.error) is not None
+    # A job that waited for machines for too long is EXPIRED.
+    return status.state == "EXPIRED" or (status.state == "FAILED" and bool(STOCKED_OUT.search(status.error)))
 
 
 def exit_code(status: JobStatus) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import threading
@@ -30,10 +29,6 @@ class Gcloud(Backend):
         flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
         place = [f"--project={self._project}", f"--region={self._region}"]
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
-
-    def shell_command(self, request: CustomJob) -> str:
-        """Returns the command with its spec, ready to paste into a shell."""
-        return f"{shlex.join(self.create_command(request))} <<'END'\n{to_yaml(request.spec)}END"
 
     def submit(self, request: CustomJob) -> str:
         """Runs `gcloud ai custom-jobs create`, and kills it when it is about to retry.

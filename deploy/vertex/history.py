@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.vertex.api import JobStatus
@@ -62,26 +63,15 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
     return f"{submission}-{attempt}"
 
 
-def _read_all() -> list[Submission]:
-    return [_read(path) for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True)]
-
-
-def _read(path: Path) -> Submission:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
-        if not all(_is_valid(attempt) for attempt in attempts):
-            raise ValueError("an attempt has a value of the wrong type")
-        return Submission(**{**content, "submission": path.stem, "attempts": attempts})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
-
-
-def _is_valid(attempt: Attempt) -> bool:
-    numbers = ("usd_per_hour", "spent_usd", "sent_at")
-    values = dataclasses.asdict(attempt)
-    texts = all(isinstance(value, str) for name, value in values.items() if name not in numbers)
-    return texts and all(values[name] is None or isinstance(values[name], (int, float)) for name in numbers)
+def _read_all() -> Iterator[Submission]:
+    """Yields all submissions, the newest first."""
+    for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True):
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
+            yield Submission(**{**content, "submission": path.stem, "attempts": attempts})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
 
 def find_attempt(job: str) -> tuple[Submission, Attempt]:
@@ -95,13 +85,12 @@ def find_attempt(job: str) -> tuple[Submission, Attempt]:
 
 def find_interrupted(command: str, sources: list[str]) -> Submission | None:
     """Returns the newest submission of this command and these packages, if it did not follow its job to the end."""
-    same = (record for record in _read_all() if (record.command, record.sources) == (command, sources))
-    newest = next((record for record in same if record.attempts), None)
-    if newest is None:
-        return None
-    last = newest.attempts[-1]
-    left = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not newest.detached}
-    return newest if left.get(last.state) else None
+    for record in _read_all():
+        if (record.command, record.sources) == (command, sources) and record.attempts:
+            last = record.attempts[-1]
+            left = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not record.detached}
+            return record if left.get(last.state) else None
+    return None
 
 
 def record_status(record: Submission, attempt: Attempt, status: JobStatus, now: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
 from deploy.vertex.retry import Clock
-from deploy.vertex.spending import describe_spending, format_duration
+from deploy.vertex.spending import format_duration, time_and_cost, usd_per_hour
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import RUN_INFO, STATS, StatsEntry, mapping, number, parse_stats, positive, whole
 from trainer.base.storage import Address, parse
@@ -71,8 +71,11 @@ class LiveLines:
             return {problem: problem}
         if self._live is None:
             return {}
-        progress, money = str(self._live), describe_spending(status, self._clock.now())
-        return {progress: "; ".join(filter(None, [progress, money]))}
+        progress, price = str(self._live), usd_per_hour(status)
+        if price is None:
+            return {progress: progress}
+        usd = time_and_cost(status, price, self._clock.now())[1]
+        return {progress: f"{progress}; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"}
 
     def _read(self) -> None:
         stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
@@ -87,18 +90,14 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | No
     reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
     if not reports:
         return None
-    step, pace = entries[-1]["step"], _seconds_a_step(reports[-RECENT:])
+    first, last, step = reports[-RECENT:][0], reports[-1], entries[-1]["step"]
+    # With evaluations and checkpoints between these reports.
+    steps, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
+    pace = seconds / steps if steps > 0 and seconds > 0 else positive(last.get("step_seconds"))
     left = max(0, total_steps - step) * pace if pace and total_steps else None
-    losses = ((name, number(value)) for name, value in mapping(reports[-1], "losses").items())
+    losses = ((name, number(value)) for name, value in mapping(last, "losses").items())
     loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
     return JobProgress(step, total_steps, left, loss)
-
-
-def _seconds_a_step(reports: Sequence[StatsEntry]) -> float | None:
-    """Returns the pace of these reports, with evaluations and checkpoints between them."""
-    steps = reports[-1]["step"] - reports[0]["step"]
-    seconds = reports[-1]["seconds"] - reports[0]["seconds"]
-    return seconds / steps if steps > 0 and seconds > 0 else positive(reports[-1].get("step_seconds"))
 
 
 REPORT_S = 300.0  # between lines of a job that waits

@@ -109,7 +109,10 @@ def follow_job(
         unseen = False
         if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
             look_at = clock.now() + LOOK_S
-            original = _original(status, backend, clock)
+            label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
+            with contextlib.suppress(ApiError):
+                by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
+            original = by_name.get(status.name, status).name  # the job itself, if that is not known
             if original != status.name:
                 print_line(WatchLine(clock.now(), f"follows {original}"))
                 tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
@@ -122,8 +125,13 @@ def follow_job(
         if status.over:
             tail.print_last()
             return settled(status, clock.now())
-        if waiting.too_long(status):
-            return _give_up(backend, name, clock, max_wait_s)
+        if waiting.too_long(status):  # EXPIRED, unless it ended otherwise meanwhile
+            status = cancel_and_wait(backend, name, clock)
+            if not status.over:
+                raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
+            error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
+            cancelled = status.state == "CANCELLED"
+            return dataclasses.replace(status, state="EXPIRED", error=error) if cancelled else status
         tail.print_new()
         clock.sleep(LOG_POLL_S)
 
@@ -148,23 +156,6 @@ def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, un
         raise StateUnknownError(error.code, message) from None
 
 
-def _original(status: JobStatus, backend: Backend, clock: Clock) -> str:
-    """Cancels the duplicates of a job, or of the one that it duplicates, whose name is returned; its own if unknown."""
-    label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
-    with contextlib.suppress(ApiError):
-        by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
-    return by_name[status.name].name if status.name in by_name else status.name
-
-
-def _give_up(backend: Backend, name: str, clock: Clock, max_wait_s: float) -> JobStatus:
-    """Cancels a job that has waited for too long; its state is then EXPIRED, unless it ended otherwise meanwhile."""
-    status = cancel_and_wait(backend, name, clock)
-    if not status.over:
-        raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
-    error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
-    return dataclasses.replace(status, state="EXPIRED", error=error) if status.state == "CANCELLED" else status
-
-
 def watch_hint(name: str) -> str:
     """Returns the commands for a job that is no longer watched."""
     return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"
@@ -174,18 +165,12 @@ def watch_job(
     backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus | None:  # fmt: skip
-    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job.
-
-    A closed pipe, as of `head`, ends the watch too; the hint is then on stderr.
-    """
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
     try:
         status = follow_job(backend, name, gcp, clock, print_line, created=created, max_wait_s=max_wait_s)
     except KeyboardInterrupt:
         say(f"no longer watched, and not cancelled; {watch_hint(name)}")
         return None
-    except BrokenPipeError:
-        tell(f"no longer watched, and not cancelled; {watch_hint(name)}")
-        raise
     ran, cost = describe_run(status, clock.now())
     say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
     if status.error:

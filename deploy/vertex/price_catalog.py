@@ -7,7 +7,6 @@ price. On demand the SKU of Vertex AI contains its fee; spot and flex-start are 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from deploy.tiers.machine_table import HOURS_A_MONTH, Machine, Machines
 from deploy.vertex.api import unreadable_as_lost
@@ -56,31 +55,20 @@ class CatalogPrice:
 def read_skus(region: str, clock: Clock) -> list[Sku]:
     """Returns the SKUs of a region with a price. Raises ApiError if the catalog cannot be read whole."""
     with unreadable_as_lost():
-        return [sku for service in SERVICES for content in _contents(service, clock)
-                if (sku := _sku(service, content, region))]  # fmt: skip
+        return [sku for service in SERVICES for sku in _skus(service, region, clock)]
 
 
-def _contents(service: str, clock: Clock) -> Iterator[Any]:
+def _skus(service: str, region: str, clock: Clock) -> Iterator[Sku]:
+    """Yields the SKUs of the region that have a single price in USD."""
     catalog = address("CLOUDBILLING", "https://cloudbilling.googleapis.com")
     request, url = {"currencyCode": "USD", "pageSize": "5000"}, f"{catalog}/v1/services/{SERVICES[service]}/skus"
-    return pages("skus", lambda token: retried(lambda: call("GET", url, params={**request, **token}), clock))
-
-
-def _sku(service: str, content: Mapping[str, Any], region: str) -> Sku | None:
-    """Returns a SKU of the region; None for another one, or without a single price in USD."""
-    if region not in content.get("serviceRegions", ()):
-        return None
-    expression = content["pricingInfo"][-1]["pricingExpression"] if content.get("pricingInfo") else {}
-    rates = [rate for rate in expression.get("tieredRates", ()) if _usd(rate) > 0]
-    unit = str(expression.get("usageUnit", ""))
-    if len(rates) != 1 or unit not in ("h", "GiBy.h", "GiBy.mo"):
-        return None
-    return Sku(service, content["skuId"], content["description"], _usd(rates[0]), unit == "GiBy.mo")
-
-
-def _usd(rate: Mapping[str, Any]) -> float:
-    price = rate["unitPrice"]
-    return int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9
+    for sku in pages("skus", lambda token: retried(lambda: call("GET", url, params={**request, **token}), clock)):
+        expression = sku["pricingInfo"][-1]["pricingExpression"] if sku.get("pricingInfo") else {}
+        prices = [rate["unitPrice"] for rate in expression.get("tieredRates", ())]
+        usd = [int(price.get("units") or 0) + int(price.get("nanos") or 0) / 1e9 for price in prices]
+        usd, unit = list(filter(None, usd)), expression.get("usageUnit")
+        if region in sku.get("serviceRegions", ()) and len(usd) == 1 and unit in ("h", "GiBy.h", "GiBy.mo"):
+            yield Sku(service, sku["skuId"], sku["description"], usd[0], unit == "GiBy.mo")
 
 
 def _words(text: str) -> set[str]:
@@ -99,8 +87,8 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
     price = _sum(parts, skus, kind)
     if price.usd is None or not machine.local_ssd_gib:
         return price
-    ssd = [sku for sku in skus if sku.monthly and {"local", "ssd"} <= sku.words and not sku.words & {"spot", "dws"}]
-    ssd = [sku for sku in ssd if sku.service == "compute" and not sku.words & _NEVER]
+    ssd = [sku for sku in skus if sku.monthly and sku.service == "compute" and {"local", "ssd"} <= sku.words
+           and not sku.words & {"spot", "dws", *_NEVER}]  # fmt: skip
     if len(ssd) != 1:
         return CatalogPrice(None, why=f"local SSD: {_named(ssd)}")
     return CatalogPrice(price.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*price.skus, *ssd))

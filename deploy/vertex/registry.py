@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -89,7 +89,12 @@ def schemata(about: Servable) -> dict[str, str]:
     else:
         schemas = {}
         for kind, values in (("instance", about.inputs), ("prediction", about.outputs)):
-            properties = {name: _schema(dtype, shape) for name, (dtype, shape) in values.items()}
+            properties: dict[str, Any] = {}
+            for name, (dtype, shape) in values.items():
+                properties[name] = {"type": _TYPES[dtype[0]]}
+                for size in reversed(shape):  # nested lists of this shape
+                    bounds = {"minItems": size, "maxItems": size} if size else {}
+                    properties[name] = {"type": "array", "items": properties[name], **bounds}
             # One value stands without its name.
             schemas[kind] = next(iter(properties.values())) if len(properties) == 1 else _object(properties)
     return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in schemas.items()}
@@ -97,14 +102,6 @@ def schemata(about: Servable) -> dict[str, str]:
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict(properties), "required": list(properties)}
-
-
-def _schema(dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
-    """Returns the schema of nested lists of this shape."""
-    schema: dict[str, Any] = {"type": _TYPES[dtype[0]]}
-    for size in reversed(shape):
-        schema = {"type": "array", "items": schema, **({"minItems": size, "maxItems": size} if size else {})}
-    return schema
 
 
 def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelVersion:

@@ -1,7 +1,7 @@
 """Calls Vertex AI and Cloud Logging by their REST interfaces, with google-auth alone, for all but creating a job."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deploy.tiers.spec_changes import LABEL
@@ -47,8 +47,14 @@ class Backend:
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": 1000}
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
+        lines = []
         with api.unreadable_as_lost():
-            return [_log_entry(entry) for entry in entries]
+            for entry in entries:  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+                payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
+                text = entry.get("textPayload") or payload.get("message") or str(payload or "")
+                about = entry.get("insertId", ""), str(entry["timestamp"]), place.get("task_name", "")
+                lines.append(LogEntry(*about, entry.get("severity", "DEFAULT"), text.rstrip()))
+        return lines
 
     def cancel(self, name: str) -> None:
         """Requests cancellation and returns at once; `state` shows when the job is over."""
@@ -76,16 +82,6 @@ def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
         if not response.ok:
             raise response_error(response)
         return response.json()
-
-
-def _log_entry(entry: Mapping[str, Any]) -> LogEntry:
-    """Converts a LogEntry's JSON, https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry"""
-    payload = entry.get("jsonPayload", {})
-    text = entry.get("textPayload") or payload.get("message") or str(payload or "")
-    worker = entry.get("resource", {}).get("labels", {}).get("task_name", "")
-    return LogEntry(
-        entry.get("insertId", ""), str(entry["timestamp"]), worker, entry.get("severity", "DEFAULT"), text.rstrip()
-    )
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:

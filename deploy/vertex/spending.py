@@ -31,11 +31,6 @@ def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> 
     return ran, None if usd_per_hour is None else ran / 3600 * usd_per_hour
 
 
-def price_label(usd: float | None) -> dict[str, str]:
-    """Returns a price an hour as a label; nothing without one."""
-    return {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
-
-
 def usd_per_hour(status: JobStatus) -> float | None:
     """Returns the price in the label of a job; None without one."""
     with suppress(ValueError):
@@ -47,12 +42,3 @@ def describe_run(status: JobStatus, now: float) -> tuple[str, str]:
     """Returns run time and cost of the job's machines as texts; the cost is empty if the job has no price label."""
     ran, usd = time_and_cost(status, usd_per_hour(status), now)
     return format_duration(ran), "" if usd is None else f"{usd:.2f} USD"
-
-
-def describe_spending(status: JobStatus, now: float) -> str:
-    """Returns what the job has cost so far and may cost at most; empty without a price label."""
-    price = usd_per_hour(status)
-    _, usd = time_and_cost(status, price, now)
-    if usd is None or price is None:
-        return ""
-    return f"{usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"

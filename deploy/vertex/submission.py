@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
-from deploy.tiers.availability import check_continent, multi_regional
+from deploy.tiers.availability import check_continent
 from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.job_tracking import with_tensorboard
 from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
-from deploy.tiers.spec_changes import LABEL
+from deploy.tiers.spec_changes import LABEL, PRICE_LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import ApiError, CustomJob
 from deploy.vertex.creation import Creation
@@ -17,7 +17,6 @@ from deploy.vertex.history import Attempt, Submission
 from deploy.vertex.logs import watch_hint
 from deploy.vertex.reservation import LISTED_S, OpenBackend, Reservation
 from deploy.vertex.retry import Clock
-from deploy.vertex.spending import price_label
 from trainer.base.errors import PlatformFault, UserError
 
 
@@ -25,11 +24,7 @@ def check_resources(job: RenderedJob) -> None:
     """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
     inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        location = buckets.location(bucket)
-        check_continent(bucket, job.gcp.region, location)
-        if "tensorboard" in job.spec and job.output.startswith(f"{bucket}/"):
-            for warning in multi_regional(bucket, location):
-                say(f"# {warning}")
+        check_continent(bucket, job.gcp.region, buckets.location(bucket))
     for name, address in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
@@ -66,7 +61,10 @@ def submit_job(job: RenderedJob, record: Submission, open_backend: OpenBackend, 
         reservation.take()
         attempt.job, attempt.state = creation.run(), "SUBMITTED"
         record.write()
-        _print_submitted(attempt)
+        page = (
+            f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{attempt.job.rsplit('/', 1)[-1]}"
+        )
+        say(f"submitted {attempt.job}\n{page}?project={project}")
     except KeyboardInterrupt:
         _interrupted(creation, record)
         if attempt.job:
@@ -113,17 +111,9 @@ def _finds(record: Submission) -> str:
     return f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
 
 
-def _print_submitted(attempt: Attempt) -> None:
-    number = attempt.job.rsplit("/", 1)[-1]
-    page = f"https://console.cloud.google.com/vertex-ai/locations/{attempt.region}/training/{number}"
-    try:
-        say(f"submitted {attempt.job}\n{page}?project={attempt.project}")
-    except BrokenPipeError:  # as of `head`
-        tell(f"submitted {attempt.job}: watch it: python -m deploy watch {attempt.job}")
-        raise
-
-
 def custom_job(job: RenderedJob, label: str) -> CustomJob:
     """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
-    labels = {**job.options.labels, LABEL: label, **price_label(job.tier.price_per_hour)}
+    usd = job.tier.price_per_hour
+    price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
+    labels = {**job.options.labels, LABEL: label, **price}
     return CustomJob(job.name, job.spec, labels, job.options.kms_key)

@@ -29,8 +29,7 @@ from deploy.vertex.errors import exit_code
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
-from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import Session
+from deploy.vertex.session import Sdk, Session
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.storage import gcs, staging

@@ -69,11 +69,6 @@ class RunResult:
         )  # fmt: skip
 
     @property
-    def wall_seconds_before(self) -> float:
-        """Returns the seconds of all earlier processes."""
-        return float(self.before.get("wall_seconds", 0.0))
-
-    @property
     def wall_seconds(self) -> float:
         """Returns the seconds of all processes up to now."""
         return sum(self.goodput.seconds().values())

@@ -154,7 +154,7 @@ def _ended_before(run: TrainingRun) -> str | None:
             return f"finished already: stopped early after {steps}: use {more} to continue"
         return f"finished already: {steps} are done: use {more} to continue"
     minutes = config.max_minutes
-    if state == "budget" and minutes and run.job.result.wall_seconds_before >= 60 * minutes:
+    if state == "budget" and minutes and run.job.result.before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
         return f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
     return None

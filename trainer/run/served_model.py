@@ -9,7 +9,6 @@ import base64
 import binascii
 import itertools
 import json
-import timeit
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -64,17 +63,6 @@ class ServedModel:
     def fixed_batch(self) -> int:
         """Returns the rows of each call."""
         return independent_batch(self._call, self._specs, self.about, self._asked_batch)
-
-    @cached_property
-    def cost_of_one(self) -> float:
-        """Returns how many times as long a row takes that fills a batch by itself as it takes alone."""
-
-        def seconds(rows: int) -> float:
-            columns = [tf.constant(column) for column in random_rows(self._specs, self.about, rows)]
-            self._call(*columns)
-            return min(timeit.repeat(lambda: self._call(*columns), number=1, repeat=5))
-
-        return seconds(self.fixed_batch) / seconds(1)
 
     def row(self, instance: Any) -> Row:
         """Returns the arrays of one row. Raises BadRow if the instance does not fit the model.

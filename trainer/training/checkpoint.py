@@ -241,21 +241,17 @@ class Checkpoints:
 
     def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
         try:
-            self._refuse_not_finite(step, values)
+            for name, value in values.items():  # so that the checkpoint before stays the newest
+                if not np.isfinite(value).all():
+                    error = NotFinite.at(step, name)
+                    # Only the chief checks, so the other workers would not roll back with it.
+                    raise UserError(str(error)) if self._replicas.cluster.several else error
             folder, manifest = self._folder / step_name(step), json.loads(text)
             write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
             self._prune(step, manifest["state"])
-        except Exception as error:  # raised by the next save or wait, in the training thread
-            self._error = error
-
-    def _refuse_not_finite(self, step: int, values: Mapping[str, Any]) -> None:
-        """Refuses a state with NaN, so that the checkpoint before stays the newest."""
-        for name, value in values.items():
-            if not np.isfinite(value).all():
-                error = NotFinite.at(step, name)
-                # Only the chief checks, so the other workers would not roll back with it.
-                raise UserError(str(error)) if self._replicas.cluster.several else error
+        except Exception as failure:  # raised by the next save or wait, in the training thread
+            self._error = failure
 
     def _prune(self, step: int, state: Mapping[str, Any]) -> None:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""

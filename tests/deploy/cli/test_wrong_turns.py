@@ -27,7 +27,6 @@ SDK_LOGIN = "gcloud auth login"
         (["l4x4", *JOB, "--print_config"], "--print_config trains nothing: use it with `python -m trainer.task`"),
         (["l4x4", *JOB, "--verbose"], "--verbose is a flag of one run on this machine: use it with `python -m train"),
         (["l4y4", *JOB], "tier l4y4: no such tier; did you mean 'l4x4'? `python -m deploy machines` lists them"),
-        (["l4x1,l4x4", *JOB], "tier l4x1,l4x4: separate several tiers by blanks: l4x1 l4x4"),
         (["l4x4", *JOB, "--max_cost=-3"], "argument --max_cost: '-3' must be a number above 0, in USD"),
         (["l4x4", *JOB, "--early_stopping=critic"], "early_stopping=critic: wgan_gp can stop by critic_loss, gen"),
         (["l4x4", *JOB, *WHERE, "--project=My Project"], "project=My Project: use its ID, of lower-case letters"),

@@ -134,7 +134,6 @@ def test_a_damaged_archive_and_random_texts_are_told(tmp_path: Path) -> None:
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a/inner.whl", inside("zip"))
     write(folder / "box.zip", buffer.getvalue())
-    write(folder / "empty.tar.gz", "")
     write(folder / "read.tar.gz", gzip.compress(b"plain text"))
     write(folder / "closed.rar", "Rar!")
     about = "; ".join(user_sources(folder).doubtful)

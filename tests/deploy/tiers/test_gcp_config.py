@@ -58,7 +58,7 @@ def test_addresses_that_cannot_be(address: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("region", "line"), [("us-central1-a", "this is a zone: use --region=us-central1"), ("us", "us-central1")]
+    ("region", "line"), [("us-central1-a", "did you mean 'us-central1'"), ("us", "not a region of Vertex AI training")]
 )
 def test_regions_that_are_none(region: str, line: str) -> None:
     with pytest.raises(UserError, match=line):

@@ -20,8 +20,7 @@ from deploy.vertex.errors import describe_error
 from deploy.vertex.gcloud import Gcloud
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock
-from deploy.vertex.sdk import Sdk
-from deploy.vertex.session import Session
+from deploy.vertex.session import Sdk, Session
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
