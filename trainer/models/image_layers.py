@@ -114,11 +114,15 @@ def prefers_many_rows() -> bool:
 
     On a CPU, the features of few rows stay in its caches.
     """
-    return bool(_planned or tf.config.get_visible_devices("GPU"))
+    return _has_gpu()
 
 
 def _as_keras() -> bool:
-    return prefers_many_rows() or compiled_by_xla()
+    return _has_gpu() or compiled_by_xla()
+
+
+def _has_gpu() -> bool:
+    return bool(_planned or tf.config.get_visible_devices("GPU"))
 
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.
