@@ -219,8 +219,5 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 def sha256_of(file: Path) -> str:
     """Returns the SHA-256 of a local file, in hexadecimal digits."""
-    checksum = hashlib.sha256()
     with open(file, "rb") as content:
-        while piece := content.read(2**20):
-            checksum.update(piece)
-    return checksum.hexdigest()
+        return hashlib.file_digest(content, "sha256").hexdigest()
