@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
@@ -60,7 +60,7 @@ class RunFiles:
         Of one that has `ended` the last one holds `result/…`.
         """
         started = str(read_run_info(self.folder)[0].get("started", "1970-01-01T00:00:00Z"))
-        began = datetime.strptime(started, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+        began = datetime.fromisoformat(started).timestamp()
         points = points_of(read_stats(self.folder)[0], began)
         result = read_result(self.folder)[0]
         if not ended or result.get("state") not in ("done", "budget"):
