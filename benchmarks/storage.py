@@ -12,8 +12,7 @@ from benchmarks.emulated_bucket import emulated_bucket
 from benchmarks.runner import compare, elapsed, make_parser, program, quartiles, save
 from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.storage import Address
-from trainer.base.storage.checksum import crc32c_of
-from trainer.base.storage.gcs import connect
+from trainer.base.storage.gcs import connect, crc32c_of
 from trainer.base.storage.staging import stage
 
 OBJECTS, SIZE = 64, 4 * 2**20

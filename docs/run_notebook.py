@@ -28,7 +28,6 @@ CELL_TIMEOUT_S = 300
 UNSTABLE = {
     r"(?m)^(WARNING: All log messages before absl|To enable the following|[IWE]0000 ).*\n?": "",  # TensorFlow's start
     r"(?m)^Matplotlib is building the font cache.*\n": "",  # on a slow machine
-    r"(?m)^Start-up is a large part of the total .*\n": "",
     r"/plans/[0-9a-f]+\.json": "/plans/….json",
     r"\d{8}-\d{6}-[0-9a-f]{4}": "20261231-235959-abcd",  # a submission
     r"━+ (\d+/\d+) [\d,.]+ examples/s ": r"━━━━━━━━━━ \1 … examples/s ",  # the bar has the rest of the line's width

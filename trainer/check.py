@@ -18,14 +18,13 @@ from typing import Any
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.records import write_json
-from trainer.base.run_files.run_layout import GPU_CHECK
-from trainer.base.settings.flags import Parser, whole
+from trainer.base.run_files.records import GPU_CHECK, write_json
+from trainer.base.settings.fields import Parser, whole
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import cache_home
-from trainer.cluster.gpu_environment import set_gpu_environment
+from trainer.cluster.cluster_spec import set_gpu_environment
 from trainer.user_code.command import quiet_start, run_command
 
 _USAGE = "%(prog)s --recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]"

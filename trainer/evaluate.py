@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.records import write_json
-from trainer.base.settings.flags import Parser
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable
 from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import make_parser, read_request

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.flags import VERBOSE, Parser, whole
+from trainer.base.settings.fields import VERBOSE, Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.user_code.command import quiet_start, run_command
 

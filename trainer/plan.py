@@ -14,7 +14,7 @@ from pathlib import Path
 from trainer.base.errors import DONE
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.plan_file import kept_plan, write_plan
-from trainer.base.settings.flags import Parser
+from trainer.base.settings.fields import Parser
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
 from trainer.base.storage import local_path

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.flags import Parser, whole
+from trainer.base.settings.fields import Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
 from trainer.run.requested_run import make_parser, read_request

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.flags import Parser, whole
+from trainer.base.settings.fields import Parser, whole
 from trainer.user_code.command import quiet_start, run_command
 
 
@@ -46,9 +46,6 @@ def _serve(arguments: Sequence[str] | None) -> int:
     def load() -> ServedModel:
         model = ServedModel(model_folder(args.run), args.run, args.fixed_batch)
         log.info(f"{args.run} is served at http://{args.host}:{args.port}, {model.fixed_batch} rows a call")
-        if model.cost_of_one > 1.1:
-            ratio = f"a row alone takes {model.cost_of_one:.1f} times as long as without the rows that fill its batch"
-            log.info(f"{ratio}: --fixed_batch=1 serves one by one, with its own bytes")
         return model
 
     serve(load, args.host, args.port)

@@ -13,10 +13,8 @@ from trainer.base.log import set_verbose  # noqa: E402
 from trainer.base.run_files.job_directory import open_job_dir, outputs  # noqa: E402
 from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E402
 from trainer.base.settings.resolution import resolve, to_yaml  # noqa: E402
-from trainer.base.storage.preflight import preflight  # noqa: E402
-from trainer.base.storage.staging import cache_home  # noqa: E402
-from trainer.cluster.cluster_spec import read_cluster  # noqa: E402
-from trainer.cluster.gpu_environment import set_gpu_environment  # noqa: E402
+from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
+from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
 from trainer.user_code.command import quiet_start, run_command  # noqa: E402
 
 

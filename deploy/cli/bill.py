@@ -46,7 +46,12 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with billing_errors(args.table, _FIX):
         usd_by_label = _billed(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
-        print(f"{attempt.job or label} ({attempt.tier}): {_line(label, attempt, usd_by_label.get(label))}")
+        estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
+        billed = f"no row with the label submission={label} yet: the export lags hours to two days"
+        if (usd := usd_by_label.get(label)) is not None:
+            change = f", {100 * (usd / attempt.spent_usd - 1):+.1f} %" if attempt.spent_usd else ""
+            billed = f"billed {usd:.2f}{change}"
+        print(f"{attempt.job or label} ({attempt.tier}): {estimated}, {billed}")
     return DONE
 
 
@@ -99,11 +104,3 @@ def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str
 
     with unreadable_as_lost():
         yield from ([cell["v"] for cell in row["f"]] for row in pages("rows", page))
-
-
-def _line(label: str, attempt: Attempt, usd: float | None) -> str:
-    estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
-    if usd is None:
-        return f"{estimated}, no row with the label submission={label} yet: the export lags hours to two days"
-    change = f", {100 * (usd / attempt.spent_usd - 1):+.1f} %" if attempt.spent_usd else ""
-    return f"{estimated}, billed {usd:.2f}{change}"

@@ -19,9 +19,6 @@ from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
 _PAGE = "https://console.cloud.google.com/cloud-build/builds"
-_URI = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+")
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_TENSORFLOW = re.compile(r"tensorflow(\[and-cuda\])?([=<>~!]=?[\d.*]+(,[=<>~!]=?[\d.*]+)*)?")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,12 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     add_flags(cli, "package", "max_package_mb", "project")
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
-    if not _URI.fullmatch(args.image):
+    if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
         raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
-    if args.tensorflow and not _TENSORFLOW.fullmatch(args.tensorflow):
-        raise UserError(
-            f"tensorflow={args.tensorflow}: use tensorflow or tensorflow[and-cuda], and a version as ==2.21.*"
-        )
     packages = packages_with(args.package, args.max_package_mb)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
@@ -106,5 +99,5 @@ def _run(command: Sequence[str]) -> tuple[int, str]:
         raise not_installed() from None
     except KeyboardInterrupt:
         raise JobUnknown(f"stopped: the build may go on: look at {_PAGE} before you start another") from None
-    digest = line.strip() if _DIGEST.fullmatch(line.strip()) else ""
+    digest = line.strip() if re.fullmatch(r"sha256:[0-9a-f]{64}\s*", line) else ""
     return (DONE, digest) if build.returncode == 0 else (FAULT, "")

@@ -12,8 +12,6 @@ from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import describe_run
 from trainer.base.errors import DONE
 
-HEADER = "created (UTC)     state      time         cost  name  job"
-
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
@@ -21,18 +19,16 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     statuses: list[JobStatus] = []
     for region, newest, count in listed_jobs(args, session):
         statuses += newest
-        say(HEADER if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")
+        header = "created (UTC)     state      time         cost  name  job"
+        say(header if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")
         for status in newest:
-            say(_line(status, session.clock.now()) + (f": {status.error}" if status.state == STOPPED else ""))
+            created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
+            ran, cost = describe_run(status, session.clock.now())
+            why = f": {status.error}" if status.state == STOPPED else ""
+            say(f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}{why}")
             for line in LiveLines(status, session.clock).lines(status):
                 say(f"  {line}")
         if len(newest) == args.limit < count:
             say(f"the newest {args.limit} of {count}: --limit= shows more, --state= those in one state")
     write_document(args, "jobs", jobs=statuses)
     return DONE
-
-
-def _line(status: JobStatus, now: float) -> str:
-    created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
-    ran, cost = describe_run(status, now)
-    return f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}"

@@ -1,7 +1,7 @@
 """Prints the tiers, or the table of machines: `python -m deploy machines`."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from deploy.client.arguments import add_flags, parser
 from deploy.client.documents import add_json_flag, write_document
@@ -10,8 +10,7 @@ from deploy.tiers.machine_table import MachineOption, Machines, Price, load_mach
 from deploy.tiers.output import say
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.fields import nearest
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import nearest, whole
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +48,12 @@ def main(arguments: Sequence[str]) -> int:
     ]
     if not options:
         raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
-    say(*_machines(options, table))
+    header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
+    say(terminal_table(header, [*map(_row, options)], left=2), f"{_source(table)}; the boot disk is not in them")
+    for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
+        metric = accelerator.quota_metric or "unknown quota metric"
+        inferred = "" if accelerator.quota_metric_seen else " (name inferred)"
+        say(f"{accelerator.name}: {accelerator.note}", f"  {metric}{inferred}", f"  {' '.join(accelerator.regions)}")
     write_document(args, "machines", date=table.date, region=table.region, machines=options)
     return DONE
 
@@ -62,20 +66,6 @@ def _own_price(tier: Tier) -> Price:
 def _tier_row(tier: Tier) -> tuple[str, ...]:
     usd, spot = _prices(_own_price(tier))
     return tier.name, tier.machine, usd + "*" * (tier.strategy == "FLEX_START"), spot
-
-
-def _machines(options: Sequence[MachineOption], table: Machines) -> Iterator[str]:
-    header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
-    yield terminal_table(header, [*map(_row, options)], left=2)
-    yield f"{_source(table)}; the boot disk is not in them"
-    for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
-        yield f"{accelerator.name}: {accelerator.note}"
-        metric = accelerator.quota_metric or "unknown quota metric"
-        yield f"  {metric}" + ("" if accelerator.quota_metric_seen else " (name inferred)")
-        yield f"  {' '.join(accelerator.regions)}"
-        for page, names in accelerator.one_page.items():
-            if names:
-                yield f"  only on Google's page of {page}: {' '.join(names)}"
 
 
 def _source(table: Machines) -> str:

@@ -38,7 +38,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     date = datetime.fromtimestamp(session.clock.now(), UTC).date()
     lines = [f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour, without boot disk"]
     for name, kinds in items.items():
-        lines += _lines(name, kinds)
+        known = {kind: price for kind, price in kinds.items() if price.usd is not None}
+        lines += [f"# {kind}: {', '.join(sku.identifier for sku in price.skus)}" for kind, price in known.items()]
+        if known:
+            lines.append(f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in known.items())}}}")
     write_whole(out, "\n".join(lines) + "\n")
     print("\n".join(_differences(items, table, region)))
     priced = sum(any(price.usd is not None for price in kinds.values()) for kinds in items.values())
@@ -48,14 +51,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
 
 def _total(price: CatalogPrice) -> float:
     return (price.usd or 0.0) + price.local_ssd
-
-
-def _lines(name: str, kinds: dict[str, CatalogPrice]) -> Iterator[str]:
-    priced = {kind: price for kind, price in kinds.items() if price.usd is not None}
-    for kind, price in priced.items():
-        yield f"# {kind}: {', '.join(sku.identifier for sku in price.skus)}"
-    if priced:
-        yield f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in priced.items())}}}"
 
 
 def _differences(items: dict[str, dict[str, CatalogPrice]], table: Machines, region: str) -> Iterator[str]:

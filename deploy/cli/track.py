@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deploy.client.arguments import parser
 from deploy.report.tracked_runs import track
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -17,10 +17,8 @@ def main(arguments: Sequence[str]) -> int:
         help="a job directory, or the folder of a comparison; local or gs://",
     )
     cli.add_argument(
-        "--track", default="", metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
+        "--track", required=True, metavar="TRACKER", help="as that of the trainer: docs/tracking.md lists them"
     )
     args = cli.parse_args(arguments)
-    if not args.track:
-        raise UserError("track is missing: name a tracker, as --track=mlflow:http://HOST:PORT#EXPERIMENT")
     track(args.runs, args.track)
     return DONE

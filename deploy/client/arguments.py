@@ -2,25 +2,21 @@
 
 import argparse
 import dataclasses
-import itertools
-import math
 import re
 import shlex
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deploy.tiers.images import INSTALL, PLAIN_IMAGE
 from deploy.tiers.script import Script, read_script
 from deploy.tiers.sources import MOST_MB
 from deploy.vertex.session import BACKENDS
-from trainer.base.errors import UserError, printable
-from trainer.base.settings.fields import nearest
-from trainer.base.settings.flags import (
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import (
     Parser,
     add_setting_flags,
-    boolean,
     flag_values,
+    nearest,
     refuse_unknown,
     underscored,
     whole,
@@ -30,39 +26,17 @@ from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
-MOST_WORDS = 100_000  # characters of a script's arguments, which Vertex AI takes
 
-
-class VerbParser(Parser):
-    """Parses as the trainer does, and refuses a flag with two values, of which one would be ignored."""
-
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Returns what argparse returns. Raises UserError for a flag that is given twice with two values."""
-        normalized = self._normalized(list(sys.argv[1:] if args is None else args))
-        many = {name for action in self._actions if type(action.default) is list for name in action.option_strings}
-        values: dict[str, str] = {}
-        for argument, following in itertools.zip_longest(normalized, normalized[1:], fillvalue=""):
-            name, equals, value = argument.partition("=")
-            value = value if equals else following
-            if name.startswith("--") and name not in many and values.setdefault(name, value) != value:
-                raise UserError(f"{name}={values[name]} and {name}={value} contradict each other: drop one of them")
-        return super().parse_known_args(normalized, namespace)
-
-
-def parser(verb: str, description: str, usage: str) -> VerbParser:
+def parser(verb: str, description: str, usage: str) -> Parser:
     """Returns a parser for `python -m deploy VERB` whose errors are one line."""
-    return VerbParser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
 
 
 def usd(text: str) -> float:
     """Returns a sum in USD; an argparse type."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
+    if not re.fullmatch(r"\d{1,6}(\.\d+)?", text) or not float(text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as 5")
-    return value
+    return float(text)
 
 
 def seconds(text: str) -> float:
@@ -79,13 +53,6 @@ def factor(text: str) -> float:
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", text) or float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 999, as 1.5")
     return float(text)
-
-
-def _waits(text: str) -> bool:
-    """Returns whether a job waits for machines; an argparse type."""
-    if text == "0":
-        raise argparse.ArgumentTypeError("'0' is no wait for machines: give --max_wait=TIME with it, or leave it out")
-    return boolean(text)
 
 
 # Flags of several verbs: metavar (empty for a switch), help, and what else argparse needs. Not given they are empty.
@@ -118,7 +85,7 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "timeout": ("TIME", "the longest time of a job, as 6h (default: the tier's)", {"type": seconds, "default": None}),
     "max_wait": ("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the next tier or region "
                  "tried; as FLEX_START the service ends the wait", {"type": seconds, "default": None}),
-    "flex_start": ("", "as FLEX_START, which waits for machines (--max_wait), and is cheaper", {"type": _waits}),
+    "flex_start": ("", "as FLEX_START, which waits for machines (--max_wait), and is cheaper"),
     "spot": ("", "on spot machines: cheaper, and they may be taken away"),
     "disk_gb": ("GB", "each machine's disk (default: the tier's)", {"type": whole(100, 64_000), "default": None}),
     "reservation": ("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R"),
@@ -143,7 +110,7 @@ def add_flags(cli: Parser, *names: str) -> None:
         if metavar:
             cli.add_argument(f"--{name}", **{**options, **dict(*more)})
         else:
-            cli.add_boolean(name, meaning, **dict(*more))
+            cli.add_boolean(name, meaning)
 
 
 def read_prices(values: Sequence[str]) -> dict[str, float]:
@@ -151,12 +118,9 @@ def read_prices(values: Sequence[str]) -> dict[str, float]:
     prices = {}
     for text in values:
         name, _, number = text.rpartition("=")
-        try:
-            prices[name] = float(number)
-        except ValueError:
-            prices[name] = math.nan
-        if not name or not 0 < prices[name] < math.inf:
+        if not name or not re.fullmatch(r"\d{1,6}(\.\d+)?", number) or not float(number):
             raise UserError(f"price_per_hour={text}: write --price_per_hour=TIER=NUMBER, above 0, as l4x1=0.71")
+        prices[name] = float(number)
     return prices
 
 
@@ -165,23 +129,19 @@ def command_line(verb: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "deploy", verb, *arguments])
 
 
-def _may_be_empty(name: str) -> bool:
-    """Returns whether an empty value of a setting means something: it overrides what a recipe names."""
-    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    of_models = [names[name].default for names in settings_of_models().values() if name in names]
-    return "" in (usual.get(name), *of_models) and name not in ("recipe", "job_dir")
-
-
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raises UserError for an empty argument or value, which an unset shell variable leaves, and for broken text."""
-    for argument in arguments:
-        if not argument.isascii() and any("\ud800" <= sign <= "\udfff" for sign in argument):
-            raise UserError(f"argument {printable(argument)} is not valid UTF-8: write it anew, or rename the file")
+    """Raises UserError for an empty argument or value, which an unset shell variable leaves.
+
+    That of a setting whose default is empty means something: it overrides what a recipe names.
+    """
+    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    usual |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
+    optional = {name for name, default in usual.items() if default == ""} - {"recipe", "job_dir"}
     before = ""
     for argument in split_words(arguments)[0]:
         flag, equals, value = underscored(argument).partition("=")
         name = flag[2:] if equals and flag.startswith("--") else before
-        if not (value if equals and flag.startswith("--") else argument).strip() and not _may_be_empty(name):
+        if not (value if equals and flag.startswith("--") else argument).strip() and name not in optional:
             raise UserError(
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
@@ -220,11 +180,6 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
             raise UserError(refusal)
     if args.job_dir and cli.prog.endswith("compare"):
         raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
-    if (size := sum(map(len, words))) > MOST_WORDS:
-        raise UserError(
-            f"the arguments of the script have {size:,} characters, and a job takes {MOST_WORDS:,}: put them into a "
-            "file of the script's folder"
-        )
     return args, read_script(args.script, args.module, getattr(args, "package", ""), words, args.job_dir)
 
 

@@ -7,22 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser, read_prices
+from deploy.client.arguments import add_flags, command_line, parse_program, parser, read_prices
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag
 from deploy.client.job_flags import OF_VERTEX, add_plan_flags, read_changes, read_options
 from deploy.comparison.directory import any_begun
-from deploy.comparison.execution import ComparisonRequest, Runner, announce, read_tiers, run_comparison
+from deploy.comparison.execution import ComparisonRequest, announce, read_tiers, run_comparison
 from deploy.comparison.local_runner import LocalRunner
 from deploy.comparison.vertex_runner import VertexRunner
 from deploy.report.html_page import write_report
 from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.job_spec import Program
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.script import Script
 from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE, UserError
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import Parser, whole
 from trainer.base.storage import local_path
 
 DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
@@ -31,7 +30,6 @@ The state of a comparison is in its folder: comparison.json holds the request, T
 run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
 interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
 """
-SCALINGS = ("strong", "weak")
 
 
 @dataclass(frozen=True)
@@ -55,15 +53,15 @@ def read_comparison(folder: Path, code: int) -> Comparison:
     return Comparison(folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes")))
 
 
-def comparison_flags() -> VerbParser:
+def comparison_flags() -> Parser:
     """Returns the parser of `compare`."""
     cli = parser("compare", DESCRIPTION, "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
     cli.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
     cli.add_argument(
         "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"
     )
-    cli.add_argument("--scaling", choices=SCALINGS, default="strong", help="strong: the same global batch on every "
-                     "tier (default); weak: the same batch per replica")  # fmt: skip
+    cli.add_argument("--scaling", choices=("strong", "weak"), default="strong", help="strong: the same global batch on "
+                     "every tier (default); weak: the same batch per replica")  # fmt: skip
     cli.add_argument("--repeats", type=whole(1, 100), default=1, metavar="COUNT", help="runs of each tier (default: 1)")
     cli.add_argument(
         "--parallel", type=whole(1, 100), metavar="COUNT", help="runs at a time (default: 1; on Vertex AI all at once)"
@@ -105,24 +103,19 @@ def compared(arguments: Sequence[str], session: Session) -> tuple[argparse.Names
     command = command_line("compare", arguments)
     plan = ComparisonRequest(specs, overrides, scaling, flags.repeats, command)
     out = local_path(flags.out, "out")
-    runner = _runner(flags, overrides, session)
+    vertex = flags.on == "vertex"
+    if not vertex and (given := next((name for name in (*OF_VERTEX, "dry_run", "plan", "force")
+                                      if getattr(flags, name)), "")):  # fmt: skip
+        raise UserError(f"--{given} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    runner = VertexRunner(flags, read_options(flags, overrides), session) if vertex else LocalRunner()
     runs = plan.resolve(runner)
     if flags.dry_run:
         if not announce(plan, runs, out, runner):
             say(f"nothing to submit: all runs in {out} are done")
         return flags, Comparison(out, DONE, [], [], [])
-    parallel = flags.parallel or (1 if flags.on == "local" else len(plan.runs()))
+    parallel = flags.parallel or (len(plan.runs()) if vertex else 1)
     code = run_comparison(plan, runs, out, runner, parallel)
     if any_begun(out):
         write_report([flags.out], flags.out, flags.baseline, usd_by_tier)
         track([flags.out], trackers)
     return flags, read_comparison(out, code)
-
-
-def _runner(flags: argparse.Namespace, overrides: Program, session: Session) -> Runner:
-    if flags.on == "vertex":
-        return VertexRunner(flags, read_options(flags, overrides), session)
-    for name in (*OF_VERTEX, "dry_run", "plan", "force"):
-        if getattr(flags, name):
-            raise UserError(f"--{name} is for jobs of Vertex AI: add --on=vertex, or leave it out")
-    return LocalRunner()

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from trainer.base.settings.flags import Parser
+from trainer.base.settings.fields import Parser
 
 SCHEMA_VERSION = 1  # changes when a field goes or means something else
 

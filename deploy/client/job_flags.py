@@ -13,7 +13,7 @@ from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.script import Script
 from deploy.tiers.spec_changes import SpecChanges, read_labels, read_secrets, read_variables
 from trainer.base.errors import UserError
-from trainer.base.settings.flags import Parser
+from trainer.base.settings.fields import Parser
 
 # Flags that change any tier, for `read_changes`, and the labels and the key of its jobs.
 CHANGES = (

@@ -25,9 +25,8 @@ from deploy.vertex.rest import Backend
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, SESSION, Session
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.records import mapping, number
-from trainer.base.run_files.run_layout import MODEL, RESULT
-from trainer.base.settings.flags import Parser
+from trainer.base.run_files.records import MODEL, RESULT, mapping, number
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import parse
 
 KERAS_FILE = "model.keras"
@@ -181,9 +180,25 @@ def attach(
         attempt = find_attempt(job)
     except LookupError:
         attempt = None
-    name = _name_of(*attempt, backend, session) if attempt else job
+    name = job
+    if attempt:
+        record, last = attempt
+        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:  # it was interrupted: its label finds it
+            with api_errors(GcpConfig(last.project, last.region, "")):
+                opened = session.open(backend or BACKENDS[0], last.project, last.region)
+                last.job = look_for(record.label, opened, session.clock, last.sent_at)
+            record.write()
+        if not last.job:
+            raise UserError(
+                f"submission {record.submission} has no job in {last.region} ({last.error or 'it was not requested'}): "
+                "submit it again, or see `python -m deploy jobs`"
+            )
+        name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
-    project = project or (attempt[1].project if attempt else "") or _project(full_name[1] if full_name else "")
+    named = full_name[1] if full_name else ""
+    if not project:  # a number instead of an ID is rejected by some services: then gcloud's project
+        known = attempt[1].project if attempt else "" if named.isdecimal() else named
+        project = known or read_project("") or named
     region = full_name[2] if full_name else read_region(region)
     forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
     if not name:
@@ -196,25 +211,3 @@ def attach(
     if not full_name:
         name = f"projects/{project}/locations/{checked_region(region)}/customJobs/{name}"
     return VertexJob(name, GcpConfig(project, region, ""), backend, session, attempt)
-
-
-def _name_of(record: Submission, attempt: Attempt, backend: str, session: Session) -> str:
-    """Returns the job's name; that of a submission that was interrupted is looked for by its label."""
-    if attempt.job or attempt.state == "NOT SUBMITTED" or not attempt.sent_at:
-        name = attempt.job
-    else:
-        with api_errors(GcpConfig(attempt.project, attempt.region, "")):
-            opened = session.open(backend or BACKENDS[0], attempt.project, attempt.region)
-            name = attempt.job = look_for(record.label, opened, session.clock, attempt.sent_at)
-        record.write()
-    if not name:
-        raise UserError(
-            f"submission {record.submission} has no job in {attempt.region} "
-            f"({attempt.error or 'it was not requested'}): submit it again, or see `python -m deploy jobs`"
-        )
-    return name
-
-
-def _project(name: str) -> str:
-    """Returns the project ID in a job's name; if it is a number, which some services reject, gcloud's project."""
-    return name if name and not name.isdecimal() else read_project("") or name

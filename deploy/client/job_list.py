@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TextIO
 
-from deploy.client.arguments import VerbParser, add_flags, parser
+from deploy.client.arguments import add_flags, parser
 from deploy.client.call_arguments import as_arguments
 from deploy.client.documents import add_json_flag
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
@@ -17,10 +17,10 @@ from deploy.vertex.history import find_attempt
 from deploy.vertex.job_end import with_reason
 from deploy.vertex.retry import retried
 from deploy.vertex.session import BACKENDS, SESSION, Session
-from trainer.base.settings.flags import whole
+from trainer.base.settings.fields import Parser, whole
 
 
-def jobs_flags() -> VerbParser:
+def jobs_flags() -> Parser:
     """Returns the parser of `jobs`."""
     cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
     add_flags(cli, "project", "region", "backend")

@@ -5,11 +5,11 @@ import dataclasses
 import math
 import shlex
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
-from deploy.client.arguments import VerbParser, add_flags, command_line, parse_program, parser
+from deploy.client.arguments import add_flags, command_line, parse_program, parser
 from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.documents import add_json_flag, write_document
 from deploy.client.job_flags import OF_VERTEX, add_plan_flags, read_changes, read_options
@@ -20,7 +20,7 @@ from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_l
 from deploy.tiers.availability import NoMachines
 from deploy.tiers.gcp_config import needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import installs
-from deploy.tiers.job_request import CHECK_S, JobOptions, JobRequest
+from deploy.tiers.job_request import CHECK_S, JobOptions
 from deploy.tiers.job_spec import Program, RenderedJob, render, request_on, to_yaml
 from deploy.tiers.job_tracking import CREATE, with_tensorboard
 from deploy.tiers.output import forget_stdout, printed_on, say
@@ -38,7 +38,8 @@ from deploy.vertex.session import SESSION, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, custom_job, submit_job, upload_packages
 from trainer.base.errors import DONE, INTERRUPTED, UserError
-from trainer.base.run_files.run_layout import GPU_CHECK
+from trainer.base.run_files.records import GPU_CHECK
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable, write_whole
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
@@ -119,7 +120,7 @@ class SubmittedJob(VertexJob):
         self.rendered = self._next.pop(0)
 
 
-def submit_flags() -> VerbParser:
+def submit_flags() -> Parser:
     """Returns the parser of `submit`."""
     cli = parser(
         "submit",
@@ -225,8 +226,8 @@ class PreparedSubmission:
         """
         jobs = self.jobs
         with api_errors(jobs[0].gcp):
-            if earlier := self._interrupted():
-                return self._resumed(earlier)
+            if interrupted := self._interrupted():
+                return interrupted
             self._question().agree()
             for job in jobs:
                 check_resources(job)
@@ -239,8 +240,11 @@ class PreparedSubmission:
     def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
         return SubmittedJob(record, jobs, self.args.backend, self.session, self.args.max_wait, self.register)
 
-    def _interrupted(self) -> Submission | None:
-        """Returns the submission of the same command whose job was not followed to its end; None if there is none."""
+    def _interrupted(self) -> SubmittedJob | None:
+        """Returns the job of the same command that was not followed to its end; None if there is none.
+
+        It goes on with the tiers and regions after that job's own.
+        """
         earlier = find_interrupted(self.record.command, self.record.sources)
         if earlier is None:
             return None
@@ -253,17 +257,12 @@ class PreparedSubmission:
         if earlier.detached:
             attempt.state = "SUBMITTED"
             earlier.write()
-        return earlier
-
-    def _resumed(self, earlier: Submission) -> SubmittedJob:
-        """Returns the last job of an earlier call, which goes on with the tiers and regions after that job's own."""
-        attempt, options = earlier.attempts[-1], dataclasses.replace(self.options, submission=earlier.submission)
+        options = dataclasses.replace(self.options, submission=earlier.submission)
         places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        submitted = self._submitted(
-            earlier, [render(job.request, job.gcp, with_limits(job.request, options)) for job in left]
-        )
+        jobs = [render(job.request, job.gcp, with_limits(job.request, options)) for job in left]
+        submitted = self._submitted(earlier, jobs)
         submitted.resume(attempt.job)
         return submitted
 
@@ -271,8 +270,21 @@ class PreparedSubmission:
 def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail."""
     args, program = parse_program(submit_flags(), arguments)
-    _check_shown(args)
-    register = _registration(args, program) if args.register else ("", "")
+    for one, other, reason in (
+        ("spec", "json", "both are all of stdout, and the document has the spec"),
+        ("spec", "out", "the one prints what the other writes"),
+        ("dry_run", "out", "a dry run uploads nothing"),
+    ):
+        if getattr(args, one) and getattr(args, other):
+            raise UserError(f"--{one} and --{other} contradict each other: {reason}: drop one of them")
+    if args.spec and args.tensorboard_instance == CREATE:
+        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
+    register = ("", "")
+    if args.register:
+        if args.detach or args.spec or args.out or args.check or isinstance(program, Script):
+            raise UserError("--register needs a training that is followed to its end: drop --detach, --spec, --out, "
+                            "--check or --script")  # fmt: skip
+        register = checked_name(args.register), serving_image("" if installs(args.image) else args.image)
     if args.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
     options = read_options(args, program)
@@ -306,14 +318,6 @@ def submit(
         return prepare(as_arguments(tiers, named, settings), session).send()
 
 
-def _registration(args: argparse.Namespace, program: Program) -> tuple[str, str]:
-    """Returns the name of the model of this job, and its image. Raises UserError if it could not be registered."""
-    if args.detach or args.spec or args.out or args.check or isinstance(program, Script):
-        raise UserError("--register needs a training that is followed to its end: drop --detach, --spec, --out, "
-                        "--check or --script")  # fmt: skip
-    return checked_name(args.register), serving_image("" if installs(args.image) else args.image)
-
-
 def _candidates(args: argparse.Namespace, program: Program, options: JobOptions) -> list[RenderedJob]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     tiers = read_tiers_or_machine(args.tiers, args.machine_type, args.accelerator, args.prices, read_changes(args))
@@ -324,8 +328,18 @@ def _candidates(args: argparse.Namespace, program: Program, options: JobOptions)
     jobs, left_out = list[RenderedJob](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
-        request = request_on(one_machine(tier, CHECK_S) if args.check else tier, _fitting(args, tier, program))
-        _check_named(request)
+        fitting = program
+        if args.fit and not args.check and not isinstance(program, Script):
+            config = program.resolve()
+            if lever := cheapest_lever(tier, plan_of(config, program), config):
+                fitting = program.replace(**{lever.name: lever.value})
+        request = request_on(one_machine(tier, CHECK_S) if args.check else tier, fitting)
+        # The default, a GAN on digits, is for trying things out: somebody, or the tier's file, names what is paid for.
+        task = request.tier.spec["workerPoolSpecs"][0]
+        arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
+        in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+        if request.training and not {"recipe", "model"} & {*request.training.overrides.values, *in_file}:
+            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
         for region in regions:
             gcp = read_gcp_config(argparse.Namespace(**{**vars(args), "region": region}))
             try:
@@ -350,38 +364,6 @@ def check_wait(args: argparse.Namespace, tier: Tier, unfollowed: str) -> None:
         raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
 
 
-def _check_shown(args: argparse.Namespace) -> None:
-    """Raises UserError for flags that contradict each other about what is shown instead of sent."""
-    for one, other, reason in (
-        ("spec", "json", "both are all of stdout, and the document has the spec"),
-        ("spec", "out", "the one prints what the other writes"),
-        ("dry_run", "out", "a dry run uploads nothing"),
-    ):
-        if getattr(args, one) and getattr(args, other):
-            raise UserError(f"--{one} and --{other} contradict each other: {reason}: drop one of them")
-    if args.spec and args.tensorboard_instance == CREATE:
-        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
-
-
-def _fitting(args: argparse.Namespace, tier: Tier, program: Program) -> Program:
-    """Returns what runs on a tier, with the setting that --fit adds to a training."""
-    if not args.fit or args.check or isinstance(program, Script):
-        return program
-    config = program.resolve()
-    lever = cheapest_lever(tier, plan_of(config, program), config)
-    return program.replace(**{lever.name: lever.value}) if lever else program
-
-
-def _check_named(request: JobRequest) -> None:
-    """Raises UserError if nobody named what is trained: the default, a GAN on digits, is for trying things out."""
-    training = request.training
-    task = request.tier.spec["workerPoolSpecs"][0]
-    arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
-    in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
-    if training and not {"recipe", "model"} & {*training.overrides.values, *in_file}:
-        raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
-
-
 def describe(jobs: Sequence[RenderedJob]) -> list[str]:
     """Returns what people want to know of jobs: what runs, on what, in which image, where to, what it costs.
 
@@ -402,19 +384,16 @@ def describe(jobs: Sequence[RenderedJob]) -> list[str]:
         names = ", ".join(package.name for package in job.packages)
         lines += [*ships, f"{names}, in {job.gcp.bucket}/packages"] if job.packages else []
     lines += [f"writes to {job.output}" for job in jobs]
-    lines += [*(f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs), *_in_turn(jobs), *cost_lines(jobs)]
-    lines += [f"warning: {line}" for job in jobs for line in job.warnings]
-    return list(dict.fromkeys(lines))
-
-
-def _in_turn(jobs: Sequence[RenderedJob]) -> Iterator[str]:
-    """Yields what several jobs may cost, of which the next is sent where there were no machines for the one before."""
+    lines += [f"{job.tier.name}: {price_and_limit(job.tier)}" for job in jobs]
     limits = [job.tier.most_usd for job in jobs]
     if len(jobs) > 1 and None not in limits:
-        yield (
+        lines.append(
             f"{len(jobs)} jobs, of which the next is sent only if the one before got no machines, and so cost nothing: "
-            f"{max(usd or 0.0 for usd in limits):.2f} USD at most together, unless one loses its machines while it runs"
+            f"{max(filter(None, limits)):.2f} USD at most together, unless one loses its machines while it runs"
         )
+    lines += cost_lines(jobs)
+    lines += [f"warning: {line}" for job in jobs for line in job.warnings]
+    return list(dict.fromkeys(lines))
 
 
 def _as_document(job: RenderedJob, label: str) -> dict[str, Any]:

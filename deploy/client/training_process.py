@@ -14,11 +14,10 @@ from deploy.client.call_arguments import FlagValue, as_arguments
 from deploy.client.job_handle import RunResult
 from deploy.tiers.output import run_program
 from trainer.base.errors import UserError
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT
 from trainer.base.storage import local_path
 
 _STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
-_OF_THE_COMMAND = ("print_config", "help")  # settings that only print
 
 
 def train(
@@ -31,8 +30,8 @@ def train(
     shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for
     a run that failed.
     """
-    if not job_dir or (settings or {}).keys() & _OF_THE_COMMAND:
-        raise UserError(f"train needs a job_dir, and takes no {' or '.join(_OF_THE_COMMAND)} in settings")
+    if not job_dir or (settings or {}).keys() & {"print_config", "help"}:  # which only print
+        raise UserError("train needs a job_dir, and takes no print_config or help in settings")
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
     words, folder = as_arguments((), named, settings), local_path(job_dir, "job_dir")
     bar = _notebook_bar() if progress else None

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.comparison.sent_job import SENT_JOB
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
-from trainer.base.run_files.records import read_json, read_result
-from trainer.base.run_files.run_layout import CHECKPOINTS, RUN_INFO, STATS
+from trainer.base.run_files.records import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
 from trainer.base.storage import make_writable, write_whole
+
+SENT_JOB = "vertex.json"  # the job that was or may have been submitted for a run: the same command finds it again
 
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:

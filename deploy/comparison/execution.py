@@ -1,17 +1,19 @@
-"""Runs a comparison: the plan, the protocol of what runs it, and its runs until all are done."""
+"""Runs a comparison: the plan, and its runs until all are done."""
 
 import contextvars
 import dataclasses
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
+from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.vertex_runner import VertexRunner
 from deploy.localrun.processes import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.job_request import JobRequest
@@ -30,25 +32,7 @@ _NEXT = {
 }
 
 
-class Runner(Protocol):
-    """Runs a comparison's jobs somewhere. It writes the output of a run to JOB_DIR.log."""
-
-    name: str  # as in --on
-
-    def check(self, run: JobRequest) -> None:
-        """Raises UserError if the run is known to fail here."""
-
-    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
-        """Yields lines that state what so many runs of each tier may cost."""
-
-    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
-        """Raises UserError if none of the runs, each with its job directory, could succeed, or nobody agrees to pay."""
-
-    def run(self, run: JobRequest, job_dir: Path) -> int:
-        """Trains until the run ends and returns its exit code. Called in any thread."""
-
-    def stop(self) -> None:
-        """Makes every `run` return soon, so that the same command can resume them."""
+Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,11 +55,6 @@ class ComparisonRequest:
         """Returns every (tier's name, repeat). Every second round runs backwards, so that drift favours no tier."""
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
-
-    def missing(self, out: Path) -> list[tuple[str, Path]]:
-        """Returns the tier's name and the job directory of every run that is not done yet."""
-        folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in self.runs()]
-        return [(name, job_dir) for name, job_dir in folders if not is_done(job_dir)]
 
     def resolve(self, runner: Runner) -> dict[str, JobRequest]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
@@ -127,25 +106,21 @@ def run_comparison(
     refused: list[str] = []
     write_comparison(out, plan.summary(runner.name, parallel))
     calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in plan.runs()]
-    codes = _in_threads(calls, parallel, runner.stop)
-    if refused:
-        raise UserError(refused[0])
-    return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
-
-
-def _in_threads(calls: Sequence[Callable[[], int]], parallel: int, stop: Callable[[], None]) -> list[int]:
-    """Makes the calls, `parallel` at a time; a signal, or an exception of one, makes `stop` end them, and is raised."""
+    # A signal, or an exception of a run, ends all, and is raised.
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         try:
             futures = [pool.submit(contextvars.copy_context().run, call) for call in calls]
             while (waited := wait(futures, 1.0, FIRST_EXCEPTION)).not_done:  # a signal is handled between two waits
                 for future in waited.done:
                     future.result()
-            return [future.result() for future in futures]
+            codes = [future.result() for future in futures]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            stop()
+            runner.stop()
             raise
+    if refused:
+        raise UserError(refused[0])
+    return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
 def announce(
@@ -156,7 +131,8 @@ def announce(
     first = plan.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
     say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")
-    missing = plan.missing(out)
+    folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in plan.runs()]
+    missing = [(name, job_dir) for name, job_dir in folders if not is_done(job_dir)]
     for line in runner.costs([(runs[name], count) for name, count in Counter(name for name, _ in missing).items()]):
         say(line)
     return [(runs[name], job_dir) for name, job_dir in missing]
@@ -173,23 +149,16 @@ def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[
     say(f"{name}: runs; its output is in {job_dir}.log")
     job_dir.parent.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    code, ended = _end(runner, run, job_dir)
+    try:
+        code = runner.run(run, job_dir)
+        ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)])) if code else "done"
+    except (UserError, PlatformFault) as error:
+        code, ended = error.exit_code, str(error)
+    except Exception as error:  # a run that cannot be started or watched stops no other
+        code, ended = FAULT, f"{type(error).__name__}: {error}"
+    code = code if code in (DONE, USER_MUST_CHANGE, INTERRUPTED) else FAULT
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
     say(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)")
     return code
-
-
-def _end(runner: Runner, run: JobRequest, job_dir: Path) -> tuple[int, str]:
-    """Returns the exit code of a run and how it ended; a run that cannot be started or watched stops no other."""
-    try:
-        code = runner.run(run, job_dir)
-    except (UserError, PlatformFault) as error:
-        return error.exit_code, str(error)
-    except Exception as error:
-        return FAULT, f"{type(error).__name__}: {error}"
-    if code == DONE:
-        return DONE, "done"
-    ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)]))
-    return code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT, ended

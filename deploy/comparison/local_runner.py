@@ -11,7 +11,7 @@ from deploy.localrun.processes import LocalJob
 from deploy.localrun.workers import local_workers
 from deploy.tiers.job_request import JobRequest
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
 from trainer.base.storage import expanded
 

@@ -7,15 +7,16 @@ it is still running, fetches it if it has succeeded, and otherwise submits it ag
 import argparse
 import dataclasses
 import itertools
+import json
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from deploy.comparison.sent_job import SentJob
+from deploy.comparison.directory import SENT_JOB
 from deploy.planning.cost_rule import cost_question
 from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.report.collection import fetched
@@ -24,8 +25,9 @@ from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
 from deploy.vertex.api import ApiError, JobStatus
+from deploy.vertex.cancellation import jobs_of, newest_original
 from deploy.vertex.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
-from deploy.vertex.history import Submission, find_attempt, record_status
+from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.job_end import settled
 from deploy.vertex.logs import follow_job
 from deploy.vertex.rest import Backend
@@ -34,13 +36,39 @@ from deploy.vertex.session import BACKENDS, Session
 from deploy.vertex.spending import price_and_limit
 from deploy.vertex.submission import check_resources, submit_job, upload_packages
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.base.run_files.records import record_failure
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT, read_json, record_failure
 from trainer.base.storage import Address, write_whole
 from trainer.base.storage.gcs import connect
 
 Log = Callable[[object], object]  # writes a line
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
+
+
+@dataclasses.dataclass(frozen=True)
+class SentJob:
+    """Describes a job that was or may have been submitted; `output` is its job directory, gs://…"""
+
+    project: str
+    region: str
+    submission: str
+    output: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentJob | None":
+        """Returns the job of a folder, or None; UserError if the record is damaged."""
+        file = folder / SENT_JOB
+        if not file.exists():
+            return None
+        try:
+            return cls(**read_json(file)[0])
+        except TypeError:
+            raise UserError(
+                f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
+            ) from None
+
+    def write(self, folder: Path) -> None:
+        """Records the job, before it is submitted."""
+        write_whole(folder / SENT_JOB, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
 class Stopped(Exception):
@@ -121,7 +149,13 @@ class VertexRunner:
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-                return self._run(run, job_dir, lambda line: print(line, file=log))
+                sent, print_line = SentJob.read(job_dir), partial(print, file=log)
+                name = self._earlier(sent)
+                if not (sent and name):
+                    sent, name = self._send(run, job_dir, sent)
+                status = self._follow(sent, name, print_line)
+                _fetch(sent, status, job_dir, print_line)
+                return exit_code(status)
         except Stopped:
             return INTERRUPTED
         except ApiError as error:
@@ -131,19 +165,14 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _run(self, run: JobRequest, job_dir: Path, print_line: Log) -> int:
-        sent = SentJob.read(job_dir)
-        name = self._earlier(sent)
-        if not (sent and name):
-            sent, name = self._send(run, job_dir, sent)
-        status = self._follow(sent, name, print_line)
-        _fetch(sent, status, job_dir, print_line)
-        return exit_code(status)
-
     def _earlier(self, sent: SentJob | None) -> str:
         """Returns the name of a job that was sent before and runs or has succeeded; "" if a new one is needed."""
-        status = sent.find(self._open(sent.project, sent.region), self._clock) if sent else None
-        status = settled(status, self._clock.now()) if status else None  # one that ended itself goes on in another job
+        if sent is None:
+            return ""
+        backend = self._open(sent.project, sent.region)
+        # Its doubles are cancelled; one that ended itself goes on in another job.
+        status = newest_original(jobs_of(attempt_label(sent.submission), backend, self._clock), backend, self._clock)
+        status = settled(status, self._clock.now()) if status else None
         return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
 
     def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> RenderedJob:
@@ -153,7 +182,6 @@ class VertexRunner:
 
     def _send(self, run: JobRequest, job_dir: Path, previous: SentJob | None) -> tuple[SentJob, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
-        self._check_stop()
         (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
         with self._uploading:  # the first run builds and uploads; the others find the packages
             self._check_stop()  # the lock may have taken minutes

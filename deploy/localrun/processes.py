@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from deploy.localrun.workers import LocalWorker
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
-from trainer.base.run_files.run_layout import CHECKPOINTS, step_of
+from trainer.base.run_files.records import CHECKPOINTS, step_of
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
 _POLL_S = 0.05

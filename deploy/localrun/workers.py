@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL
+from trainer.base.run_files.records import CHECKPOINTS, LOGS, MODEL
 
 
 @dataclass(frozen=True)

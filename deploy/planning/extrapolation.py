@@ -43,10 +43,6 @@ class _Measured:
     rows: float
     same_batch: bool
 
-    @property
-    def point(self) -> Measurement:
-        return Measurement(self.row.devices, self.rows, self.step.middle)
-
 
 _Basis = tuple[tuple[_Measured, ...], Interval, str]  # what an estimate uses, the step that follows, why in words
 
@@ -137,52 +133,41 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
             return (run,), run.step, "its own step times, the quartiles as interval"
     points = sorted((run for run in alike if run.row.workers == tier.workers == 1), key=lambda run: run.row.devices)
     if points and points[0].row.devices < points[-1].row.devices < tier.devices:
-        return _beyond(tier, points[0], points[-1], config)
-    return _shared(tier, alike[0]) if alike else None
-
-
-def _beyond(tier: TierFacts, few: _Measured, many: _Measured, config: TrainConfig) -> _Basis:
-    """Returns the basis for a tier with more devices than two measured tiers of one machine, by `scaling.interval`.
-
-    The quartiles of the larger tier's step times widen it.
-    """
-    rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
-    factor = interval(few.point, many.point, tier.devices, rows).times(1 / many.step.middle)
-    words = (
-        f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
-        f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
-        f"(the runs of {few.row.tier} and {many.row.tier})"
-    )
-    fewer = "" if few.rows == many.rows == rows else "; a pass has fewer rows there, for which no rule held"
-    return (many, few), many.step.product(factor), f"{words}{fewer}"
-
-
-def _shared(tier: TierFacts, measured: _Measured) -> _Basis:
-    """Returns the basis by the number of devices, from no gain to ideal."""
-    row = measured.row
+        # More devices than two measured tiers of one machine; the quartiles of the larger one's step times widen it.
+        few, many = points[0], points[-1]
+        rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
+        less, more = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
+        factor = interval(less, more, tier.devices, rows).times(1 / many.step.middle)
+        words = (
+            f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
+            f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
+            f"(the runs of {few.row.tier} and {many.row.tier})"
+        )
+        fewer = "" if few.rows == many.rows == rows else "; a pass has fewer rows there, for which no rule held"
+        return (many, few), many.step.product(factor), f"{words}{fewer}"
+    if not alike:
+        return None
+    # By the number of devices alone, from no gain to ideal.
+    row = alike[0].row
     ratio = row.devices / tier.devices
     factor = Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
     words = f"one device is taken to be as fast as one of the run of {row.tier}"
     if ratio != 1:
         times = f"{figures(factor.low)} to {figures(factor.high)}"
         words += f"; {tier.devices} devices take {times} x the time of {row.devices}"
-    return (measured,), measured.step.product(factor), words
-
-
-def _steps(measured: _Measured, config: TrainConfig) -> int:
-    """Returns the steps of the full job, whose epochs have as many steps as those of a short run of the same batch."""
-    if config.steps:
-        return config.steps
-    run = measured.run
-    if not run.steps_per_epoch or not measured.same_batch:
-        raise UserError(f"{run.folder} does not say how many steps an epoch has: give --steps= instead of --epochs=")
-    return (config.epochs or 1) * run.steps_per_epoch
+    return (alike[0],), alike[0].step.product(factor), words
 
 
 def _seconds(measured: _Measured, step: Interval, config: TrainConfig) -> Interval:
-    """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps."""
+    """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps.
+
+    Epochs of the full job have as many steps as those of a short run of the same batch.
+    """
     run, row = measured.run, measured.row
-    steps, start = _steps(measured, config), run.startup_seconds or 0.0
+    steps = config.steps or (config.epochs or 1) * (run.steps_per_epoch or 0) * measured.same_batch
+    if not steps:
+        raise UserError(f"{run.folder} does not say how many steps an epoch has: give --steps= instead of --epochs=")
+    start = run.startup_seconds or 0.0
     rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
     longer = max(1.0, steps / (run.steps or steps))
     return START_DOUBT.times(start).plus(step.times(steps)).plus(Interval(rest, rest, rest * longer))

@@ -9,9 +9,9 @@ from deploy.planning.step_time import arithmetic, step_seconds
 from deploy.planning.strategy_costs import STRATEGIES, Offer, lost_by_preemption, offers, prices
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image
-from deploy.tiers.machine_table import Machines, Rates
+from deploy.tiers.machine_table import Machines
 from deploy.tiers.plain_image import install_seconds
-from deploy.tiers.tier import Tier, TierFacts
+from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.train_config import TrainConfig
@@ -67,12 +67,17 @@ def forecast(
     if extrapolation:
         seconds, step, basis = extrapolation.seconds, extrapolation.step, BY_RUNS
     elif rows:
-        rates, missing = _rates(tier, table, config)
-        problems += [missing] if missing else []
-        step = step_seconds(plan, config, rates, tier.devices, tier.workers) if rates else None
-        if step:
+        rates = table.accelerators[tier.accelerator_type].rates if tier.accelerators else None
+        if not tier.accelerators:
+            problems.append("the time on CPUs is not predicted: give a run on it with --from=")
+        elif rates is None:
+            gpu = tier.accelerator_type
+            problems.append(f"no rates of {gpu} in the table of machines: give a run on it with --from=")
+        elif not arithmetic(config, rates):
+            problems.append(f"no rate for precision={config.precision}: give a run on it with --from=")
+        elif step := step_seconds(plan, config, rates, tier.devices, tier.workers):
             seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
-        elif rates:
+        else:
             problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
     plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
@@ -101,15 +106,3 @@ def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Itera
     unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
     if unknown and offered:
         yield f"no price known as {' or '.join(unknown)}"
-
-
-def _rates(tier: TierFacts, table: Machines, config: TrainConfig) -> tuple[Rates | None, str]:
-    """Returns the rates of a tier's GPUs, or None and the reason."""
-    if not tier.accelerators:
-        return None, "the time on CPUs is not predicted: give a run on it with --from="
-    rates = table.accelerators[tier.accelerator_type].rates
-    if rates is None:
-        return None, f"no rates of {tier.accelerator_type} in the table of machines: give a run on it with --from="
-    if not arithmetic(config, rates):
-        return None, f"no rate for precision={config.precision}: give a run on it with --from="
-    return rates, ""

@@ -1,6 +1,6 @@
 """Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -15,23 +15,11 @@ from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
-from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan
+from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
-from trainer.base.storage import expanded
 
 FIT = "if the run may not fit, add what makes it fit: the cheapest setting that keeps the numbers, else --micro_batches"
-
-
-def plan_in(file: str, config: TrainConfig) -> StepPlan:
-    """Returns the plan of these settings in a file. Raises UserError if it is missing, damaged or of other settings."""
-    plan = read_plan(expanded(file))
-    if plan.key != plan_key(config, plan.versions):
-        raise UserError(
-            f"plan={file}: it is of other settings or sources, of {plan.model} on {plan.data}: leave it out, or make "
-            "it again with the flags of this command: python -m trainer.plan … --out=FILE"
-        )
-    return plan
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
@@ -79,25 +67,23 @@ def _offer(tier: Tier, forecast: Forecast | None) -> Offer | None:
 
 def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
     """Returns what the kept plan of each job estimates, with a warning if that is more than where it is stopped."""
-    return [*dict.fromkeys(line for job in jobs for line in _cost_line(job))]
-
-
-def _cost_line(job: RenderedJob) -> Iterator[str]:
-    tier, offer = job.tier, estimate(job)
-    if not offer or tier.most_usd is None:
-        return
-    usd, hours = offer.usd, offer.hours
-    estimated = (
-        f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as {STRATEGIES[tier.strategy]}, "
-        f"{figures(hours.middle)} hours ({figures(hours.low)} - {figures(hours.high)})"
-    )
-    if usd.middle <= tier.most_usd:
-        yield f"{tier.name}: {estimated}"
-        return
-    second, most = offer.usd_per_hour / 3600, job.options.max_cost
-    limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
-    stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
-    yield f"{tier.name}: warning: {estimated}, {stopped}"
+    lines = dict[str, None]()
+    for job in jobs:
+        tier, offer = job.tier, estimate(job)
+        if offer and tier.most_usd is not None:
+            usd, hours, most = offer.usd, offer.hours, job.options.max_cost
+            line = (
+                f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
+                f"{STRATEGIES[tier.strategy]}, {figures(hours.middle)} hours ({figures(hours.low)} - "
+                f"{figures(hours.high)})"
+            )
+            if usd.middle > tier.most_usd:
+                second = offer.usd_per_hour / 3600
+                limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
+                stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
+                line = f"warning: {line}, {stopped}"
+            lines[f"{tier.name}: {line}"] = None
+    return [*lines]
 
 
 def estimate(job: RenderedJob) -> Offer | None:
@@ -146,23 +132,19 @@ def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> 
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)
-        line, cannot = _of_memory(tier, training.config)
+        try:
+            known, unknown = _known(tier, training.config), "--plan measures it (some steps on this CPU)"
+        except UserError as error:
+            known, unknown = None, str(error)
+        fit = known.fit if known else None
+        if fit:
+            line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")
+            line += f"it {fit.words}"
+        else:
+            why = "that of its devices is not in the table of machines" if known else unknown
+            line = f"whether it fits the memory is not known: {why}"
+        cannot = fit is not None and fit.verdict == TOO_LARGE
         if cannot and not force:
             raise UserError(f"{tier.name}: the run does not fit its memory: {line}: --force sends it anyway")
         tiers.setdefault(f"warning: does not fit the memory: {line}" if cannot else line, []).append(tier.name)
     return [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in tiers.items()]
-
-
-def _of_memory(tier: Tier, config: TrainConfig) -> tuple[str, bool]:
-    """Returns what is known of the tier's memory, and whether the run cannot fit it."""
-    try:
-        forecast = _known(tier, config)
-        unknown = "--plan measures it (some steps on this CPU)"
-    except UserError as error:
-        forecast, unknown = None, str(error)
-    if forecast and forecast.fit:
-        fit = forecast.fit
-        start = {FITS: "fits the memory: ", NEAR: "warning: may not fit the memory: ", TOO_LARGE: ""}[fit.verdict]
-        return f"{start}it {fit.words}", fit.verdict == TOO_LARGE
-    unknown = "that of its devices is not in the table of machines" if forecast else unknown
-    return f"whether it fits the memory is not known: {unknown}", False

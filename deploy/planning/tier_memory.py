@@ -61,9 +61,11 @@ class Fit:
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
     """Returns whether the run fits on each device of the tier; None if the memory of its devices is not known."""
-    available = available_bytes(tier, table)
-    if available is None:
+    machine, gpu = table.machines.get(tier.machine_type), table.accelerators.get(tier.accelerator_type)
+    memory = gpu if tier.accelerators else machine
+    if memory is None or (gib := memory.memory_gb) is None:
         return None
+    available = USABLE * gib * GIB
     required, passes = _needed(plan, config, tier), config.passes(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     most = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
@@ -132,15 +134,6 @@ def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> flo
     # All-reduces are packed into a buffer.
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
     return fixed + summed + gradients * several
-
-
-def available_bytes(tier: Tier, table: Machines) -> float | None:
-    """Returns the memory of one GPU of the tier or, without GPUs, of one machine, that programs can use."""
-    if tier.accelerators:
-        gib = table.accelerators[tier.accelerator_type].memory_gb
-        return None if gib is None else USABLE * gib * GIB
-    machine = table.machines.get(tier.machine_type)
-    return None if machine is None or machine.memory_gb is None else USABLE * machine.memory_gb * GIB
 
 
 def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:

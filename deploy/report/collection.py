@@ -8,8 +8,7 @@ from typing import Any
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import number, read_json, whole
-from trainer.base.run_files.run_layout import BILLED, RUN_FILES, SAMPLE_FILES
+from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -34,7 +33,6 @@ class Collection:
     scaling: str | None = None  # strong, weak, or None if not known
     local: bool = False  # all tiers ran on this machine
     parallel: int = 1  # runs at a time
-    left_out: tuple[str, ...] = ()  # names of comparisons beside the job directories
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -51,9 +49,10 @@ def collect(paths: Sequence[str]) -> Collection:
     if twice:
         raise UserError(f"{twice[0]} names two tiers: use folders with different names")
     scalings = {part.scaling for part in parts}
-    scaling = scalings.pop() if len(scalings) == 1 else None
-    local, parallel = any(part.local for part in parts), max(part.parallel for part in parts)
-    return Collection(tiers, scaling, local, parallel, tuple(name for part in parts for name in part.left_out))
+    return Collection(
+        tiers, scalings.pop() if len(scalings) == 1 else None, any(part.local for part in parts),
+        max(part.parallel for part in parts),
+    )  # fmt: skip
 
 
 def fetched(path: str, name: str) -> Path:
@@ -83,15 +82,12 @@ def _collect(folder: Path) -> Collection:
         return _comparison(folder, comparison)
     if _is_run(folder):
         return Collection((TierRuns(folder.resolve().name, (RunRecord(folder),)),))
-    below = [child for child in sorted(folder.iterdir()) if child.is_dir()]
-    comparisons = tuple(child.name for child in below if (child / COMPARISON).is_file())
+    below = (child for child in sorted(folder.iterdir()) if child.is_dir())
     children = [TierRuns(child.name, (RunRecord(child),) if _is_run(child) else _repeats(child)) for child in below]
     groups = tuple(child for child in children if child.runs)
-    if not groups and comparisons:
-        raise UserError(f"{folder}: it contains comparisons: use one of them: {', '.join(comparisons)}")
     if not groups:
-        raise UserError(f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir named")
-    return Collection(groups, left_out=comparisons)
+        raise UserError(f"{folder}: no {', '.join(RUN_FILES)} in it: use the folder that --job_dir or --out named")
+    return Collection(groups)
 
 
 def _comparison(folder: Path, content: dict[str, Any]) -> Collection:

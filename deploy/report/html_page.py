@@ -14,13 +14,11 @@ from deploy.report.tier_summary import TierSummary
 from deploy.report.tier_table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from deploy.tiers.output import say
-from trainer.base.run_files.records import mapping
-from trainer.base.run_files.run_layout import step_of
+from trainer.base.run_files.records import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")
 _STYLE = Path(__file__).with_name("page.css")
-_MOST_IMAGE_BYTES = 2_000_000
 
 
 def write_report(
@@ -33,7 +31,7 @@ def write_report(
     """
     collection = collect(folders)
     rows = summarize(collection, baseline, usd_by_tier)
-    sentences, remarks = verdict(collection, rows, baseline), notes(rows, collection)
+    sentences, remarks = verdict(collection, rows, baseline), [*notes(rows, collection)]
     target = local_path(out, "out")
     make_writable(target, "out")
     write_whole(target / "table.md", to_markdown(rows, [*sentences, *remarks]))
@@ -50,29 +48,10 @@ def to_html(
     collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
     """Returns one HTML page that needs no other file."""
-    grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
-    (_, *names), *lines = shown(rows)
-    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        style=_STYLE.read_text(encoding="utf-8"),
-        title=html.escape(f"{_subject(collection)}: {' · '.join(row.tier for row in rows)}"),
-        about=html.escape(_about(collection)),
-        verdict=_items(sentences),
-        table=_table(names, lines),  # a narrow screen scrolls, the names of the values stay
-        notes=_items(remarks),
-        figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
-        samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
-        commands=_commands(collection),
-    )
-
-
-def _subject(collection: Collection) -> str:
-    configs = [run.config for run in collection.runs if run.config]
-    names = {str(config.get("recipe") or config.get("script") or config.get("model")) for config in configs}
-    return Path(names.pop()).stem if len(names) == 1 else "Training"
-
-
-def _about(collection: Collection) -> str:
     runs = collection.runs
+    configs = [run.config for run in runs if run.config]
+    subjects = {str(config.get("recipe") or config.get("script") or config.get("model")) for config in configs}
+    subject = Path(subjects.pop()).stem if len(subjects) == 1 else "Training"
     tensorflow = {str(mapping(run.info, "versions").get("tensorflow", "")) for run in runs} - {""}
     about = (
         f"{len(collection.tiers)} tiers, {len(runs)} runs",
@@ -80,20 +59,26 @@ def _about(collection: Collection) -> str:
         f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
         f"{collection.scaling} scaling" if collection.scaling else "",
     )
-    return " · ".join(filter(None, about))
+    grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
+    (_, *names), *lines = shown(rows)
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
+        style=_STYLE.read_text(encoding="utf-8"),
+        title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
+        about=html.escape(" · ".join(filter(None, about))),
+        verdict=_items(sentences),
+        tiers="".join(f'<th scope="col">{html.escape(name)}</th>' for name in names),
+        measures="\n".join(
+            f'<tr><th scope="row">{html.escape(title)}</th>{"".join(map(_cell, cells))}</tr>' for title, *cells in lines
+        ),
+        notes=_items(remarks),
+        figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
+        samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
+        commands=_commands(collection),
+    )
 
 
 def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
-
-
-def _table(titles: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
-    """Returns a table; each line begins with its name."""
-    head = "<td></td>" + "".join(f'<th scope="col">{html.escape(title)}</th>' for title in titles)
-    body = "\n".join(
-        f'<tr><th scope="row">{html.escape(name)}</th>{"".join(map(_cell, values))}</tr>' for name, *values in lines
-    )
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def _cell(text: str) -> str:
@@ -109,8 +94,6 @@ def _section(title: str, drawn: Iterable[str], classes: str) -> str:
 
 
 def _sample(name: str, picture: Path) -> str:
-    if picture.stat().st_size > _MOST_IMAGE_BYTES:
-        return _figure(name, f"too large for this page: {picture}")
     data = base64.b64encode(picture.read_bytes()).decode()
     image = f'<img alt="samples of {html.escape(name)}" src="data:image/png;base64,{data}">'
     return _figure(name, f"step {step_of(picture.stem)}", image)

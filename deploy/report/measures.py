@@ -15,20 +15,14 @@ from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSu
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.records import items, mapping, number, positive, whole
-from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
-from trainer.base.settings.metric_names import FALLING
+from trainer.base.run_files.records import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
 NO_IMAGES = "the run generated no images"
 MIXED = "its repeats differ"
-_NO_MACHINE = "the job directory does not state the machine"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
-_NO_STEPS = "the repeats differ, or do not state it"
-_NO_EPOCH = "no full epoch after the first, which is warm-up"
-_NO_ACCURACY = "the model reports no accuracy"
-_NO_GPU_MEMORY = f"{STATS} contains no GPU memory"
 NO_BILL = "no job of Vertex AI is recorded"
 UNTOLD = (NO_IMAGES, NO_BILL)  # what notes do not say of a table
 LOWER, HIGHER = "lower", "higher"
@@ -204,7 +198,8 @@ def _no_quality(row: TierSummary) -> str:
 MEASURES = (
     Measure("tier", "tier", lambda row: row.group.name),
     Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
-    Measure("machine", "machine", lambda row: row.facts and row.facts.machine, missing=_NO_MACHINE, planned=True),
+    Measure("machine", "machine", lambda row: row.facts and row.facts.machine,
+            missing="the job directory does not state the machine", planned=True),
     Measure("kind", "", _kind),
     Measure("workers", "", _workers),
     Measure("devices", "devices", _devices),
@@ -216,10 +211,12 @@ MEASURES = (
     Measure("repeats", "repeats", lambda row: len(row.done)),
     Measure("batch_per_replica", "batch per replica", _info("cluster", "rows_per_replica"), common, str, _NO_INFO),
     Measure("global_batch", "global batch", _info("config", "global_batch_size"), common, str, _NO_INFO),
-    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format, _NO_STEPS),
+    Measure("steps", "steps", lambda run: run.steps, common, "{:,}".format,
+            "the repeats differ, or do not state it"),
     Measure("warmup_steps", "", lambda run: run.warm_up_steps if run.timed else None, largest, missing=_not_timed),
     Measure("step_seconds", "ms/step", _timed("step_seconds"), spread, milliseconds, _not_timed, LOWER),
-    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread, _NO_EPOCH, LOWER),
+    Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread,
+            "no full epoch after the first, which is warm-up", LOWER),
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
     Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
     Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
@@ -236,11 +233,13 @@ MEASURES = (
     Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),
     Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
     Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
-    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format, _NO_ACCURACY, HIGHER),
+    Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format,
+            "the model reports no accuracy", HIGHER),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
     Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT, LOWER),
-    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", _gpu_memory, largest, figures, _NO_GPU_MEMORY, LOWER),
+    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", _gpu_memory, largest, figures,
+            f"{STATS} contains no GPU memory", LOWER),
     Measure("loss_name", "", _name(LOSSES, all)),
     Measure("accuracy_name", "", _name(ACCURACIES, any)),
     Measure("images", "", _images, common),

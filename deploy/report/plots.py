@@ -90,13 +90,10 @@ def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
         plot(figure.add_subplot())
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return _inline(file.getvalue(), title)
-
-
-def _inline(svg: str, title: str) -> str:
-    """Removes the XML head, unused ids, fixed sizes and fonts; makes colours variables of the page."""
-    svg = svg[svg.index("<svg") :]
+    svg = file.getvalue()
+    # Without the XML head, unused ids, fixed sizes and fonts; colours become variables of the page.
     for pattern, text in (
+        (r"(?s)^.*?(?=<svg)", ""),
         (r"(?s)<metadata>.*?</metadata>", ""),
         (r'<g id="[^"]*"', "<g"),
         (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
@@ -138,14 +135,11 @@ def _scale(axes: "Axes", axis_name: str, values: Sequence[float]) -> None:
 
 
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    speed_ups = [row.speed_up for row in rows]
-    between = "\n" if len(rows) <= _MOST_TIERS else "  "
-    labels = [f"{_label(row.tier)}{between}{value:.2f} x" for row, value in zip(rows, speed_ups, strict=True)]
     if len(rows) > _MOST_TIERS:
         axes.figure.set(figheight=0.2 * len(rows) + 1)
-        axes.margins(y=0.01)
-    axes.barh(range(len(rows)), speed_ups, color=[looks[row.tier]["color"] for row in rows], height=0.6)
-    axes.set_yticks(range(len(rows)), labels)
+    colors = [looks[row.tier]["color"] for row in rows]
+    axes.barh(range(len(rows)), [row.speed_up for row in rows], color=colors, height=0.6)
+    axes.set_yticks(range(len(rows)), [f"{_label(row.tier)}  {row.speed_up:.2f} x" for row in rows])
     axes.set(xlabel="x")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")

@@ -8,8 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.run_files.goodput import OTHER, classes_of
-from trainer.base.run_files.records import StatsEntry, items, mapping, number, positive, read_json, read_stats, whole
-from trainer.base.run_files.run_layout import BILLED, RESULT, RUN_INFO, SAMPLE_FILES, STATS
+from trainer.base.run_files.records import (
+    BILLED,
+    RESULT,
+    RUN_INFO,
+    SAMPLE_FILES,
+    STATS,
+    StatsEntry,
+    items,
+    mapping,
+    number,
+    positive,
+    read_json,
+    read_stats,
+    whole,
+)
 
 
 class StatsLine:
@@ -40,10 +53,8 @@ class RunRecord:
         self.reports, self.epochs = _lines(entries, "report"), _lines(entries, "epoch")
         self._timing = self.reports if after_warm_up(self.reports) else self.epochs
         self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
-        self.no_stats = ""
-        if self.last_step is None:
-            damage = "is damaged" if (folder / STATS).is_file() else "is missing"
-            self.no_stats = f"{STATS} {damage if stats_problem else 'contains no report'}"
+        absent = "contains no report" if (folder / STATS).is_file() else "is missing"
+        self.no_stats = "" if self.last_step is not None else f"{STATS} {absent}"
         # done, interrupted, failed, running; missing or unknown if result.json is missing or damaged
         self.state = str(self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing"))
         self.config = mapping(self.info, "config")
@@ -55,8 +66,10 @@ class RunRecord:
         self.wall_seconds = number(self.result.get("wall_seconds"))  # of all processes
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
-        final = mapping(self.result, "final")
-        self.final = _scalars(final) if final else _newest(entries)  # the newest value of each loss and metric
+        # The newest value of each loss and metric; means over an epoch do not count.
+        lines = (line for line in entries if line["kind"] != "epoch")
+        newest = {name: value for line in lines for name, value in _scalars(line).items()}
+        self.final = _scalars(final) if (final := mapping(self.result, "final")) else newest
 
     @property
     def timed(self) -> list[StatsLine]:
@@ -109,13 +122,9 @@ class RunRecord:
 def billed(folder: Path) -> tuple[float | None, float | None]:
     """Returns the seconds and the USD of all jobs that wrote into a run's folder; None if one is unknown."""
     jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
-    seconds, usd = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
-    return _sum(seconds), _sum(usd)
-
-
-def _sum(numbers: Sequence[float | None]) -> float | None:
-    known = [value for value in numbers if value is not None]
-    return sum(known) if known and len(known) == len(numbers) else None
+    bills = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
+    seconds, usd = (sum(filter(None, bill)) if bill and None not in bill else None for bill in bills)
+    return seconds, usd
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
@@ -126,11 +135,6 @@ def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
 def _lines(entries: Iterable[StatsEntry], kind: str) -> tuple[StatsLine, ...]:
     of_kind = [entry for entry in entries if entry["kind"] == kind]
     return tuple(StatsLine(entry, index == 0) for index, entry in enumerate(of_kind))
-
-
-def _newest(entries: Iterable[StatsEntry]) -> dict[str, float]:
-    """Returns the last value of every loss and metric; means over an epoch do not count."""
-    return {name: value for entry in entries if entry["kind"] != "epoch" for name, value in _scalars(entry).items()}
 
 
 def _scalars(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -1,9 +1,6 @@
-"""Formats numbers, and tables of texts as Markdown, CSV and for the terminal."""
+"""Formats numbers, and tables of texts as Markdown and for the terminal."""
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import Any
 
 from deploy.report.repeats import Spread
 
@@ -49,15 +46,6 @@ def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below:
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
-
-
-def csv_text(records: Sequence[dict[str, Any]]) -> str:
-    """Returns records with the same keys as CSV with a header."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, records[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return file.getvalue()
 
 
 def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from deploy.report.collection import TierRuns
 from deploy.report.run_reader import RunRecord
-from trainer.base.run_files.run_layout import RUN_INFO
+from trainer.base.run_files.records import RUN_INFO
 
 UNKNOWN = "unknown"  # the kind of devices that no run names
 UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"

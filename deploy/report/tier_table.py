@@ -1,5 +1,7 @@
 """Shows the tiers as a table, in Markdown, CSV, JSON and for the terminal, with notes on how they were measured."""
 
+import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,7 +11,7 @@ from deploy.report import measures
 from deploy.report.collection import Collection
 from deploy.report.measures import NO_IMAGES, UNTOLD
 from deploy.report.repeats import spread
-from deploy.report.text_tables import csv_text, markdown_table, terminal_table
+from deploy.report.text_tables import markdown_table, terminal_table
 from deploy.report.tier_summary import TierSummary, in_units
 from deploy.tiers.machine_table import load_machines
 
@@ -59,7 +61,11 @@ def to_csv(rows: Sequence[TierSummary]) -> str:
                 parts = asdict(value) if value else dict.fromkeys(("median", "low", "high", "count"))
                 record |= {key if part == "median" else f"{key}_{part}": number for part, number in parts.items()}
         records.append({**record, "missing": "; ".join(f"{key}: {reason}" for key, reason in row.missing.items())})
-    return csv_text(records)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue()
 
 
 def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequence[str]) -> str:
@@ -68,14 +74,8 @@ def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequen
     return json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict) + "\n"
 
 
-def notes(rows: Sequence[TierSummary], collection: Collection) -> list[str]:
-    """Returns the notes below a table: how it was measured, what is simulated, why a value is missing."""
-    problems = (problem for run in collection.runs for problem in run.problems)
-    return [*_measured(rows, collection), *_exceptions(rows, collection), *_reasons(rows), *problems]
-
-
-def _measured(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
-    """Yields how the values were measured."""
+def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
+    """Yields the notes below a table: how it was measured, what is special about a tier, why a value is missing."""
     warm_up = sorted({row.warmup_steps for row in rows if row.warmup_steps is not None})
     if collection.scaling:
         yield _SCALING[collection.scaling]
@@ -92,25 +92,15 @@ def _measured(rows: Sequence[TierSummary], collection: Collection) -> Iterator[s
     if any(row.price_per_hour is not None for row in rows):
         table = load_machines()
         yield f"Prices are estimates of {table.date} for {table.region} unless set by --price_per_hour."
-
-
-def _exceptions(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
-    """Yields what is special about a tier or run."""
     yield from (f"Simulated: {row.tier}: {row.simulated}." for row in rows if row.simulated)
     for row in rows:
         if row.depends_on_replicas:
             yield f"{row.tier}: its numbers are those of {row.devices} replicas alone (--allow_replica_dependence)."
         if row.not_compared:
             yield f"{row.tier}: its steps were not compared with those of one replica: {row.not_compared}."
-    for tier in collection.tiers:
-        for times in (run.restarts for run in tier.runs if run.restarts):
-            often = "once" if times == 1 else f"{times} times"
-            yield f"{tier.name}: restarted {often}: its total time includes each start-up."
-    yield from (f"The comparison in {name} is left out: add its folder to the command." for name in collection.left_out)
-
-
-def _reasons(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields one line for each reason, with its columns and tiers."""
+        for times in (run.restarts for run in row.group.runs if run.restarts):
+            yield f"{row.tier}: restarted {times} x: its total time includes each start-up."
+    # One line for each reason of a missing value, with its columns and tiers.
     tiers: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for measure in measures.MEASURES:
@@ -122,3 +112,4 @@ def _reasons(rows: Sequence[TierSummary]) -> Iterator[str]:
     for (reason, of), titles in together.items():
         absent = ", ".join(titles) if len(titles) <= _MANY else "measurements"
         yield f"No {absent} for {'any tier' if len(of) == len(rows) else ', '.join(of)}: {reason}."
+    yield from (problem for run in collection.runs for problem in run.problems)

@@ -2,17 +2,14 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
 from deploy.report.run_reader import billed
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import items, read_json
-from trainer.base.run_files.run_layout import RUN_FILES, RUN_INFO
-from trainer.base.run_files.tracking.sender import Sender, open_tracker
-from trainer.base.run_files.tracking.tracked_files import RunFiles, digest
+from trainer.base.run_files.records import RUN_FILES, RUN_INFO, items, read_json
+from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, open_tracker
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
@@ -65,20 +62,16 @@ def _sources(path: str) -> Iterator[RunFiles]:
         yield RunFiles(folder, where)
         return
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
-    if not below:
+    if not below and not (folder / COMPARISON).is_file():  # of one whose jobs have written nothing yet
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
-    parent = _parent(folder, where)
+    table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
+    settings = {name: text_of(value) for name, value in request.items() if name != "command"}
+    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(request.get("command"))}
+    files = [file for name in ("table.csv", "table.md") if (file := folder / name).is_file()]
+    key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
+    parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files)
     yield _Comparison(folder, where, about=parent)
     for run in below:
         name, (_, usd) = run.relative_to(folder).as_posix(), billed(run)
         more = {} if usd is None else {"result/usd": usd}
         yield RunFiles(run, f"{where}/{name}", name=name, parent=parent.id, more=more)
-
-
-def _parent(folder: Path, where: str) -> TrackedRun:
-    table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
-    settings = {name: text_of(value) for name, value in request.items() if name != "command"}
-    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(request.get("command"))}
-    files = [file for name in ("table.csv", "table.md") if (file := folder / name).is_file()]
-    name = where.rsplit("/", 1)[-1]
-    return TrackedRun(digest([where, settings]), name, folder, "", settings, tags, "finished", files)

@@ -9,15 +9,24 @@ from deploy.report.collection import Collection
 from deploy.report.measures import best
 from deploy.report.text_tables import counted_devices, figures, money, percent
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
-from trainer.base.run_files.goodput import CLASSES, COMPILATION, INPUT, MUCH, REPEATED, RESTART, SAVE, shares_in_words
+from trainer.base.run_files.goodput import (
+    CLASSES,
+    COMPILATION,
+    INPUT,
+    MUCH,
+    REPEATED,
+    RESTART,
+    SAVE,
+    START,
+    shares_in_words,
+)
 from trainer.base.run_files.records import mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
-_MUCH_STARTUP = 0.2  # of the total time
 _MORE_WORK = "use a larger batch per replica or a larger model."
-_LOSSES = (INPUT, SAVE, REPEATED, RESTART, COMPILATION)  # of time; the start has a sentence of its own
+_LOSSES = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)  # of time
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
@@ -31,15 +40,15 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         *_simulated(collection, rows),
         *(_ranking(real, baseline or rows[0].tier) if real or not timed else ()),
         *_scaling(real),
-        *_waiting(real),
+        *(f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
+          "(python -m trainer.data.prepare), or make your own data function faster."
+          for row in real if (row.input_wait or 0.0) >= MUCH),
         *_goodput(rows),
         *_different_work(collection, rows),
-        *(
-            () if collection.scaling == "weak" else _final_losses([row for row in rows if row.done])
-        ),  # another global batch has other losses
+        # Another global batch has other losses.
+        *(() if collection.scaling == "weak" else _final_losses([row for row in rows if row.done])),
         *_ends(rows),
-        *_startup(timed),
-    ]
+    ]  # fmt: skip
     return [in_units(sentence, rows) for sentence in sentences]
 
 
@@ -62,18 +71,14 @@ def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
     compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline
     against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
     ties = [row.tier for row in rows if row is not fastest and _equally_fast(row, fastest)]
-    tied = f"; {_and(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
+    tied = f"; {', '.join(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
     yield f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
-    yield from _costs(rows)
-
-
-def _costs(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Yields the cheapest and the best tier of those with a cost; the notes say why others have none."""
+    # The cheapest and the best are of the tiers with a cost; the notes say why others have none.
     priced = [row for row in rows if row.cost_per_million_images is not None]
     if len(priced) < 2:
         yield "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
         return
-    among = f" of {_and([row.tier for row in priced])}" if len(priced) < len(rows) else ""
+    among = f" of {', '.join(row.tier for row in priced)}" if len(priced) < len(rows) else ""
     if all(row.paid_seconds and row.cost for row in priced):
         cheapest = best(priced, "cost")
         spent = f"{money(cheapest.cost)} paid for {figures(cheapest.paid_seconds)} s"
@@ -98,8 +103,11 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
             less = [smaller for smaller in fewer if smaller.devices < row.devices]
             reason = _no_gain(row, best(less, "images_per_second")) if less else ""
             reasons += [reason] if reason else []
-            gains += [f"{_devices(row)} {_gain(row, first)}"] if less and not reason else []
             fewer.append(row)
+            if less and not reason:
+                usd, least = row.cost_per_million_images, first.cost_per_million_images
+                dearer = f" for {usd / least:.2f} x the cost per million images" if usd and least else ""
+                gains.append(f"{_devices(row)} {_speed(row) / _speed(first):.2f} x as fast{dearer}")
         if gains:
             yield f"Against {_devices(first)}: {', '.join(gains)}."
         yield from reasons
@@ -109,28 +117,12 @@ def _devices(row: TierSummary) -> str:
     return f"{row.tier} ({counted_devices(row.devices)})"
 
 
-def _gain(row: TierSummary, first: TierSummary) -> str:
-    faster = f"{_speed(row) / _speed(first):.2f} x as fast"
-    if not (row.cost_per_million_images and first.cost_per_million_images):
-        return faster
-    dearer = row.cost_per_million_images / first.cost_per_million_images
-    return f"{faster} for {dearer:.2f} x the cost per million images"
-
-
 def _no_gain(row: TierSummary, smaller: TierSummary) -> str:
     """Returns that a tier is not faster than the fastest one with fewer devices; "" if it is."""
     if _equally_fast(row, smaller):
         return f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread; {_MORE_WORK}"
     ratio, slower = _speed(row) / _speed(smaller), f"{row.devices} devices are slower than {smaller.devices}"
     return f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}; {_MORE_WORK}" if ratio < 1 else ""
-
-
-def _waiting(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Says which tiers wait for input, and what to do about it."""
-    for row in rows:
-        if (row.input_wait or 0.0) >= MUCH:
-            remedies = "prepare the data (python -m trainer.data.prepare), or make your own data function faster"
-            yield f"{row.tier}: waiting for input {percent(row.input_wait)}: {remedies}."
 
 
 def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -211,32 +203,18 @@ def _noise(row: TierSummary) -> float:
 
 def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
     for row in rows:
-        runs = row.group.runs
-        bad = [run for run in runs if run.state != "done"]
-        of = f"{len(bad)} of {len(runs)} repeats: " if row.done else ""
-        yield from (f"{row.tier}: {of}{run.ending}." for run in bad[:1])
-        if not runs:
-            yield f"{row.tier}: it was not run."
-
-
-def _startup(rows: Sequence[TierSummary]) -> Iterator[str]:
-    timed = [row for row in rows if row.startup_seconds and row.total_seconds]
-    most, tier = max(((row.startup_seconds / row.total_seconds, row.tier) for row in timed), default=(0.0, ""))
-    if most > _MUCH_STARTUP:
-        on = f"on {tier}" if len(rows) == 1 else f"at most, on {tier}"
-        yield f"Start-up is a large part of the total ({percent(most)} {on}): it matters less in a longer run."
+        bad = [run for run in row.group.runs if run.state != "done"]
+        of = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
+        if ending := bad[0].ending if bad else row.not_done:
+            yield f"{row.tier}: {of}{ending}."
 
 
 def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
     names = [row.tier for row in rows if row.simulated]
     if names:
         yield (
-            f"Simulated devices: {_and(names)}: their speeds do not apply to real machines, so they are not ranked and "
-            "have no efficiency and no cost."
+            f"Simulated devices: {', '.join(names)}: their speeds do not apply to real machines, so they are not "
+            "ranked and have no efficiency and no cost."
         )
     if collection.local and collection.parallel > 1:
         yield f"Up to {collection.parallel} runs shared this machine and slowed each other down: use --parallel=1."
-
-
-def _and(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

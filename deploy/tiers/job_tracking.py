@@ -12,7 +12,7 @@ from deploy.tiers.output import say
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
-from trainer.base.run_files.tracking.tracked_files import TAGS
+from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
 from trainer.base.tracker import read_addresses
 

@@ -21,7 +21,7 @@ import trainer
 from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
 from trainer.base.errors import UserError
-from trainer.base.run_files.provenance import COMMIT_FILE, trainer_commit
+from trainer.base.run_files.records import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")
@@ -195,8 +195,8 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-# Of the trainer's install_requires in setup.py.
-ADMITTED = {"tensorflow": ">=2.17", "keras": ">=3.12.4,!=3.13.*,!=3.14.0"}
+# The versions that the trainer takes, of its install_requires: they end at the newest minor that was tried.
+ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', beside("setup.py").read_text(encoding="utf-8")))
 
 
 def check_requirement(line: str) -> None:

@@ -6,14 +6,15 @@ A program does that, the starter, which lies in the bucket beside the packages, 
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.packages import Package
+from deploy.tiers.packages import ADMITTED, Package
 from deploy.tiers.tier import Tier
+from trainer.base.run_files.plan_file import versions
 
-TENSORFLOW = "2.21.*"
 IN_JOB = Path(__file__).parents[1] / "in_job"
 # The command of a job: reads the starter with a token of the job's account, checks its SHA-256 and runs it.
 START = """\
@@ -68,7 +69,25 @@ def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket
 
 def requirements(gpus: int) -> list[str]:
     """Returns what pip installs beside the packages, on a machine with so many GPUs."""
-    return [f"tensorflow{'[and-cuda]' if gpus else ''}=={TENSORFLOW}"]
+    extras = {"tensorflow": "[and-cuda]"} if gpus else {}
+    return [f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()]
+
+
+def versions_there() -> dict[str, str]:
+    """Returns the TensorFlow and Keras that a job installs, as pip takes them: those of this machine.
+
+    So each restart has the same, and a job runs what was tried here. In place of one that is not admitted, or that is
+    no release, it has the newest minor that was tried. Python 3.11 to 3.13 have all that are admitted.
+    """
+    from packaging.specifiers import SpecifierSet  # TensorFlow and Keras need it too
+
+    there = {}
+    for name, admitted in ADMITTED.items():
+        here = versions().get(name, "")
+        major, minor = admitted.rpartition("<")[2].split(".")
+        released = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
+        there[name] = here if released else f"{major}.{int(minor) - 1}.*"
+    return there
 
 
 def install_seconds(gpus: int) -> float:
@@ -82,7 +101,11 @@ def about_installing(tier: Tier, image: str, network: bool) -> str:
     usd = tier.price_per_hour and tier.price_per_hour * seconds / 3600
     cost = "" if usd is None else f", about {usd:.2f} USD"
     way = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
+    unfit = " and ".join(
+        f"{name} {versions().get(name, '(missing)')}" for name, there in versions_there().items() if "*" in there
+    )
+    why = f", the newest tried, as a job cannot have the {unfit} of this machine," if unfit else ", as here,"
     return (
-        f"runs in {image}: each worker installs {requirements(tier.accelerators)[0]} at each start: {_GB[gpus]} GB "
-        f"from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI){way}"
+        f"runs in {image}: each worker installs {' '.join(requirements(tier.accelerators))}{why} at each start: "
+        f"{_GB[gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI){way}"
     )

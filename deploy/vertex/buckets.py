@@ -8,8 +8,7 @@ from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import LIMITS, connect
-from trainer.base.storage.gcs_errors import NoPermission
+from trainer.base.storage.gcs import LIMITS, NoPermission, connect
 
 QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown: it is read again a minute later
 

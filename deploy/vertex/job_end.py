@@ -8,7 +8,7 @@ from deploy.vertex import buckets
 from deploy.vertex.api import STOPPED, JobStatus
 from deploy.vertex.spending import time_and_cost, usd_per_hour
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.run_files.run_layout import BILLED, RESULT
+from trainer.base.run_files.records import BILLED, RESULT
 
 _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 

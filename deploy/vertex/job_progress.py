@@ -11,8 +11,7 @@ from deploy.vertex.api import JobStatus
 from deploy.vertex.retry import Clock
 from deploy.vertex.spending import format_duration, time_and_cost, usd_per_hour
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import StatsEntry, mapping, number, parse_stats, positive, whole
-from trainer.base.run_files.run_layout import RUN_INFO, STATS
+from trainer.base.run_files.records import RUN_INFO, STATS, StatsEntry, mapping, number, parse_stats, positive, whole
 from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import connect
 

@@ -14,8 +14,7 @@ from deploy.vertex.registry import ModelVersion, digest, register, schemata, set
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import mapping, read_result, read_run_info
-from trainer.base.run_files.run_layout import MODEL, RESULT, RUN_INFO
+from trainer.base.run_files.records import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged

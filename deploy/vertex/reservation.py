@@ -22,7 +22,7 @@ from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, told
 from deploy.vertex.spending import format_duration
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.storage.gcs_errors import Conflict, NoPermission
+from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
 
 SUBMISSION_RECORD = "submission.json"

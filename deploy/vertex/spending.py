@@ -7,7 +7,7 @@ from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_changes import PRICE_LABEL
 from deploy.tiers.tier import Tier
 from deploy.vertex.api import JobStatus
-from trainer.base.terminal import duration
+from trainer.base.log import duration
 
 format_duration = partial(duration, hours_always=True)
 

@@ -33,7 +33,7 @@ from deploy.vertex.session import Sdk, Session
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.storage import gcs, staging
-from trainer.base.storage.address import Address, parse
+from trainer.base.storage.local_files import Address, parse
 
 Job = dict[str, Any]
 Capture = pytest.CaptureFixture[str]

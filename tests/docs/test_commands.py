@@ -99,8 +99,9 @@ def run_deploy(command: Command, session: Session) -> None:
 
 
 def dry_run(command: Command, session: Session) -> None:
-    """Runs the command with --dry_run, because it would cost money."""
-    assert deploy([command.words[3], "--dry_run", *command.arguments]) == 0
+    """Runs the command with --dry_run, because it would cost money; with --spec where it would upload."""
+    arguments = ["--spec" if argument.startswith("--out=") else argument for argument in command.arguments]
+    assert deploy([command.words[3], "--dry_run", *arguments]) == 0
 
 
 def run_on_emulator(command: Command, session: Session) -> None:

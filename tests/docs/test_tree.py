@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 import trainer
+from deploy.tiers.packages import ADMITTED
 from tests import versions
 from tests.docs.sources import ROOT
+from trainer.invariance.compat import TRIED
 
 
 def links(page: Path) -> Iterator[str]:
@@ -36,6 +38,19 @@ def test_the_versions_pass_only_if_all_do(codes: list[int], whole: int, monkeypa
     """Exit code -9 means that pytest was killed."""
     monkeypatch.setattr(versions, "run", lambda version: codes[version == "3.12"])
     assert versions.main(["3.11", "3.12"]) == whole
+
+
+def test_the_floor_is_the_same_wherever_it_stands() -> None:
+    """setup.py says which versions are admitted; the rest of them follows from there, or is compared here."""
+    lowest, cap = re.findall(r"[\d.]+", ADMITTED["tensorflow"])
+    newest = f"2.{int(cap.removeprefix('2.')) - 1}"
+    assert f"TensorFlow {lowest} or {newest} with Keras {ADMITTED['keras'].split(',')[0].lstrip('>=')}" == TRIED
+    assert versions.TENSORFLOW[versions.FLOOR] == f"tensorflow=={lowest}.*"
+    for file, line in {
+        "setup.py": 'python_requires=">={}"', "pyproject.toml": 'python_version = "{}"', "Makefile": "older than {}:",
+        "README.md": "You need Python {} or newer", ".github/workflows/weekly.yml": " {}\n",
+    }.items():  # fmt: skip
+        assert line.format(versions.FLOOR) in (ROOT / file).read_text(encoding="utf-8")
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:

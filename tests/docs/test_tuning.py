@@ -16,10 +16,10 @@ from trainer.base.settings.resolution import Overrides
 
 def test_the_config_is_of_the_sdk_s_type_and_the_trainer_takes_what_the_service_adds(capsys: Capture) -> None:
     page = (ROOT / "docs" / "vertex.md").read_text(encoding="utf-8")
-    shown = re.search(r"<<'END'\n(.*?)END\npython -m deploy (render .*?) > trial.yaml", page, re.DOTALL)
+    shown = re.search(r"<<'END'\n(.*?)END\npython -m deploy (submit .*?) --out=trial.yaml", page, re.DOTALL)
     assert shown
     where = ["--project=my-proj", "--region=us-central1", "--image=us-docker.pkg.dev/p/r/x:1"]
-    assert main([*shown[2].split(), *where]) == 0
+    assert main([*shown[2].split(), *where, "--spec"]) == 0
     config = yaml.safe_load(shown[1] + textwrap.indent(capsys.readouterr().out, "  "))
     job: Any = HyperparameterTuningJob.from_json(json.dumps({"displayName": "mlp", **config}))
     (pool,) = job.trial_job_spec.worker_pool_specs

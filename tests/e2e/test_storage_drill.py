@@ -30,9 +30,10 @@ FLAGS = [
 # The real limits would make the drill wait: a stalled answer takes 20 seconds to be given up.
 IMPATIENT = """
 import sys
-from trainer.base.storage import gcs, uploader
+from trainer.base.storage import gcs
+from trainer.base.run_files import mirror
 gcs.LIMITS = gcs.TransferLimits(retry=30, pause=0.3, connect=2, read=1.5, rate=2**30)
-uploader._RETRY_SECONDS = 0.3
+mirror._RETRY_SECONDS = 0.3
 from trainer.task import main
 sys.exit(main())
 """

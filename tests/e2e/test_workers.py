@@ -153,7 +153,7 @@ def interrupted(
     (1, signal.SIGKILL, "was lost: its process has ended"),
     (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
 ])  # fmt: skip
-def test_a_lost_chief_and_a_killed_or_frozen_worker_are_named_and_the_others_leave_to_be_restarted(
+def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
     victim: int, number: int, line: str, tmp_path: Path
 ) -> None:
     codes, outputs = interrupted(tmp_path, victim, number, [*LONG, "--worker_timeout_seconds=15"])
@@ -224,7 +224,7 @@ def npz(home: Path, level: int) -> None:
     np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
 
 
-DIFFERENT = {  # of settings: tests/trainer/cluster/test_peers.py
+DIFFERENT = {  # of settings: tests/trainer/cluster/test_meeting.py
     "files": "do not run the same job (sample of data: ",
     "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
     "rows": "do not read the same data (training digest: ",

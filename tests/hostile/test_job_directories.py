@@ -180,7 +180,7 @@ def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
 def write_all_forms(folder: Path) -> None:
     collection = collect([str(folder)])
     rows = summarize(collection)
-    found = verdict(collection, rows), notes(rows, collection)
+    found = verdict(collection, rows), [*notes(rows, collection)]
     assert all((to_markdown(rows, found[0] + found[1]), to_csv(rows), to_json(rows, *found), to_terminal(rows)))
     assert "<script>alert" not in to_html(collection, rows, *found)
 

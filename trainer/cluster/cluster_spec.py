@@ -1,4 +1,6 @@
-"""Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, without importing TensorFlow.
+"""Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
+
+Both happen before TensorFlow is imported.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
@@ -6,12 +8,20 @@ https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/
 import json
 import os
 import re
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.log import log
 
+_GPU_VARIABLES = (
+    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
+)  # fmt: skip
+_LARGEST_CACHE = 4 * 2**30  # bytes: the most that CUDA allows
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
 
 
@@ -51,11 +61,16 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         content = _object(json.loads(environment.get("TF_CONFIG") or "{}"), "the variable")
     except (ValueError, RecursionError) as error:
         raise UserError(f"TF_CONFIG: not valid JSON ({error}): fix it, or unset TF_CONFIG for one machine") from None
-    tasks: dict[str, tuple[str, ...]] = {"chief": (), "worker": ()}
-    for role, addresses in _object(content.get("cluster", {}), "cluster").items():
-        if addresses:
-            tasks[_role(role)] = _addresses(role, addresses)
+    stated = _object(content.get("cluster", {}), "cluster")
+    tasks = {role: _addresses(role, stated[role]) if stated.get(role) else () for role in ("chief", "worker")}
     addresses = tasks["chief"] + tasks["worker"]
+    task = _object(content.get("task"), "task") if addresses else {"type": "chief"}
+    roles = [*(role for role, at in stated.items() if at), str(task.get("type"))]
+    if others := [role for role in roles if role not in tasks]:
+        raise UserError(
+            f"TF_CONFIG: this trainer has no tasks of role {others[0][:60]!r}: supported are the chief (pool 0) and "
+            "workers (pool 1)"
+        )
     if not addresses:
         return Cluster()
     if len(tasks["chief"]) > 1:
@@ -64,22 +79,22 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         raise UserError(
             f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
         )
-    return Cluster(addresses if len(addresses) > 1 else (), _index(content, tasks))
+    role, index = str(task.get("type")), task.get("index", 0)
+    if not tasks[role]:
+        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
+        raise UserError(
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
+            f"use 0 to {len(tasks[role]) - 1}"
+        )
+    first = 0 if role == "chief" else len(tasks["chief"])
+    return Cluster(addresses if len(addresses) > 1 else (), first + index)
 
 
 def _object(value: Any, part: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"TF_CONFIG: {part} must be a JSON object, not {str(value)[:60]!r}")
     return value
-
-
-def _role(role: str) -> str:
-    if role not in ("chief", "worker"):
-        raise UserError(
-            f"TF_CONFIG: this trainer has no tasks of role {role[:60]!r}: supported are the chief (pool 0) and workers "
-            "(pool 1)"
-        )
-    return role
 
 
 def _addresses(role: str, value: Any) -> tuple[str, ...]:
@@ -92,15 +107,27 @@ def _addresses(role: str, value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _index(content: Mapping[str, Any], tasks: Mapping[str, tuple[str, ...]]) -> int:
-    """Returns the index of this process among all workers, from the `task` entry."""
-    task = _object(content.get("task"), "task")
-    role, index = _role(str(task.get("type"))), task.get("index", 0)
-    if not tasks[role]:
-        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
-        raise UserError(
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
-            f"use 0 to {len(tasks[role]) - 1}"
-        )
-    return index if role == "chief" else index + len(tasks["chief"])
+def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets what is not set yet, on a machine with an NVIDIA driver, and logs what then holds.
+
+    TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that reading data does not
+    delay them; `global` is TensorFlow's own default. The wheel of TensorFlow has no machine code for H100 or later:
+    CUDA compiles each kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
+    CUDA_CACHE_DISABLE=1 switches that off. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    """
+    if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
+        return
+    environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
+    if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
+        with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
+            if "CUDA_CACHE_PATH" not in environment:
+                cuda_cache.mkdir(parents=True, exist_ok=True)
+                environment["CUDA_CACHE_PATH"] = str(cuda_cache)
+        environment.setdefault("CUDA_CACHE_MAXSIZE", str(_LARGEST_CACHE))
+    shown = ", ".join(f"{name}={value}" for name, value in gpu_environment(environment).items())
+    log.info(f"GPU settings: {shown} (a variable that you set stays as it is)")
+
+
+def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables among these that are set."""
+    return {name: environment[name] for name in _GPU_VARIABLES if name in environment}

@@ -153,14 +153,6 @@ def collective_implementation(communication: str, devices: Sequence[str]) -> str
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
-    _check_cluster(config, cluster)
-    gpus = tf.config.get_visible_devices("GPU")
-    _check_expected(config.expect_devices, len(gpus) or simulated_devices())
-    count = 1 if config.strategy == "one_device" else config.replicas
-    return _gpus(count, gpus) if gpus else _cpus(count or simulated_devices() or 1)
-
-
-def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
     if cluster.several and config.strategy not in ("auto", "multi_worker"):
         raise UserError(
             f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
@@ -171,6 +163,18 @@ def _check_cluster(config: TrainConfig, cluster: Cluster) -> None:
             "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
             "does so), or drop --strategy"
         )
+    gpus = tf.config.get_visible_devices("GPU")
+    visible = len(gpus) or simulated_devices()
+    if visible < config.expect_devices:
+        build = tf.sysconfig.get_build_info()
+        cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
+        raise UserError(
+            f"expect_devices={config.expect_devices}, but {visible or 'no'} accelerators are visible (TensorFlow "
+            f"{tf.__version__}, built {cuda}): check the machine's GPU count, its drivers and whether this TensorFlow "
+            "is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"
+        )
+    count = 1 if config.strategy == "one_device" else config.replicas
+    return _gpus(count, gpus) if gpus else _cpus(count or simulated_devices() or 1)
 
 
 def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) -> Any:
@@ -188,19 +192,6 @@ def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) ->
 def simulated_devices() -> int:
     """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
     return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0
-
-
-def _check_expected(expected: int, visible: int) -> None:
-    if visible >= expected:
-        return
-    build = tf.sysconfig.get_build_info()
-    cuda = f"for CUDA {build.get('cuda_version', '?')}" if build.get("is_cuda_build") else "without CUDA"
-    software = f"TensorFlow {tf.__version__}, built {cuda}"
-    raise UserError(
-        f"expect_devices={expected}, but {visible or 'no'} accelerators are visible ({software}): check the "
-        "machine's GPU count, its drivers and whether this TensorFlow is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows "
-        "why), or lower --expect_devices"
-    )
 
 
 def _gpus(count: int, gpus: list[Any]) -> tuple[str, ...]:

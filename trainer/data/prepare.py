@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from trainer.base.errors import DONE, UserError
-from trainer.base.log import log, set_verbose
-from trainer.base.settings.flags import VERBOSE, Parser, refuse_unknown, whole
+from trainer.base.log import ProgressBar, log, set_verbose
+from trainer.base.settings.fields import VERBOSE, Parser, refuse_unknown, whole
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig, split_kind
-from trainer.base.terminal import ProgressBar
 from trainer.user_code.command import quiet_start, run_command
 
 with quiet_start():

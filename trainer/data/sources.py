@@ -17,8 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.user_data import own_dataset
-from trainer.user_code.dotted_names import load_function
-from trainer.user_code.mistakes import where_raised
+from trainer.user_code.mistakes import load_function, where_raised
 
 LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "idx": image_arrays.load_idx,

@@ -44,7 +44,10 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     Its class and its weights stay; its `call` is replaced. A recurrent layer draws the dropout of its cells before it
     loops over time, and keeps the size of its first axis. Models keep theirs too: only layers in them hide it.
     """
-    generators = _generators(layer)
+    # Those that the layer itself holds, not those of its layers.
+    attributes = (value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values())
+    held = [item for items in attributes for item in items if isinstance(item, keras.random.SeedGenerator)]
+    generators = list({id(generator): generator for generator in held}.values())
     for index, generator in enumerate(generators):
         generator.name = f"{path}#{index}" if index else path
     recurrent, cell = isinstance(layer, keras.layers.RNN), hasattr(layer, "state_size")
@@ -53,13 +56,6 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
         layer.call = _describing_inputs(
             layer.call, hide=not recurrent, of_keras=type(layer).__module__.startswith("keras.")
         )
-
-
-def _generators(layer: keras.layers.Layer) -> list[keras.random.SeedGenerator]:
-    """Returns the generators that the layer itself holds, not those of its layers."""
-    attributes = (value if isinstance(value, (list, tuple)) else [value] for value in vars(layer).values())
-    generators = (item for items in attributes for item in items if isinstance(item, keras.random.SeedGenerator))
-    return list({id(generator): generator for generator in generators}.values())
 
 
 def _describing_inputs(original: Callable[..., Any], *, hide: bool, of_keras: bool) -> Callable[..., Any]:
@@ -80,7 +76,9 @@ def _describing_inputs(original: Callable[..., Any], *, hide: bool, of_keras: bo
         with holding(_inputs, inputs):
             outputs = original(*args, **kwargs)
         if inputs.hidden and of_keras:
-            keras.tree.map_structure(lambda value: _set_size(value, step.rows), outputs)
+            for value in keras.tree.flatten(outputs):
+                if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
+                    value.set_shape([step.rows, *value.shape[1:]])
         return outputs
 
     return call
@@ -91,11 +89,6 @@ def hide_size(value: Any, size: int) -> Any:
     if not isinstance(value, tf.Tensor) or not value.shape.rank or value.shape[0] != size:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
-
-
-def _set_size(value: Any, size: int) -> None:
-    if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
-        value.set_shape([size, *value.shape[1:]])
 
 
 _TRUNCATED = functools.partial(tf.random.stateless_truncated_normal, dtype=tf.float32, alg="philox")
@@ -134,8 +127,19 @@ class _Stream:
         if tf.is_tensor(by_row):
             # Where these are all rows, both draw the same numbers.
             return tf.cond(by_row, this_rows, for_all_with_warning) if step.is_part else for_all()
-        if sizes and not by_row:
-            self._refuse_parts(sizes[0])
+        inputs, rows = _inputs.get(), step.rows
+        if (
+            sizes
+            and not by_row
+            and step.is_part
+            and inputs
+            and rows != sizes[0] == inputs.size
+            and not inputs.size % rows
+        ):
+            raise UserError(
+                f"{self.path}: it draws random numbers for {sizes[0]} parts of {rows} rows, whose order is unknown: "
+                "give the layer inputs that have the rows alone as first axis, (rows, parts, …)"
+            )
         return this_rows() if by_row else for_all()
 
     def is_row_axis(self, first: Any) -> Any:
@@ -146,15 +150,6 @@ class _Stream:
         if not isinstance(first, int):
             return tf.equal(first, rows)
         return first == rows and (inputs is None or inputs.size == rows)
-
-    def _refuse_parts(self, first: Any) -> None:
-        """Raises UserError if a layer draws for several parts of each row, whose order in the first axis is unknown."""
-        inputs, rows = _inputs.get(), self.step.rows
-        if self.step.is_part and inputs and first == inputs.size and first != rows and first % rows == 0:
-            raise UserError(
-                f"{self.path}: it draws random numbers for {first} parts of {rows} rows, whose order is unknown: give "
-                "the layer inputs that have the rows alone as first axis, (rows, parts, …)"
-            )
 
     def name_dependence(self, why: str) -> None:
         """Warns once that the numbers depend on the number of replicas, if there are several.

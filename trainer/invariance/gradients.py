@@ -169,21 +169,23 @@ def _adam(optimizer: Any, count: Any) -> dict[str, Any]:
     return {**powers, "beta1": beta1, "beta2": beta2, "epsilon": epsilon}
 
 
-def _sgd(optimizer: Any, count: Any) -> dict[str, Any]:
-    return {"momentum": tf.constant(optimizer.momentum, count.dtype), "use_nesterov": optimizer.nesterov}
-
-
-def _rmsprop(optimizer: Any, count: Any) -> dict[str, Any]:
-    return {name: tf.constant(getattr(optimizer, name), count.dtype) for name in ("rho", "momentum", "epsilon")}
-
-
 # By class: the operation, the attributes of its slots by the operation's names, and its numbers.
 _ADAM = (tf.raw_ops.ResourceApplyAdam, {"m": "_momentums", "v": "_velocities"}, _adam)
 _OPERATIONS: dict[type, tuple[Callable[..., Any], dict[str, str], Callable[[Any, Any], dict[str, Any]]]] = {
     keras.optimizers.Adam: _ADAM,
     keras.optimizers.AdamW: _ADAM,
-    keras.optimizers.SGD: (tf.raw_ops.ResourceApplyKerasMomentum, {"accum": "momentums"}, _sgd),
-    keras.optimizers.RMSprop: (tf.raw_ops.ResourceApplyRMSProp, {"ms": "_velocities", "mom": "_momentums"}, _rmsprop),
+    keras.optimizers.SGD: (
+        tf.raw_ops.ResourceApplyKerasMomentum,
+        {"accum": "momentums"},
+        lambda sgd, count: {"momentum": tf.constant(sgd.momentum, count.dtype), "use_nesterov": sgd.nesterov},
+    ),
+    keras.optimizers.RMSprop: (
+        tf.raw_ops.ResourceApplyRMSProp,
+        {"ms": "_velocities", "mom": "_momentums"},
+        lambda rms, count: {
+            name: tf.constant(getattr(rms, name), count.dtype) for name in ("rho", "momentum", "epsilon")
+        },
+    ),
 }
 
 

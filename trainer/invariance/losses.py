@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.gradients import Update, all_reduce_sum, divided, postponed_updates
-from trainer.invariance.step import ACCUMULATED, StepContext, holding, running_step
+from trainer.invariance.step import ACCUMULATED, holding, running_step
 from trainer.user_code.interface import ModelInterface, scalars_of
 
 _WEIGHTS = (keras.Variable, tf.Variable)
@@ -151,43 +151,35 @@ def reduce_over_replicas(
     # The sum of a loss of 1 everywhere counts the values of the mask, or adds up the weights.
     count = original(tf.ones_like(values), weights, mask, "sum", dtype)
     count = _global_count.get()(tf.stop_gradient(count))
-    if weights is not None:
-        return tf.math.divide_no_nan(total, count / tf.cast(_values_per_weight(values, mask, weights), count.dtype))
+    if weights is not None:  # several values may share one: Keras divides by the sum of weights, each counted once
+        sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
+        sharing = tf.size(values) // tf.reduce_max(tf.stack(sizes))
+        return tf.math.divide_no_nan(total, count / tf.cast(sharing, count.dtype))
     return tf.math.divide_no_nan(total, count)
-
-
-def _values_per_weight(values: Any, mask: Any, weights: Any) -> Any:
-    """Returns the number of values that share a weight: Keras divides by the sum of weights, each counted once."""
-    sizes = [tf.size(factor) for factor in (mask, weights) if factor is not None]
-    return tf.size(values) // tf.reduce_max(tf.stack(sizes))
 
 
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
     """Returns what the model's train_step returns for this replica's rows; call it within a step.
 
-    Raises UserError if a train_step of the user's own takes all rows at once, though the rows are to be cut.
+    Keras's train_step runs on the rows of each pass, in which its metrics are updated; its updates are then made with
+    the sums of the gradients. Raises UserError if one of the user's own takes all rows at once, though the rows are to
+    be cut.
     """
-    step = running_step()
-    if step is None or not step.in_passes:
-        return model.train_step(data)
-    if not ModelInterface.of(model).own_step:
-        return _in_passes(model, data, step)
-    logs = model.train_step(data)
-    if not step.uses[ACCUMULATED]:
-        raise UserError(
-            f"{step.split}: the train_step of {type(model).__name__} takes all rows at once: sum its gradients by "
-            f"current_step().accumulate(function, *rows), or drop --{step.split.partition('=')[0]}"
-        )
-    return logs
-
-
-def _in_passes(model: keras.Model, data: Any, step: StepContext) -> Mapping[str, Any]:
-    """Runs Keras's train_step on the rows of each pass, then makes its updates with the sums of their gradients.
-
-    Keras's metrics are updated by each pass.
-    """
-    counts = _counts(model, data, step) if ModelInterface.of(model).counted_losses else []
-    updates: list[Update] = []
+    step, interface = running_step(), ModelInterface.of(model)
+    if step is None or not step.in_passes or interface.own_step:
+        logs = model.train_step(data)
+        if step and step.in_passes and not step.uses[ACCUMULATED]:
+            raise UserError(
+                f"{step.split}: the train_step of {type(model).__name__} takes all rows at once: sum its gradients by "
+                f"current_step().accumulate(function, *rows), or drop --{step.split.partition('=')[0]}"
+            )
+        return logs
+    counts, updates = list[Any](), list[Update]()
+    if interface.counted_losses:
+        # By which the losses divide, over the rows of all passes and replicas, in their order. TensorFlow removes from
+        # these passes what the counts do not need: most often all but the masks.
+        trial = replace(step, uses=Counter(step.uses))
+        counts = all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))
 
     def one_pass(data: Any) -> Any:
         remaining = iter(counts)
@@ -201,12 +193,3 @@ def _in_passes(model: keras.Model, data: Any, step: StepContext) -> Mapping[str,
     for update, summed in zip(updates, gradients, strict=True):
         update.apply(summed, update.variables)
     return logs
-
-
-def _counts(model: keras.Model, data: Any, step: StepContext) -> list[Any]:
-    """Returns the counts by which the losses divide, over the rows of all passes and replicas, in the order of losses.
-
-    TensorFlow removes from these passes what the counts do not need: most often all but the masks.
-    """
-    trial = replace(step, uses=Counter(step.uses))
-    return all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))

@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,23 +32,19 @@ def recompute(model: keras.Model, remat: str) -> None:
     has no block.
     """
     if remat.startswith(LAYERS):
-        for layer in _named(model, names_in(remat.removeprefix(LAYERS))):
-            layer.call = _recomputed(layer, layer.call)
+        names, layers = names_in(remat.removeprefix(LAYERS)), [part for part in all_layers(model) if part is not model]
+        known = {layer.name for layer in layers}
+        if unknown := [name for name in names if name not in known]:
+            raise UserError(f"remat={LAYERS}{unknown[0]}: no such layer{nearest(unknown[0], known)}")
+        for layer in layers:
+            if layer.name in names:  # several may bear one name
+                layer.call = _recomputed(layer, layer.call)
         return
     if not sum(map(_recompute_blocks, [model] if _is_graph(model) else _composite(model))):
         raise UserError(
             f"remat={remat}: {model.name} has no block to recompute: no layer made of others, and no place where a "
             f"single tensor joins two halves: name layers by --remat={LAYERS}NAME,…, or drop --remat"
         )
-
-
-def _named(model: keras.Model, names: Sequence[str]) -> Iterator[keras.layers.Layer]:
-    layers = [layer for layer in all_layers(model) if layer is not model]
-    known = {layer.name for layer in layers}
-    for name in names:
-        if name not in known:
-            raise UserError(f"remat={LAYERS}{name}: no such layer{nearest(name, known)}")
-    yield from (layer for layer in layers if layer.name in names)  # several may bear one name
 
 
 def _is_graph(layer: Any) -> bool:

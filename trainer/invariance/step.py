@@ -173,7 +173,10 @@ class StepContext:
         sums = []
         for tensor, gathered in zip(present, replica.all_gather(present, axis=0), strict=True):
             gathered.set_shape((replica.num_replicas_in_sync, *tensor.shape[1:]))
-            sums.append(_tree(tf.unstack(gathered)))
+            parts = tf.unstack(gathered)
+            while len(parts) > 1:  # a power of 2 of them: added in pairs, and these sums in pairs again
+                parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
+            sums += parts
         summed = iter(sums)
         return [None if tensor is None else next(summed) for tensor in tensors]
 
@@ -249,13 +252,6 @@ class StepContext:
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
                 "others: draw them outside and pass them in, or leave out jit_compile"
             )
-
-
-def _tree(parts: Sequence[Any]) -> Any:
-    """Returns the sum of a power of 2 of tensors, added in pairs, and these sums in pairs again."""
-    while len(parts) > 1:
-        parts = [left + right for left, right in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
 
 
 def dense(gradient: Any) -> Any:

@@ -79,15 +79,6 @@ class Totals(NamedTuple):
         return cast(Totals, tf.nest.map_structure(function, self, *others))
 
 
-class _Tested(NamedTuple):
-    """Holds what test_step computes of one batch."""
-
-    metrics: list[Any]  # the variables of all metrics after it
-    values: Mapping[str, Any]  # what it returns
-    rows: Any
-    confusion: Any
-
-
 class Evaluation:
     """Evaluates `model` by its test_step: returns its loss and its metrics as val_….
 
@@ -114,7 +105,7 @@ class Evaluation:
         self._optimizer = optimizer
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
-        self._classes = counted_classes(model)
+        self.class_count = counted_classes(model)  # 0: a call sets no `classes`
         self._class_names = class_names
         self.classes: Classification | None = None
         self._batches = math.ceil(examples.count / batch_size)
@@ -142,15 +133,10 @@ class Evaluation:
             start += count
         self.examples.on_epoch_end()
         whole = self._summed(totals)
-        if count := self._classes:
+        if count := self.class_count:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name
             self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
         return {**self._results(whole), **(self.averaged() if self.averaged else {})}
-
-    @property
-    def counts_classes(self) -> bool:
-        """Returns whether a call sets `classes`."""
-        return self._classes > 0
 
     def try_one_batch(self) -> None:
         """Evaluates one batch on this worker alone."""
@@ -189,7 +175,7 @@ class Evaluation:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
             metrics = [tf.convert_to_tensor(scope.get_current_value(variable)) for variable in self._variables]
-        shapes: list[tuple[int, ...]] = [(len(self._others),), (), (self._classes, self._classes)]
+        shapes: list[tuple[int, ...]] = [(len(self._others),), (), (self.class_count, self.class_count)]
         return Totals(metrics, *(tf.zeros(shape, tf.float64) for shape in shapes))
 
     @cached_property
@@ -229,23 +215,22 @@ class Evaluation:
 
     def _one_batch(self, totals: Totals, parts: Any) -> Totals:
         """Returns the totals after one batch more, in the graph."""
-        batch = self._tested(totals.metrics, parts)
-        others = [tf.cast(batch.values[name], tf.float64) * batch.rows for name in self._others]
-        return Totals(
-            batch.metrics,
-            totals.others + (tf.stack(others) if others else 0.0),
-            totals.rows + batch.rows,
-            totals.confusion + batch.confusion,
-        )
+        metrics, values, rows, counts = self._tested(totals.metrics, parts)
+        others = [tf.cast(values[name], tf.float64) * rows for name in self._others]
+        summed = totals.others + (tf.stack(others) if others else 0.0)
+        return Totals(metrics, summed, totals.rows + rows, totals.confusion + counts)
 
-    def _tested(self, metrics: list[Any], parts: Any) -> _Tested:
-        """Runs test_step on one batch, with these values of the metrics' variables."""
+    def _tested(self, metrics: list[Any], parts: Any) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
+        """Runs test_step on one batch, with these values of the metrics' variables.
+
+        Returns these values after it, what it returns, the number of rows, and the confusion of classes.
+        """
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
         # In this scope Keras only regularizes weights whose values are given.
         weights = [(weight, weight.value) for weight in self.model.weights if weight.regularizer is not None]
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
-        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self._classes else nullcontext([])
+        kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self.class_count else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
             if self._optimizer:
                 use_averages(self._optimizer)  # in this scope alone
@@ -255,9 +240,9 @@ class Evaluation:
         self._returned = tuple(values)
         self._updated = {id(variable) for variable, a, b in zip(variables, before, after, strict=True) if a is not b}
         counts = tf.zeros((0, 0), tf.float64)
-        if self._classes:
+        if self.class_count:
             counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
-        return _Tested(after, values, rows, counts)
+        return after, values, rows, counts
 
     def _summed(self, devices: list[Totals]) -> Totals:
         """Returns the totals over all devices of all workers, in float64."""

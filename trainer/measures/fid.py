@@ -11,7 +11,6 @@ fifth nearest neighbours in that set. All are computed in float64 on the host, f
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -22,7 +21,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import QualityOf, Scalars
-from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
@@ -134,15 +133,20 @@ class Extractor:
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
         self.name = name  # as the user gave it
-        try:
-            with _in_float32():
-                network = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+        floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+        try:  # in float32, whatever the precision of the run
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy("float32")
+            network = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
         except (UserError, PlatformFault):
             raise
         except Exception as error:  # Keras raises many types without a network, and for a file of something else
             advice = "a classifier of yours with --fid_features=PATH/model.keras"
             advice = f"use its weights with --fid_weights=PATH, or {advice}" if name == "inception" else f"use {advice}"
             raise UserError(f"fid_features={name}: cannot be loaded ({reason(error)}): {advice}") from error
+        finally:
+            keras.config.set_floatx(floatx)
+            keras.config.set_dtype_policy(policy)
         self.network, self._size, self._channels = network
 
     @cached_property
@@ -161,31 +165,6 @@ class Extractor:
         if images.shape[1] != self._size:
             images = tf.image.resize(images, (self._size, self._size), antialias=True)
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
-
-
-@contextmanager
-def _in_float32() -> Iterator[None]:
-    """Makes layers built within the block compute in float32, whatever the precision of the run."""
-    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
-    try:
-        keras.config.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")
-        yield
-    finally:
-        keras.config.set_floatx(floatx)
-        keras.config.set_dtype_policy(policy)
-
-
-@contextmanager
-def _without_tf32() -> Iterator[None]:
-    """Makes float32 products within the block exact to float32, whatever the run's `tf32`."""
-    switch = tf.config.experimental
-    before = switch.tensor_float_32_execution_enabled()
-    switch.enable_tensor_float_32_execution(False)
-    try:
-        yield
-    finally:
-        switch.enable_tensor_float_32_execution(before)
 
 
 _Network = tuple[keras.Model, int, int]  # with the size and channels of its images
@@ -279,13 +258,18 @@ class Fid:
         batch, first = self._replicas.global_batch_size, self._replicas.first_row
 
         def of_all_workers(start: int) -> Features:
-            with _without_tf32():
-                features = features_of(tf.constant(start)).numpy()
+            features = features_of(tf.constant(start)).numpy()
             whole = np.zeros((batch, features.shape[1]))
             whole[first : first + len(features)] = features
             return self._replicas.sum_over_workers(whole)
 
-        return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
+        switch = tf.config.experimental
+        before = switch.tensor_float_32_execution_enabled()
+        switch.enable_tensor_float_32_execution(False)  # products are exact to float32, whatever the run's `tf32`
+        try:
+            return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
+        finally:
+            switch.enable_tensor_float_32_execution(before)
 
     def _real_images(self, rows: Any) -> Any:
         """Returns the images at these positions of the chosen ones; positions after the last are padding."""

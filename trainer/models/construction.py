@@ -30,9 +30,8 @@ from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
 from trainer.invariance.sharded_slots import shard_optimizers
 from trainer.invariance.step import ASKED, StepContext, in_step
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface, has_class_outputs, has_own_step, symbolic_inputs
-from trainer.user_code.mistakes import as_user_mistake, message_of
+from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -51,11 +50,18 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
     _refuse_made_at_import(model, config)
     _refuse_unused_schedule(model, config)
     _check_text(model, config, dataset)
-    _build_sequential(model, dataset)
-    if has_own_step(model):
-        build_if_called(model, dataset)
-    else:
+    x = dataset.input_spec
+    if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
+        # One without an Input is built for any number of rows: the file would keep those of its first call.
+        with suppress(Exception):  # the first call tells what is wrong
+            model.build(tuple(x.shape))
+    if not has_own_step(model):
         _build_compiled(model, config, dataset)
+    elif model.compiled and type(model).call is not keras.Model.call:
+        # Its loss and metrics are built if its `call` takes x; a GAN's may take something else.
+        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
+        with suppress(Exception):  # the train_step tells what is wrong
+            build_compiled(model, dataset.as_fit(rows))
     make_independent(model, config)
     if has_own_step(model):
         prepare_own_step(model, config, dataset)
@@ -65,16 +71,15 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError on several replicas if weights were made by the import of the user's file, else warns."""
+    """Raises UserError if weights were made by the import of the user's file: another model would start from theirs."""
     module = sys.modules.get(config.model.partition(":")[0])
     of_module = {id(value): name for name, value in vars(module).items()} if module else {}
     names = [of_module[id(layer)] for layer in (model, *all_layers(model)) if id(layer) in of_module and layer.weights]
-    if not names:
-        return
-    line = f"model={config.model}: {names[0]} is made when its file is imported: make it in the function"
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        raise UserError(f"{line}, as each replica needs weights of its own")
-    log.warning(f"{line}: on several replicas it is refused")
+    if names:
+        raise UserError(
+            f"model={config.model}: {names[0]} is made when its file is imported: make it in the function, as each "
+            "replica needs weights of its own"
+        )
 
 
 def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
@@ -92,14 +97,6 @@ def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
         )
 
 
-def _build_sequential(model: keras.Model, dataset: Dataset) -> None:
-    """Builds a Sequential without an Input for any number of rows: the file would keep those of its first call."""
-    x = dataset.input_spec
-    if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
-        with suppress(Exception):  # the first call tells what is wrong
-            model.build(tuple(x.shape))
-
-
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds the optimizer and the metrics now, as `fit` does: in a step it is too late.
 
@@ -111,7 +108,11 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             "model.compile(optimizer, loss=…) before you return it"
         )
     _check_labels(model, dataset)
-    _check_evaluation(model, dataset)
+    if model.loss is not None and dataset.labelled and dataset.evaluation and not dataset.evaluation.labelled:
+        raise UserError(  # Keras would fail late
+            f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
+            "theirs, or leave these images out and hold back a part by --evaluation_fraction"
+        )
     rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(2)))
     try:
         build_compiled(model, rows)
@@ -195,15 +196,6 @@ def _check_labels(model: keras.Model, dataset: Dataset) -> None:
             )
 
 
-def _check_evaluation(model: keras.Model, dataset: Dataset) -> None:
-    """Raises UserError if only the training images have labels, and the loss needs them: Keras would fail late."""
-    if model.loss is not None and dataset.labelled and dataset.evaluation and not dataset.evaluation.labelled:
-        raise UserError(
-            f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
-            "theirs, or leave these images out and hold back a part by --evaluation_fraction"
-        )
-
-
 def _loss_name(model: keras.Model) -> str:
     """Returns the name of the loss of compile() in small letters alone: of a string, a function or a Loss."""
     loss = model.loss
@@ -227,21 +219,16 @@ def _other_loss(model: keras.Model, dataset: Dataset) -> str:
     return ""
 
 
-def build_if_called(model: keras.Model, dataset: Dataset) -> None:
-    """Builds a compiled model, its loss and its metrics, if its `call` takes x; a GAN's may take something else."""
-    if model.compiled and type(model).call is not keras.Model.call:
-        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
-        with suppress(Exception):  # the train_step tells what is wrong
-            build_compiled(model, dataset.as_fit(rows))
-
-
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
     """Builds the optimizers on the variables that the train_step gives them, and makes them reduce over replicas first.
 
     Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
     too. Sets `model.means_of_rows`.
     """
-    optimizers = [optimizer for optimizer in _optimizers(model) if not hasattr(optimizer.apply, "sums_first")]
+    found = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in found}
+    outer = [optimizer for optimizer in found if id(optimizer) not in inner]
+    optimizers = [optimizer for optimizer in outer if not hasattr(optimizer.apply, "sums_first")]
     if not optimizers:
         return
     variables_of, wants_replicas = _traced(model, optimizers, config, dataset)
@@ -253,12 +240,6 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
             # A step may read `model.losses` after it: these are still those of its replica.
             optimizer.apply = losses_kept(model)(optimizer.apply)
     model.means_of_rows = not wants_replicas
-
-
-def _optimizers(model: keras.Model) -> list[Any]:
-    optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
-    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
-    return [optimizer for optimizer in optimizers if id(optimizer) not in inner]
 
 
 def _traced(

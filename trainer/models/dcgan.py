@@ -57,18 +57,15 @@ class DCGAN(GAN):
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.critic_variables)
-            of_reals, of_fakes = self._separate_scores(reals, fakes, labels)
+            if compiled_by_xla() and not prefers_many_rows():  # on a CPU XLA copies what batch norm cuts
+                of_reals, of_fakes = self.scores(reals, labels), self.scores(fakes, labels)
+            else:
+                with separate_groups(2):
+                    scores = self.scores(tf.concat([reals, fakes], axis=0), twice(labels))
+                of_reals, of_fakes = scores[: reals.shape[0]], scores[reals.shape[0] :]
             loss = (_cross_entropy(of_reals, real=True) + _cross_entropy(of_fakes, real=False)) / global_batch_size
             scaled = self.critic_optimizer.scale_loss(loss)
         return loss, tape.gradient(scaled, self.critic_variables)
-
-    def _separate_scores(self, reals: Any, fakes: Any, labels: Any) -> Any:
-        """Returns the scores of both, of one pass: XLA on a CPU copies what batch norm cuts, and gets two passes."""
-        if compiled_by_xla() and not prefers_many_rows():
-            return self.scores(reals, labels), self.scores(fakes, labels)
-        with separate_groups(2):
-            scores = self.scores(tf.concat([reals, fakes], axis=0), twice(labels))
-        return scores[: reals.shape[0]], scores[reals.shape[0] :]
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the cross-entropy of the scores with "real"."""

@@ -351,26 +351,17 @@ class GAN(keras.Model):
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(self.generator_variables)
             images = self.generator(generated.noise, training=True)
-        reals = None if generated.reals is None else self.augmented(generated.reals)[0]
-        numbers = self.diff_augment.draw()
-        loss, by_images = self.image_gradients(images, global_batch_size, generated.labels, numbers, reals)
-        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
-
-    def image_gradients(
-        self, images: Any, global_batch_size: int, labels: Any = None, numbers: Any = None, reals: Any = None
-    ) -> Any:
-        """Returns the generator's loss, and the gradient of the scaled loss by its images.
-
-        labels: of `Generated`; reals: of it, as the critic sees them; numbers: random ones, of --diff_augment, by which
-        the critic sees images changed.
-        """
+        reals, labels = generated.reals, generated.labels
+        reals = None if reals is None else self.augmented(reals)[0]
+        numbers = self.diff_augment.draw()  # by which the critic sees images changed
         real_scores = None if reals is None else self.scores(reals, labels)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(images)
+        with tf.GradientTape(watch_accessed_variables=False) as of_images:
+            of_images.watch(images)
             scores = self.scores(self.diff_augment(images, numbers), labels)
             loss = self.generator_loss(scores, real_scores) / global_batch_size
             scaled = self.generator_optimizer.scale_loss(loss)
-        return loss, tape.gradient(scaled, images)
+        by_images = of_images.gradient(scaled, images)
+        return loss, tape.gradient(images, self.generator_variables, output_gradients=by_images)
 
     def average_generator(self, step: StepContext) -> None:
         """Moves the average towards the generator; called once at the end of each step."""

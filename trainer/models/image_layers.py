@@ -114,15 +114,11 @@ def prefers_many_rows() -> bool:
 
     On a CPU, the features of few rows stay in its caches.
     """
-    return _has_gpu()
+    return bool(_planned or tf.config.get_visible_devices("GPU"))
 
 
 def _as_keras() -> bool:
-    return _has_gpu() or compiled_by_xla()
-
-
-def _has_gpu() -> bool:
-    return bool(_planned or tf.config.get_visible_devices("GPU"))
+    return prefers_many_rows() or compiled_by_xla()
 
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.
@@ -142,13 +138,21 @@ def color(images: Any, numbers: Any) -> Any:
 
 def translation(images: Any, numbers: Any) -> Any:
     """Shifts each square image by up to 1/8 of its size both ways; what comes in is grey, 0. numbers: (rows, 2)."""
-    down, right = tf.unstack(_moved(images.shape[1], numbers), axis=1)
+    size = images.shape[1]
+    most = int(_SHIFT * size + 0.5)
+    first = _whole(numbers, 2 * most + 1) - most
+    # For each number a matrix that shifts: each of its sums has at most one term. What is out of range is 0 everywhere.
+    shifts = tf.one_hot(first[..., None] + tf.range(size, dtype=tf.int64), size, dtype=numbers.dtype)
+    down, right = tf.unstack(shifts, axis=1)
     return tf.einsum("rhi,rijc,rwj->rhwc", down, images, right)
 
 
 def cutout(images: Any, numbers: Any) -> Any:
     """Makes a square of half the size grey, at a centre anywhere in a square image. numbers: (rows, 2)."""
-    rows, columns = tf.unstack(_cut(images.shape[1], numbers), axis=1)
+    size = images.shape[1]
+    length, position = int(_CUT * size + 0.5), tf.range(size, dtype=tf.int64)
+    first = _whole(numbers, size + 1 - length % 2)[..., None] - length // 2
+    rows, columns = tf.unstack((position >= first) & (position < first + length), axis=1)
     square = rows[:, :, None] & columns[:, None, :]
     return images * tf.cast(~square[..., None], images.dtype)
 
@@ -198,19 +202,3 @@ def _about_mean(images: Any, factor: Any, axes: tuple[int, ...]) -> Any:
 def _whole(numbers: Any, count: int) -> Any:
     """Returns the numbers in [0, 1) as whole ones below `count`: not int32, with which GPUs compute on the host."""
     return tf.cast(tf.floor(numbers * count), tf.int64)
-
-
-def _moved(size: int, numbers: Any) -> Any:
-    """Returns a matrix for each number, (rows, 2, size, size), that shifts: each of its sums has at most one term."""
-    most = int(_SHIFT * size + 0.5)
-    first = _whole(numbers, 2 * most + 1) - most
-    # What is out of range is 0 everywhere.
-    return tf.one_hot(first[..., None] + tf.range(size, dtype=tf.int64), size, dtype=numbers.dtype)
-
-
-def _cut(size: int, numbers: Any) -> Any:
-    """Returns which positions are cut out for each number, (rows, 2, size)."""
-    length = int(_CUT * size + 0.5)
-    first = _whole(numbers, size + 1 - length % 2)[..., None] - length // 2
-    position = tf.range(size, dtype=tf.int64)
-    return (position >= first) & (position < first + length)

@@ -13,7 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -57,7 +57,14 @@ class MeasuredStep:
         self.model, self.rows, self.replicas, self._made = setup.model, rows, replicas, 0
         self.batches_per_step = ModelInterface.of(setup.model).batches_per_step
         self._runner = setup.step_runner()
-        parts = _generated(dataset, (replicas, self.batches_per_step, rows))
+        shape = (replicas, self.batches_per_step, rows)  # of what `trainer.data.batches` yields
+
+        def repeated(part: Any) -> Any:
+            tensor = tf.convert_to_tensor(part)
+            places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
+            return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
+
+        parts = tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
         self._rows = iter(tf.data.Dataset.from_tensors(parts).repeat())
 
     @property
@@ -93,17 +100,6 @@ class MeasuredStep:
         self._made += 1
 
 
-def _generated(dataset: Dataset, shape: tuple[int, int, int]) -> Any:
-    """Returns parts of shape (replicas, batches, rows, …), as `trainer.data.batches` yields them."""
-
-    def repeated(part: Any) -> Any:
-        tensor = tf.convert_to_tensor(part)
-        places = tf.range(math.prod(shape)) % tf.shape(tensor)[0]
-        return tf.reshape(tf.gather(tensor, places), (*shape, *tensor.shape[1:]))
-
-    return tf.nest.map_structure(repeated, dataset.train.first(_REPEATED_ROWS))
-
-
 def _bytes(variable: Any) -> int:
     return math.prod(map(int, variable.shape)) * int(tf.as_dtype(variable.dtype).size)
 
@@ -120,18 +116,24 @@ def make_plan(config: TrainConfig) -> StepPlan:
     local_devices(dataclasses.replace(config, replicas=2, strategy="auto", expect_devices=0), ONE_MACHINE)
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    first = _measured(config, dataset, _ROWS[0])
-    state = first.step.state_bytes
-    _check_memory(peak_bytes(first.trace, state, temporaries=True))
-    small, large = (_measured(config, dataset, rows) for rows in _ROWS[1:])
+    first, first_trace = _measured(config, dataset, _ROWS[0])
+    state = first.state_bytes
+    needed = peak_bytes(first_trace, state, temporaries=True)
+    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if most > memory:  # with what building the model and fragments add to the largest step
+        raise UserError(
+            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
+            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
+        )
+    (_, small), (large_step, large) = (_measured(config, dataset, rows) for rows in _ROWS[1:])
     recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
-        examples=dataset.train.count, batches_per_step=first.step.batches_per_step,
+        examples=dataset.train.count, batches_per_step=first.batches_per_step,
         data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
-        memory=_memory(first.trace, small.trace, large.trace, state), trained_bytes=first.step.trained_bytes,
-        slot_bytes=[first.step.sharded_bytes(averages=averages) for averages in (True, False)],
-        work=work_by_rows(first.step, large.step),
+        memory=_memory(first_trace, small, large, state), trained_bytes=first.trained_bytes,
+        slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
+        work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],
@@ -143,14 +145,7 @@ def work_of_replicas(config: TrainConfig, dataset: Dataset, replicas: int) -> Wo
     return work_by_rows(*(MeasuredStep(config, dataset, rows, replicas) for rows in _ROWS[::2]))
 
 
-class _Measured(NamedTuple):
-    """Holds a step of one number of rows, and what it allocates."""
-
-    step: MeasuredStep
-    trace: Trace
-
-
-def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
+def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[MeasuredStep, Trace]:
     again = ", again with --remat=blocks" if config.remat else ""
     log.info(f"runs some steps of {config.model} with {rows} rows on this CPU{again}")
     built: list[MeasuredStep] = []
@@ -160,15 +155,14 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> _Measured:
         return built[0]
 
     trace = traced(rows, build)
-    return _Measured(built[0], trace)
+    return built[0], trace
 
 
 def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
     """Returns the memory and the work of steps with --remat=blocks."""
     again = dataclasses.replace(config, remat=BLOCKS)
-    small, large = (_measured(again, dataset, rows) for rows in _ROWS[1:])
-    memory = _memory(small.trace, small.trace, large.trace, large.step.state_bytes)
-    return memory, work_by_rows(small.step, large.step)
+    (small, small_trace), (large, large_trace) = (_measured(again, dataset, rows) for rows in _ROWS[1:])
+    return _memory(small_trace, small_trace, large_trace, large.state_bytes), work_by_rows(small, large)
 
 
 def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
@@ -178,16 +172,6 @@ def _tried(name: str, measure: Callable[[], Result]) -> Result | None:
     except Exception as error:
         log.info(f"{name} is not planned: {reason(error)}")
         return None
-
-
-def _check_memory(needed: int) -> None:
-    """Raises UserError if this machine's memory is too small for the largest step. needed: bytes of the smallest."""
-    most, memory = 2 * needed * _ROWS[-1] / _ROWS[0], os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if most > memory:  # with what building the model and fragments add
-        raise UserError(
-            f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
-            "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
-        )
 
 
 def _memory(first: Trace, small: Trace, large: Trace, state: int) -> Memory:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.run_files.provenance import own_sources
 from trainer.base.run_files.records import write_json
+from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.strategy import make_replicas
@@ -41,14 +41,17 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
     cluster = read_cluster()
     setup = _starting(config, cluster)
     states = list(_states(setup, steps))
+    functions = (config.model, config.data, config.callbacks)
+    files = dict(file for dotted in functions for file in own_sources(dotted))  # of the user's, by path in its package
+    packages = ((package.metadata["Name"], package.version) for package in distributions())
     content: dict[str, Any] = {
         "names": [getattr(variable, "path", variable.name) for variable in variables_of(setup.model).values()],
         "sizes": [int(values.size) for values in states[-1][0].values()],
         "moments": {str(step): moment(*state) for step, state in zip(steps, states, strict=True)},
         "learning_rate": config.learning_rate,
         "data": setup.content,
-        "sources": _user_sources(config),
-        "packages": _packages(),
+        "sources": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())},
+        "packages": dict(sorted((name.lower().replace("_", "-"), version) for name, version in packages if name)),
         "instructions": _instruction_set(),
     }
     if control:
@@ -88,18 +91,6 @@ def _largest(controls: Sequence[tuple[list[float], float]]) -> dict[str, Any]:
     """Returns the largest of several controls, tensor by tensor, to two digits."""
     norms, losses = zip(*controls, strict=True)
     return {"tensors": [float(f"{norm:.1e}") for norm in np.max(norms, axis=0)], "losses": float(f"{max(losses):.1e}")}
-
-
-def _user_sources(config: TrainConfig) -> dict[str, str]:
-    """Returns the SHA-256 of each file of the user's model, data and callbacks, by its path below its package."""
-    files = dict(file for dotted in (config.model, config.data, config.callbacks) for file in own_sources(dotted))
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())}
-
-
-def _packages() -> dict[str, str]:
-    """Returns the version of each installed package, by its name."""
-    named = ((package.metadata["Name"], package.version) for package in distributions())
-    return dict(sorted((name.lower().replace("_", "-"), version) for name, version in named if name))
 
 
 def _instruction_set() -> str:

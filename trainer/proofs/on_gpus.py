@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sources import load_dataset
@@ -406,31 +406,20 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
             row.problem = one_line(error)
             log.debug("the whole traceback:", exc_info=error)
         else:
-            _judge(row, variant, trained, alone, reference, check)
+            if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
+                row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
+            else:  # XLA's kernels round otherwise, as those of another processor do
+                most = control if variant.jit_compile == "false" else largest([control, of_cpu])
+                row.against, row.difference = "float32 on one", float32_difference(trained, alone, most)
+            row.problem = row.difference.problem
             if replicas[variant.devices].collectives == "nccl" and "nccl" not in row.cost.sums.lower():
                 slow = f"gradients are summed by {row.cost.sums}, not by NCCL: GPUs then wait for the host"
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
-        check.rows.append(_repeated(trials, every))
+        first, second = (trials.begin(Variant("float32", count), every).trained for _ in range(2))
+        far = dataclasses.replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
+        check.rows.append(Row("float32, again", count, "float32 before", far, problem=far.problem))
     else:
         check.left_out.append("the same steps twice: without --deterministic they need not have equal bits")
     return check
-
-
-def _judge(row: Row, variant: Variant, trained: Trained, alone: Trained, reference: Trained, check: GpuCheck) -> None:
-    """Writes into the row how far the variant is from what it has to agree with."""
-    if band := BANDS.get("tf32" if variant.tf32 else variant.precision):
-        row.against, row.difference = REFERENCE, banded_difference(trained, reference, band)
-    else:
-        # XLA's kernels round otherwise, as those of another processor do.
-        control = check.control if variant.jit_compile == "false" else largest([check.control, check.float32_of_cpu])
-        row.against, row.difference = "float32 on one", float32_difference(trained, alone, control)
-    row.problem = row.difference.problem
-
-
-def _repeated(trials: Trials, replicas: Replicas) -> Row:
-    """Trains the same steps twice, which must give the same numbers."""
-    first, second = (trials.begin(Variant("float32", replicas.count), replicas).trained for _ in range(2))
-    far = dataclasses.replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
-    return Row("float32, again", replicas.count, "float32 before", far, problem=far.problem)

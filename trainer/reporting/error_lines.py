@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, shortened
-from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.base.storage import cannot_write
 from trainer.cluster.strategy import Replicas
@@ -41,12 +40,11 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     finer = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
     if replicas.virtual:
         finer, split = 2 * replicas.virtual if rows % (2 * passes) == 0 else None, "virtual_replicas"
-    first = f"use --{split}={finer}{_saved(config, replicas, split, finer)}, " if finer else ""
+    first = f"use --{split}={finer}, " if finer else ""
     if not config.remat:
-        saved = _saved(config, replicas, "remat", BLOCKS)
-        first += f"recompute activations by --remat={BLOCKS}{saved}, "
+        first += f"recompute activations by --remat={BLOCKS}, "
     if replicas.count > 1 and not config.shard_optimizer:
-        first += f"shard the optimizer by --shard_optimizer{_saved(config, replicas, 'shard_optimizer', True)}, "
+        first += "shard the optimizer by --shard_optimizer, "
     more = ", use more replicas" if replicas.devices[0].startswith("GPU") else ""
     more += f", or try --precision={half_precision()}" if not config.precision.startswith("mixed") else ""
     more += "; `python -m deploy plan` says what fits"
@@ -54,20 +52,6 @@ def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
         f"out of memory with {replicas.sentence()}, image_size={config.image_size}: {first}lower global_batch_size "
         f"or image_size{more}"
     )
-
-
-def _saved(config: TrainConfig, replicas: Replicas, name: str, value: Any) -> str:
-    """Returns how much less a device needs with a setting, by the plan that is kept on this machine; "" without one."""
-    try:
-        plan = read_plan(kept_plan(config))
-    except Exception:  # whatever a plan lacks, the line on memory counts
-        return ""
-    gpu, peaks = replicas.devices[0].startswith("GPU"), []
-    for step_plan, changed in ((plan, config), plan.with_setting(config, name, value)):
-        lines, rows = step_plan.memory.lines(config, gpu=gpu), replicas.rows / changed.passes(replicas.count)
-        sharded = step_plan.sharded_bytes(changed, replicas.count, replicas.cluster.workers)
-        peaks.append(peak_of(lines, rows) - sharded)
-    return f" (-{(peaks[0] - peaks[1]) / 2**30:.1f} GiB by its plan)" if peaks[0] > peaks[1] else ""
 
 
 def half_precision(details: Sequence[Mapping[str, Any]] | None = None) -> str:

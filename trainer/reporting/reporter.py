@@ -15,15 +15,24 @@ import keras
 import tensorflow as tf
 from PIL import Image
 
-from trainer.base.log import log
+from trainer.base.log import ProgressBar, duration, log
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import QualityOf, Result, Scalars, StatsEntry, drop_stats_after
-from trainer.base.run_files.run_layout import CLASSES, PROGRESS, STEP_PREFIX, step_name, step_of
-from trainer.base.settings.metric_names import check_known
+from trainer.base.run_files.records import (
+    CLASSES,
+    PROGRESS,
+    STEP_PREFIX,
+    QualityOf,
+    Result,
+    Scalars,
+    StatsEntry,
+    drop_stats_after,
+    step_name,
+    step_of,
+)
+from trainer.base.settings.rules import check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import make_writable, write_whole, writing
-from trainer.base.terminal import ProgressBar, duration
 from trainer.data.images import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing

@@ -19,12 +19,10 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.provenance import trainer_commit
-from trainer.base.run_files.records import Result, RunInfo, last_reported_step
-from trainer.base.run_files.run_layout import RESULT
+from trainer.base.run_files.records import RESULT, Result, RunInfo, last_reported_step, trainer_commit
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.gpu_environment import gpu_environment
+from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
 from trainer.data.batches import Schedule
 from trainer.reporting.progress import Progress, rounded
@@ -69,11 +67,6 @@ class RunResult:
             job_began_at=before.get("job_began_at", time.time()) if same_job(before) else time.time(),
             slow_worker=before.get("slow_worker", {}),
         )  # fmt: skip
-
-    @property
-    def wall_seconds_before(self) -> float:
-        """Returns the seconds of all earlier processes."""
-        return float(self.before.get("wall_seconds", 0.0))
 
     @property
     def wall_seconds(self) -> float:

@@ -15,8 +15,7 @@ from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import log
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import mapping, read_run_info
-from trainer.base.run_files.run_layout import RUN_INFO, SKIPPED_IMAGES
+from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
@@ -155,7 +154,7 @@ def _ended_before(run: TrainingRun) -> str | None:
             return f"finished already: stopped early after {steps}: use {more} to continue"
         return f"finished already: {steps} are done: use {more} to continue"
     minutes = config.max_minutes
-    if state == "budget" and minutes and run.job.result.wall_seconds_before >= 60 * minutes:
+    if state == "budget" and minutes and run.job.result.before.get("wall_seconds", 0.0) >= 60 * minutes:
         steps = f"after {progress.step:,} steps"
         return f"its budget of {minutes:g} minutes is spent {steps}: raise --max_minutes to continue"
     return None

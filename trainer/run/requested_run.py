@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import mapping, read_run_info
-from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, RUN_INFO, step_name
+from trainer.base.run_files.records import CHECKPOINTS, MODEL, RUN_INFO, mapping, read_run_info, step_name
 from trainer.base.run_files.serving_file import SERVING
-from trainer.base.settings.fields import coerce, coerce_all, setting
-from trainer.base.settings.flags import VERBOSE, Field, Parser, add_setting_flags, refuse_unknown
+from trainer.base.settings.fields import (
+    VERBOSE,
+    Field,
+    Parser,
+    add_setting_flags,
+    coerce,
+    coerce_all,
+    refuse_unknown,
+    setting,
+)
 from trainer.base.settings.own_settings import taken_by
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.run_files.records import items, mapping
-from trainer.base.run_files.run_layout import CHECKPOINTS, MODEL, step_name
+from trainer.base.run_files.records import CHECKPOINTS, MODEL, items, mapping, step_name
 from trainer.base.run_files.serving_file import SERVING, read_servable
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas
@@ -34,9 +33,8 @@ from trainer.run.requested_run import BEST, NEWEST, RequestedRun
 from trainer.run.served_model import call_of, independent_batch
 from trainer.run.training_setup import set_precision_and_seed
 from trainer.training.checkpoint import Damaged, checkpoint_folders, load_weights, read_checkpoint
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface, symbolic_inputs
-from trainer.user_code.mistakes import as_user_mistake, message_of
+from trainer.user_code.mistakes import as_user_mistake, load_function, message_of
 
 
 def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification | None]:

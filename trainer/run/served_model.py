@@ -9,7 +9,6 @@ import base64
 import binascii
 import itertools
 import json
-import timeit
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -24,9 +23,8 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import Servable, read_servable
 from trainer.base.storage import make_writable, output_address, write_whole
-from trainer.base.storage.address import Address
-from trainer.base.storage.checksum import sha256_of
 from trainer.base.storage.gcs import connect
+from trainer.base.storage.local_files import Address, sha256_of
 from trainer.data.decode import BadImage, decode
 from trainer.data.images import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
@@ -65,17 +63,6 @@ class ServedModel:
     def fixed_batch(self) -> int:
         """Returns the rows of each call."""
         return independent_batch(self._call, self._specs, self.about, self._asked_batch)
-
-    @cached_property
-    def cost_of_one(self) -> float:
-        """Returns how many times as long a row takes that fills a batch by itself as it takes alone."""
-
-        def seconds(rows: int) -> float:
-            columns = [tf.constant(column) for column in random_rows(self._specs, self.about, rows)]
-            self._call(*columns)
-            return min(timeit.repeat(lambda: self._call(*columns), number=1, repeat=5))
-
-        return seconds(self.fixed_batch) / seconds(1)
 
     def row(self, instance: Any) -> Row:
         """Returns the arrays of one row. Raises BadRow if the instance does not fit the model.

@@ -15,8 +15,7 @@ from trainer.base.run_files.records import items, mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
-from trainer.cluster.meeting import arithmetic, meet
-from trainer.cluster.peers import Peers
+from trainer.cluster.meeting import Peers, arithmetic, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import differing, files_of
 from trainer.reporting.error_lines import one_line
@@ -36,7 +35,7 @@ class StartedJob:
     cluster: Cluster
     job_dir: JobDir
     result: RunResult
-    files: Mapping[str, Any]  # what is known of the files of the data before they are read
+    files: Mapping[str, Any]  # what is known of the files of the data before they are read; {} if they are no files
     tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
     xla_failure: str = ""  # how a compiled step failed in a process of its own
@@ -51,7 +50,11 @@ class StartedJob:
         result = RunResult.of_job(config, job_dir if cluster.is_chief else None, began)
         tracking = Tracking(config.track if cluster.is_chief else "", job_dir.root, job_dir.mirror.where(job_dir.root))
         job_dir.mirror.begin(job_dir.logs)
-        return cls(config, command, cluster, job_dir, result, _data_files(config), tracking)
+        try:
+            files = files_of(config)
+        except (UserError, PlatformFault, OSError) as error:  # workers compare it, and loading the data reports it
+            files = {"files of data": f"cannot be listed: {error}"}
+        return cls(config, command, cluster, job_dir, result, files, tracking)
 
     @property
     def is_chief(self) -> bool:
@@ -146,14 +149,3 @@ class StartedJob:
     def _write_failure(self, error: str, code: int) -> None:
         self.result.write_end("failed", error, code)
         self.job_dir.mirror.leave()
-
-
-def _data_files(config: TrainConfig) -> dict[str, Any]:
-    """Returns what is known of the files of the data before they are read; {} if they are not files.
-
-    A failure is part of what is returned: workers compare it, and loading the data reports it.
-    """
-    try:
-        return files_of(config)
-    except (UserError, PlatformFault, OSError) as error:
-        return {"files of data": f"cannot be listed: {error}"}

@@ -15,7 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
 from trainer.base.run_files.records import Result, mapping
-from trainer.base.settings.metric_names import OF_IMAGES, check_known
+from trainer.base.settings.rules import OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.measures.fid import make_fid
@@ -278,7 +278,11 @@ class TrainingRun:
         if config.fid_every_steps:
             fid = make_fid(config, model, data.images("train"), control.watched())
         reporter.metric_names = [*(evaluate.names if evaluate else ()), *(fid.names if fid else ())]
-        _check_best_metric(config.best_metric, model, evaluate, reporter.metric_names)
+        if best_metric := config.best_metric:  # by which one checkpoint is the best
+            if best_metric.startswith("val_") and not evaluate:
+                refuse_unevaluated("best_metric", best_metric, ())
+            check_known("best_metric", best_metric, "this run measures", reporter.metric_names)
+            rises(model, best_metric, "best_metric")
 
         def begin(progress: Progress) -> None:
             self.before_hooks = copy.deepcopy(self.state.content(pending=True))
@@ -317,7 +321,7 @@ class TrainingRun:
         # A callback that stops the run within an epoch ends that epoch, as in `fit`.
         hooks.append(Hook(epoch, end_epoch, at_end=False, requested=lambda: bool(model.stop_training)))
         hooks.append(Hook(config.report_every_steps, reporter.report))
-        if evaluate and evaluate.counts_classes:
+        if evaluate and evaluate.class_count:
             hooks.append(Hook(0, lambda progress: reporter.classified(progress, evaluate.classes)))
         if fid:
             hooks.append(Hook(config.fid_every_steps, measuring(fid, partial(reporter.quality, about=fid.about))))
@@ -325,16 +329,6 @@ class TrainingRun:
             draw = partial(reporter.sample, sampler.sample, sampler.latent_dim, interface.generated_classes)
             hooks.append(Hook(config.sample_every_steps, during_events(EVENTS)(draw)))
 
-        def save_requested() -> bool:
-            return control.save_due or best.improved
-
-        return [*hooks, Hook(config.checkpoint_every_steps, lambda progress: self.save(), requested=save_requested)]
-
-
-def _check_best_metric(name: str, model: keras.Model, evaluate: Evaluation | None, measured: list[str]) -> None:
-    """Raises UserError if the run does not measure the metric by which one checkpoint is the best."""
-    if name.startswith("val_") and not evaluate:
-        refuse_unevaluated("best_metric", name, ())
-    check_known("best_metric", name, "this run measures", measured)
-    if name:
-        rises(model, name, "best_metric")
+        every = config.checkpoint_every_steps
+        save = Hook(every, lambda progress: self.save(), requested=lambda: control.save_due or best.improved)
+        return [*hooks, save]

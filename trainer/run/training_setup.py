@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.log import log
-from trainer.base.run_files.initial import fetch_checkpoint, fetch_model
+from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import Schedule, batches, copied_ahead

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,9 +34,8 @@ from trainer.run.rehearsal import has_own_parts
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 from trainer.training.xla_choice import barrier, failure_of
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
-from trainer.user_code.mistakes import as_user_mistake
+from trainer.user_code.mistakes import as_user_mistake, load_function
 
 # The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
 LONGEST_SECONDS = 1800.0
@@ -54,7 +53,8 @@ _DRAWS = {
 }  # fmt: skip
 _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
-    "within the batch, the root of a mean) is another thing on half of its rows (docs/training.md)"
+    "within the batch, the root of a mean) is another thing on half of its rows; add_loss takes a mean over the rows "
+    "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
 )
 _FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
@@ -220,7 +220,23 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
         problems.insert(0, f"{config.model}: on 2 replicas {difference}")
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
-    return [*problems, *([*_advice(ratios, together.draws), *warnings] or [_OTHERWISE])], warnings
+    reasons = list(warnings)  # why the steps depend on replicas, most likely
+    if together.draws:
+        reasons.insert(
+            0,
+            f"the step draws by {', '.join(_DRAWS[name] for name in together.draws)}, whose numbers are others on each "
+            "replica: draw by keras.random (normal, truncated_normal, uniform, randint) or a layer, such as "
+            "GaussianNoise",
+        )
+    if doubled := [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]:
+        line = "divide its sum by the GLOBAL batch, not by the rows of one replica (reduce_mean)"
+        reasons.insert(0, f"{doubled[0]} is about twice as large: {line}")
+    if halved := [name for name, ratio in ratios.items() if abs(ratio - 0.5) < 0.05]:
+        line = (
+            "it is a sum over rows, or one divided by the global batch, as in a tutorial of TensorFlow's: take the mean"
+        )
+        reasons.insert(0, f"{halved[0]} is about half as large: {line} over the rows at hand (tf.reduce_mean)")
+    return [*problems, *(reasons or [_OTHERWISE])], warnings
 
 
 @dataclass(frozen=True)
@@ -269,21 +285,6 @@ def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list
             "first: make every initializer and layer inside the function, and draw with generators made there"
         ]
     return []
-
-
-def _advice(ratios: dict[str, float], draws: Sequence[str]) -> Iterator[str]:
-    """Yields the likely reasons why the steps of this model depend on replicas."""
-    doubled = [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]
-    if doubled:
-        yield (
-            f"{doubled[0]} is about twice as large: divide its sum by the GLOBAL batch, not by the rows of one replica "
-            "(reduce_mean)"
-        )
-    if draws:
-        yield (
-            f"the step draws by {', '.join(_DRAWS[name] for name in draws)}, whose numbers are others on each replica: "
-            "draw by keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
-        )
 
 
 def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -> str:

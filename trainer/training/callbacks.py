@@ -3,7 +3,7 @@
 Where a callback acts on single batches, each step is a call to the device of its own.
 """
 
-import importlib
+import importlib.util
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ import keras
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.settings.metric_names import FALLING, OF_IMAGES, check_known
+from trainer.base.settings.rules import FALLING, OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.compat import floats_of_variables
 from trainer.reporting.progress import Progress, is_loss
-from trainer.user_code.dotted_names import load_function
 from trainer.user_code.interface import ModelInterface
+from trainer.user_code.mistakes import load_function
 
 
 class EarlyStopping(keras.callbacks.EarlyStopping):
@@ -79,7 +79,10 @@ def rises(model: keras.Model, monitor: str, setting: str) -> bool:
 def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of `config.callbacks` (package.module:function), and early stopping."""
     path = config.callbacks
-    callbacks: Any = _made(path, config) if path else []
+    callbacks: Any = []
+    if path:  # called with the settings if it has a parameter `config`
+        takes = "config" in inspect.signature(load_function(path, "callbacks", None, config)).parameters
+        callbacks = load_function(path, "callbacks", ("config",) if takes else (), config)(*[config] * takes)
     if not isinstance(callbacks, (list, tuple)) or not all(
         isinstance(item, keras.callbacks.Callback) for item in callbacks
     ):
@@ -90,14 +93,6 @@ def load_callbacks(config: TrainConfig) -> list[keras.callbacks.Callback]:
             "batches in turn: use on_test_begin and on_test_end"
         )
     return [*callbacks, *([EarlyStopping(config.early_stopping, config.patience)] if config.early_stopping else [])]
-
-
-def _made(path: str, config: TrainConfig) -> Any:
-    """Returns what the function of `path` returns: it is called with the settings if it has a parameter `config`."""
-    parameters = inspect.signature(load_function(path, "callbacks", None, config)).parameters
-    if "config" in parameters:
-        return load_function(path, "callbacks", ("config",), config)(config)
-    return load_function(path, "callbacks", (), config)()
 
 
 _STATE = ("monitor", "wait", "best", "best_epoch", "stopped_epoch")
@@ -167,16 +162,6 @@ def most_steps_of_a_call(callbacks: list[keras.callbacks.Callback], steps_per_lo
     return 1
 
 
-def _require_tensorboard() -> None:
-    try:
-        importlib.import_module("tensorboard")
-    except ImportError as error:
-        raise UserError(
-            "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the job "
-            "directory has TensorBoard's files without it"
-        ) from error
-
-
 _OF_THE_OPTIMIZER = (keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau)
 
 
@@ -191,8 +176,11 @@ def bind(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
-        if isinstance(callback, keras.callbacks.TensorBoard):
-            _require_tensorboard()
+        if isinstance(callback, keras.callbacks.TensorBoard) and not importlib.util.find_spec("tensorboard"):
+            raise UserError(
+                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the job "
+                "directory has TensorBoard's files without it"
+            )
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
             if callback.monitor.startswith("val_"):

@@ -26,10 +26,9 @@ import tensorflow as tf
 from trainer.base.errors import NotFinite, UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.mirror import Mirror
-from trainer.base.run_files.records import finite, write_json
-from trainer.base.run_files.run_layout import CHECKPOINTS, MANIFEST, STEP_PREFIX, step_name, step_of
+from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, STEP_PREFIX, finite, step_name, step_of, write_json
 from trainer.base.storage import sync, whole_folder
-from trainer.base.storage.checksum import sha256_of
+from trainer.base.storage.local_files import sha256_of
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.gradients import reachable
 from trainer.invariance.sharded_slots import ShardedSlot
@@ -242,21 +241,17 @@ class Checkpoints:
 
     def _write(self, step: int, values: Mapping[str, Any], text: str) -> None:
         try:
-            self._refuse_not_finite(step, values)
+            for name, value in values.items():  # so that the checkpoint before stays the newest
+                if not np.isfinite(value).all():
+                    error = NotFinite.at(step, name)
+                    # Only the chief checks, so the other workers would not roll back with it.
+                    raise UserError(str(error)) if self._replicas.cluster.several else error
             folder, manifest = self._folder / step_name(step), json.loads(text)
             write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
             self._prune(step, manifest["state"])
-        except Exception as error:  # raised by the next save or wait, in the training thread
-            self._error = error
-
-    def _refuse_not_finite(self, step: int, values: Mapping[str, Any]) -> None:
-        """Refuses a state with NaN, so that the checkpoint before stays the newest."""
-        for name, value in values.items():
-            if not np.isfinite(value).all():
-                error = NotFinite.at(step, name)
-                # Only the chief checks, so the other workers would not roll back with it.
-                raise UserError(str(error)) if self._replicas.cluster.several else error
+        except Exception as failure:  # raised by the next save or wait, in the training thread
+            self._error = failure
 
     def _prune(self, step: int, state: Mapping[str, Any]) -> None:
         """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""

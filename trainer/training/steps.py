@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.cluster.strategy import Replicas, Vector
+from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import losses_reduced_by, own_values_assigned
 from trainer.invariance.losses import (
     parts_of_batch,
@@ -77,18 +77,14 @@ class StepRunner:
             begin = tf.constant(first_step, tf.int64)
         with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # what TensorBoard takes for a step
             steps = self._run(iterator, begin, tf.constant(count)).numpy()
-        values, waited = self._over_workers(steps, time.time())
+        asked, ready = steps[:, -2:].T
+        waits, on_gpus = np.zeros(self.replicas.cluster.workers), self.replicas.devices[0].startswith("GPU")
+        waits[self.replicas.cluster.index] = input_wait(asked, ready, time.time(), runs_ahead=on_gpus)
+        # Over workers, once a call and not once a step: the scalars, and the seconds that each lost for batches.
+        summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))
+        values, waited = summed[: -len(waits)].reshape(len(steps), -1), tuple(summed[-len(waits) :].tolist())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
-
-    def _over_workers(self, steps: Vector, end: float) -> tuple[Vector, tuple[float, ...]]:
-        """Returns the scalars, summed over workers, and the seconds that each worker lost for batches."""
-        asked, ready = steps[:, -2:].T
-        waits = np.zeros(self.replicas.cluster.workers)
-        on_gpus = self.replicas.devices[0].startswith("GPU")
-        waits[self.replicas.cluster.index] = input_wait(asked, ready, end, runs_ahead=on_gpus)
-        summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))  # once a call, not once a step
-        return summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2), tuple(summed[-len(waits) :].tolist())
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
@@ -163,9 +159,15 @@ class StepRunner:
         data, around = run(rows, args=(batch, step)), tf.compat.v1.get_default_graph()
 
         def whole_step(data: Any) -> Any:
-            refuse_text(data)
+            if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
+                raise NotCompilable("its data hold text, which XLA cannot take")
             scalars = train(data, step, around)  # captures `step`, with which `around` draws
-            refuse_draws(tf.compat.v1.get_default_graph())
+            drawn = {node.op for node in nodes_of(tf.compat.v1.get_default_graph()) if _DRAWS.search(node.op)}
+            if drawn:
+                operations = ", ".join(sorted(drawn))
+                raise NotCompilable(
+                    f"its train_step draws random numbers by {operations}, for which XLA has other ones"
+                )
             return scalars
 
         # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
@@ -230,18 +232,6 @@ def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
     graph_def = graph.as_graph_def()
     return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-
-
-def refuse_draws(graph: Any) -> None:
-    """Raises NotCompilable if `graph`, or a function in it, draws random numbers by an operation of TensorFlow."""
-    if draws := sorted({node.op for node in nodes_of(graph) if _DRAWS.search(node.op)}):
-        raise NotCompilable(f"its train_step draws random numbers by {', '.join(draws)}, for which XLA has other ones")
-
-
-def refuse_text(data: Any) -> None:
-    """Raises NotCompilable if the data of a step hold text: after XLA has refused it, its next compilation aborts."""
-    if any(part.dtype == tf.string for part in tf.nest.flatten(data)):
-        raise NotCompilable("its data hold text, which XLA cannot take")
 
 
 Times = npt.NDArray[np.float64]

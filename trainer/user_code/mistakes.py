@@ -1,28 +1,37 @@
-"""Finds out whether the user's own code raised an exception, and where: a model, a data function or a callback.
+"""Imports the functions that a run names, and finds out whether the user's own code raised an exception, and where.
 
+A function is a model, a data source or callbacks, built in or the user's own, given by its dotted path.
 The last frame that is the user's decides. TensorFlow keeps frames as text in two cases: what AutoGraph rewrote (with
 the lines of the original source), and what failed in a graph (where its operation was created, and the traceback of a
 Python function in it).
 """
 
+import importlib
 import importlib.util
+import inspect
 import os
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from trainer.base.errors import (
     FRAME,
     IN_USER_CODE,
     PlatformFault,
     UserError,
+    reason,
     shortened,
     without_colours,
     without_frames,
 )
+from trainer.base.settings.own_settings import refuse_missing_module, taken_by
+from trainer.base.settings.train_config import TrainConfig
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -100,7 +109,7 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
             if users := [frame for frame in frames if _is_users(frame[0])]:
                 file, line, function = users[-1]
                 inside = f" in {function}" if function and function != "<module>" else ""
-                return f"{_short(file)}:{line}{inside}", cause
+                return f"{os.path.abspath(file).removeprefix(os.getcwd() + os.sep)}:{line}{inside}", cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
@@ -142,12 +151,6 @@ def _is_users(file: str) -> bool:
     return path.startswith(tuple(_installed_by_user)) or not path.startswith((_OURS, *_LIBRARIES))
 
 
-def _short(file: str) -> str:
-    """Returns the path relative to the current folder, if the file is below it."""
-    path = os.path.abspath(file)
-    return path.removeprefix(os.getcwd() + os.sep)
-
-
 def message_of(error: BaseException) -> str:
     """Returns the type and the text of an exception on one line, without the frames in it."""
     text = without_colours(str(error))
@@ -159,3 +162,52 @@ def message_of(error: BaseException) -> str:
     text = re.sub(r"Exception encountered when calling [\w.]+\(\)\. (.*?) Arguments received by .*", r"\1", text)
     typed = re.match(r"[A-Z]\w*(Error|Exception|Iteration|Interrupt|Exit|Warning)\b", text)
     return shortened((text if typed else f"{type(error).__name__}: {text}").rstrip(".: "))
+
+
+def load_function(
+    path: str, setting: str, takes: Sequence[str] | None = None, config: TrainConfig | None = None
+) -> Callable[..., Any]:
+    """Returns the function of `package.module:function`.
+
+    `takes`: the names of the positional arguments with which it will be called; None if that need not be checked.
+    `config`: gives the values of its own settings; one that no command line or recipe made has none, and the function's
+    defaults hold. Raises UserError, naming the setting, if there is no such function, or it cannot be called so.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (colon and module_name and name):
+        raise UserError(f"{setting}={path}: write it as package.module:function")
+    if os.getcwd() not in sys.path:  # a console script does not import from the current folder, `python -m` does
+        sys.path.insert(0, os.getcwd())
+    register_user_module(module_name)
+    refuse_missing_module(module_name, f"{setting}={path}")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:  # TypeError: a relative name, as `.models`
+        line = where_raised(error)
+        place = f"{line[0]}: " if line else ""
+        raise UserError(f"{setting}={path}: cannot import {module_name} ({place}{reason(error)})") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UserError(f"{setting}={path}: {module_name} has no function {name}")
+    names = [field.name for field in fields(config) if setting in taken_by(field)] if config else []
+    keywords = {name: getattr(config, name) for name in names}
+    return partial(_checked(function, takes, keywords, f"{setting}={path}"), **keywords)
+
+
+def _checked(
+    function: Callable[..., Any], takes: Sequence[str] | None, named: Mapping[str, Any], origin: str
+) -> Callable[..., Any]:
+    """Returns the function. Raises UserError if it cannot be called with these arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a function in C may have none
+        return function
+    try:
+        if takes is not None:
+            signature.bind(*takes, **named)
+    except TypeError as error:
+        called = ", ".join([*(takes or ()), *(f"{name}=" for name in named)])
+        raise UserError(
+            f"{origin}: it is called with ({called}), but takes {signature}: {error}: change it to take these"
+        ) from None
+    return function

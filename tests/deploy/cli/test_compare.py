@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
+from deploy.comparison.local_runner import LocalRunner
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.tiers.job_request import JobRequest
@@ -42,10 +43,8 @@ def compare(plan: ComparisonRequest, out: Path, runner: "Planting", parallel: in
     return execution.run_comparison(plan, plan.resolve(runner), out, runner, parallel)
 
 
-class Planting:
+class Planting(LocalRunner):
     """Plants job directories instead of training; `script` may do something else for a run."""
-
-    name = "local"
 
     def __init__(self, script: Callable[[TierFacts, Path], int | None] = lambda tier, job_dir: None) -> None:
         self.script, self.stopped = script, False
@@ -54,9 +53,6 @@ class Planting:
     def check(self, run: JobRequest) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
-
-    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
-        return iter(())
 
     def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
         pass
@@ -319,7 +315,7 @@ def test_end_to_end_on_this_machine(tmp_path: Path) -> None:
     with deploy("compare", "l4x1", "l4x2", *FLAGS, f"--out={tmp_path / 'out'}", "--parallel=2") as process:
         out, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "Simulated devices: l4x1 and l4x2: their speeds do not apply to real machines, so they are not" in out
+    assert "Simulated devices: l4x1, l4x2: their speeds do not apply to real machines, so they are not" in out
     assert "Up to 2 runs shared this machine and slowed each other down" in out
     one, two = summarize(collect([str(tmp_path / "out")]))
     assert (one.batch_per_replica, two.batch_per_replica, one.steps, two.steps) == (8, 4, 40, 40)

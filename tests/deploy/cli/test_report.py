@@ -12,7 +12,7 @@ from deploy.report.plots import pareto_front
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 VOID = {"meta", "img", "br", "link", "hr", "input"}
 

@@ -23,7 +23,7 @@ from deploy.tiers.tier import load_tier
 from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 pytestmark = pytest.mark.usefixtures("dist")
 REPORTS = """

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import jobs, submit
@@ -89,7 +90,10 @@ def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys
     (request,) = json.loads(capsys.readouterr().out)["requests"]
     assert main(["submit", *flags, "--out=job.yaml"]) == 0
     assert (Path("job.yaml").read_text(), to_yaml(request["spec"])) == (spec, spec)
-    assert sent(cloud, session, *flags) == yaml.safe_load(spec)
+    by_sdk, shown = (
+        CustomJobSpec.from_json(json.dumps(each)) for each in (sent(cloud, session, *flags), yaml.safe_load(spec))
+    )
+    assert by_sdk == shown
     labels = {name: text for name, text in cloud.bodies[-1]["labels"].items() if name != "submission"}
     assert labels.items() <= request["labels"].items()
 
@@ -100,7 +104,7 @@ def test_what_is_shown_is_what_is_sent(cloud: Emulator, session: Session, capsys
     (["--dry_run", "--out=x"], "--dry_run and --out contradict each other"),
     (["--spec", "--region=us-central1,us-east4"], "--spec is for one tier in one region: a spec has one job"),
     (["--out=x", "--region=us-central1,us-east4"], "--out is for one tier in one region: a spec has one job"),
-    (["--out=gs://b/x"], "out=gs://b/x: only local paths are supported here"),
+    (["--out=gs://my-bucket/x"], "out=gs://my-bucket/x: only local paths are supported here"),
     (["--out=/proc/x/y"], "out=/proc/x: cannot write there"),
     (["--out=x", "--max_wait=2h"], "--out contradicts --max_wait"),
     (["--spec", "--register=x"], "--register needs a training that is followed to its end"),

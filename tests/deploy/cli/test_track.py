@@ -63,7 +63,7 @@ def test_compare_sends_its_runs_at_the_end(command: Command, store: str, tmp_pat
 
 def test_a_folder_without_a_run_is_refused(refused: Command, tmp_path: Path) -> None:
     assert "no run in it" in refused("track", str(tmp_path), "--track=wandb:x")
-    assert "track is missing: name a tracker" in refused("track", str(tmp_path))
+    assert "the following arguments are required: --track" in refused("track", str(tmp_path))
 
 
 def test_a_run_that_goes_on_is_refused(refused: Command, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
 from tests.support import refused
 from trainer.base.errors import UserError
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 

@@ -27,7 +27,7 @@ from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.client.plan_request import Plan
 from deploy.planning.forecast import forecast
 from deploy.planning.interval import Interval
-from deploy.planning.plan_table import PlanTable
 from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
@@ -227,7 +227,7 @@ def offer_of(name: str, hours: Interval, usd: float) -> Any:
 def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() -> None:
     near, far, cheap = Interval(0.9, 1, 1.1), Interval(0.95, 1.2, 1.4), Interval(4, 5, 6)
     four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
-    table = PlanTable(PLAN, [], "", [], budget_usd=10.0)
+    table = Plan(PLAN, [], "", [], budget_usd=10.0)
     table.__dict__["offers"] = [one, four, eight]
     cheapest, fastest, *_, affordable = table.sentences()
     assert cheapest == "The cheapest: l4x1 as standard, 5.00 (4.00 - 6.00) hours, $1.25 ($1.00 - $1.50)."

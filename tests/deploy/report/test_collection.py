@@ -6,11 +6,11 @@ import pytest
 
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.report.tier_table import notes, to_json
+from deploy.report.tier_table import to_json
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
 from trainer.base.errors import UserError
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 
 def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
@@ -23,18 +23,6 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
     assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
     assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
     assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
-
-
-def test_a_comparison_beside_job_directories_is_named(tmp_path: Path) -> None:
-    plant(tmp_path / "cmp" / "l4x1" / "repeat-1", [0.2, 0.1, 0.1])
-    (tmp_path / "cmp" / "comparison.json").write_text('{"tiers": [{"name": "l4x1", "machine_type": "g2"}]}')
-    with pytest.raises(UserError, match="it contains comparisons: use one of them: cmp"):
-        collect([str(tmp_path)])
-    plant(tmp_path / "one", [0.2, 0.1, 0.1])
-    collection = collect([str(tmp_path)])
-    assert [tier.name for tier in collection.tiers] == ["one"]
-    left_out = "The comparison in cmp is left out: add its folder to the command."
-    assert left_out in notes(summarize(collection), collection)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -18,7 +18,7 @@ from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_ter
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
-from trainer.base.settings.metric_names import OF_IMAGES
+from trainer.base.settings.rules import OF_IMAGES
 
 QUALITY = tuple(measure.key for measure in MEASURES if measure.key in OF_IMAGES)
 
@@ -68,15 +68,15 @@ def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> N
     plant(tmp_path / "c", noisy(0.02))
     rows = rows_of(tmp_path, a=1.0, b=1.5)
     assert (rows["c"].price_per_hour, rows["c"].cost, rows["c"].cost_per_million_images) == (None, None, None)
-    remarks = notes(list(rows.values()), collect([str(tmp_path)]))
+    remarks = [*notes(list(rows.values()), collect([str(tmp_path)]))]
     assert (
         "No price an hour, cost per million images for c: the price is not known: use --price_per_hour=c=USD."
         in remarks
     )
     words = words_of(tmp_path, a=1.0, b=1.5)
     assert "Fastest: c," in words
-    assert "Cheapest of a and b: b, $0.208 per million images." in words
-    assert "Best buy of a and b: b, the lowest product of time and cost." in words
+    assert "Cheapest of a, b: b, $0.208 per million images." in words
+    assert "Best buy of a, b: b, the lowest product of time and cost." in words
     unknown = "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
     assert unknown in words_of(tmp_path, a=1.0)
 
@@ -221,11 +221,11 @@ def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_
             assert row.missing["efficiency"] == row.missing["cost"] == row.missing["cost_per_million_images"]
         words = words_of(tmp_path, **prices)
         assert words.startswith(
-            "Simulated devices: l4x1 and l4x2: their speeds do not apply to real machines, so they are not ranked"
+            "Simulated devices: l4x1, l4x2: their speeds do not apply to real machines, so they are not ranked"
         )
         for claim in ("Fastest", "slower", "Best buy", "No verdict"):
             assert claim not in words
-    remarks = notes([one, two], collect([str(tmp_path)]))
+    remarks = [*notes([one, two], collect([str(tmp_path)]))]
     assert [row.simulated for row in (one, two)] == ["NVIDIA_L4 simulated on a CPU"] * 2
     forms = to_markdown([one, two], remarks), to_csv([one, two]), to_json([one, two], [], []), to_terminal([one, two])
     assert all("simulated" in text.lower() for text in forms)
@@ -266,7 +266,7 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"))
     collection = collect([str(tmp_path)])
     rows = summarize(collection, usd_by_tier={"c": 2.0})
-    remarks = notes(rows, collection)
+    remarks = [*notes(rows, collection)]
     records = list(csv.DictReader(io.StringIO(to_csv(rows))))
     content = json.loads(to_json(rows, remarks, ["words"]))
     assert [record["tier"] for record in records] == ["a|b", "c"]

@@ -15,6 +15,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.client.prepared_job import describe
+from deploy.tiers import plain_image
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, BuiltImage, remember, remembered
 from deploy.tiers.job_request import JobOptions
@@ -52,8 +53,9 @@ def task(made: RenderedJob, pool: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
+def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `submit` says of the job, and its whole spec but for one hash. UPDATE_GOLDEN=1 writes them anew."""
+    monkeypatch.setattr(plain_image, "versions", lambda: {"tensorflow": "2.21.0", "keras": "3.15.1"})
     submitted = job(path.stem)
     spec = copy.deepcopy(dict(submitted.spec))
     for pool in spec["workerPoolSpecs"]:
@@ -67,6 +69,25 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path) -> None:
     before = golden.read_text() if golden.exists() else ""
     assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+@pytest.mark.parametrize(("here", "installed", "why"), [
+    ({"tensorflow": "2.20.0", "keras": "3.15.0"}, ["tensorflow==2.20.0", "keras==3.15.0"], ", as here, at each start"),
+    ({"tensorflow": "2.22.0", "keras": "3.15.0"}, ["tensorflow==2.21.*", "keras==3.15.0"], ", the newest tried, as a "
+     "job cannot have the tensorflow 2.22.0 of this machine, at each start"),
+    ({"tensorflow": "2.21.0+nv25", "keras": "3.16.0.dev2"}, ["tensorflow==2.21.*", "keras==3.15.*"], "cannot have the "
+     "tensorflow 2.21.0+nv25 and keras 3.16.0.dev2 of this machine"),
+    ({"keras": "3.15.1"}, ["tensorflow==2.21.*", "keras==3.15.1"], "cannot have the tensorflow (missing) of"),
+])  # fmt: skip
+def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
+    here: dict[str, str], installed: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_image, "versions", lambda: here)
+    made = job("cpu", image="install")
+    variables = {each["name"]: each["value"] for each in task(made)["env"]}
+    assert json.loads(variables["TRAINER_START"])["requirements"] == installed
+    assert " ".join(installed) + ", " in made.about[0]
+    assert why in made.about[0]
 
 
 def test_no_golden_file_is_left_over() -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.tiers.packages import built
-from deploy.tiers.plain_image import START
+from deploy.tiers.plain_image import START, requirements
 from deploy.tiers.script import read_script
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
@@ -172,7 +172,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(("listed", "flags", "line"), [
     ("", [], "script=train.py: python:3.12-slim has no keras (train.py, line 9), PIL (nets/task.py, line 1), and there "
-     "is no requirements.txt: write one beside the script with the lines pillow, tensorflow==2.21.*, or use --force"),
+     f"is no requirements.txt: write one beside the script with the lines pillow, {requirements(0)[0]}, or use "
+     "--force"),
     ("", ["--force"], ""),
     ("Pillow>=10", [], ""),
     ("", ["--image=us-docker.pkg.dev/p/r/x:1"], ""),

@@ -26,7 +26,7 @@ from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
 from trainer.base.errors import UserError
 from trainer.base.storage import gcs, login
-from trainer.base.storage.address import Address
+from trainer.base.storage.local_files import Address
 
 DESK, OTHER = "desk@my-proj.iam.gserviceaccount.com", "other@my-proj.iam.gserviceaccount.com"
 SECRET = r"secret-\d|PRIVATE KEY"

@@ -11,7 +11,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.vertex.test_backends import REQUEST
-from trainer.base.storage.gcs_errors import Conflict
+from trainer.base.storage.gcs import Conflict
 
 TLS = "HTTPSConnectionPool(host='h', port=443): Max retries exceeded with url: /v1/x (Caused by SSLError(SSLError(1, "
 PROXY = (

@@ -1,6 +1,7 @@
-"""Tests that TF_CONFIG becomes a cluster, or an error of one line."""
+"""Tests that TF_CONFIG becomes a cluster, or an error of one line, and which variables for GPUs are set."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fuzz import examples
 from tests.support import refused
 from trainer.base.errors import UserError
-from trainer.cluster.cluster_spec import read_cluster
+from trainer.cluster.cluster_spec import gpu_environment, read_cluster, set_gpu_environment
 
 CHIEF, ONE, TWO = "training-workerpool0-ab-0:2222", "training-workerpool1-ab-0:2222", "training-workerpool1-ab-1:2222"
 
@@ -92,3 +93,33 @@ def test_no_text_makes_a_traceback(text: str) -> None:
         assert "\n" not in str(error)
     else:
         assert 0 <= cluster.index < cluster.workers
+
+
+SET = {"TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_MAXSIZE": "4294967296"}
+
+
+@pytest.mark.parametrize(("given", "kept"), [
+    ({}, {**SET, "CUDA_CACHE_PATH": "cache/cuda"}),
+    ({"TF_GPU_THREAD_MODE": "global"}, {**SET, "TF_GPU_THREAD_MODE": "global", "CUDA_CACHE_PATH": "cache/cuda"}),
+    ({"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
+    ({"CUDA_CACHE_DISABLE": "1"}, {"TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_DISABLE": "1"}),
+])  # fmt: skip
+def test_a_variable_of_the_users_stays(
+    given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    environment = {"HOME": "x", **given}
+    set_gpu_environment(Path("cache/cuda"), environment)
+    assert gpu_environment(environment) == kept
+    assert Path("cache/cuda").is_dir() == (kept.get("CUDA_CACHE_PATH") == "cache/cuda")
+
+
+def test_a_cache_that_cannot_be_made_is_left_to_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environment: dict[str, str] = {}
+    set_gpu_environment(tmp_path / "nvidia-smi" / "cuda", environment)
+    assert environment == SET

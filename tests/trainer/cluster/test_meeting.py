@@ -1,25 +1,27 @@
-"""Tests the meeting of workers: those that run something else are refused, and strangers hold up no worker."""
+"""Tests the meeting of workers: others are refused, strangers hold up no worker, failures reach all with their code."""
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from deploy.localrun.workers import free_addresses
-from tests.fixtures import Log
+from tests.fixtures import Log, Make, Patch
 from tests.support import refused
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import meeting
-from trainer.cluster import peers as peers_module
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import meet, warn_of_open_ports
-from trainer.cluster.peers import Peers
+from trainer.cluster.meeting import Peers, arithmetic, meet, warn_of_open_ports
+from trainer.reporting.result import refuse_hopeless_restart, versions
+from trainer.run import job, start
 
 RUNS = {"seed": 3, "data": "gs://bucket/name"}
 HELLOS = {
@@ -109,7 +111,7 @@ def test_what_follows_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     """The chief may fail right after it has told a worker to start."""
     addresses, codes = free_addresses(2), SimpleQueue[int]()
     monkeypatch.setattr(os, "_exit", codes.put)
-    monkeypatch.setattr(peers_module, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
     host, port = addresses[0].split(":")
     with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
         worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)
@@ -155,3 +157,177 @@ def test_ports_that_others_reach_are_warned_of_once(host: str, index: int, warne
     """Of loopback the chief warns for all."""
     warn_of_open_ports(Cluster((f"{host}:2222", f"{host}:2223"), index))
     assert ("servers listen on all addresses" in caplog.text) == warned
+
+
+LOST: list[tuple[str, int]] = []
+
+
+@pytest.fixture
+def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
+    """Yields a chief and a worker. The chief stops watching where it would end its process."""
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
+    LOST.clear()
+    addresses = tuple(free_addresses(2))
+
+    def on_loss(line: str, code: int) -> None:
+        LOST.append((line, code))
+        chief._over.set()
+
+    with ThreadPoolExecutor() as pool:
+        worker = pool.submit(meet, Cluster(addresses, 1), {}, 10.0)
+        chief = meet(Cluster(addresses), {}, 10.0, on_loss)
+    yield chief, worker.result()
+    for side in (chief, worker.result()):  # a side that sees the loss of the other later would end the tests' process
+        side._over.set()
+        side._thread.join(10)
+
+
+@pytest.mark.parametrize("code", [USER_MUST_CHANGE, FAULT, INTERRUPTED])
+def test_a_worker_that_fails_is_reported_with_its_exit_code(met: tuple[Peers, Peers], code: int) -> None:
+    chief, worker = met
+    worker.fail(code, "no such folder")
+    chief._thread.join(10)
+    assert [(line.partition(" stopped: ")[2], reported) for line, reported in LOST] == [("no such folder", code)]
+
+
+def test_a_worker_is_lost_only_if_its_count_does_not_rise(met: tuple[Peers, Peers], monkeypatch: Patch) -> None:
+    """Makes a call per second and a heartbeat per five: the chief's count of the worker is always behind."""
+    for side in met:
+        side._over.set()
+        side._thread.join(10)
+    chief, now = met[0], [time.monotonic()]
+    chief._over.clear()  # from here on this test replaces the watching thread
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    (peer,) = chief._peers
+    peer.closed = False
+
+    def pass_seconds(count: int) -> None:
+        for _ in range(count):
+            now[0] += 1
+            peer.last_message = now[0]
+            chief._check(now[0])
+
+    for _ in range(20):
+        chief.begin_call()
+        pass_seconds(4)
+        chief._handle(peer, {"beat": chief._calls})
+        chief.begin_call()
+        pass_seconds(1)
+    assert LOST == []
+    pass_seconds(60)  # as long as it may be late, and its newest heartbeat as old as it can be
+    lines = [line.partition(" was lost: ")[2].partition(";")[0] for line, _ in LOST]
+    assert lines == ["it made no progress for 10 seconds while the others did"]
+
+
+@pytest.mark.parametrize("late", ["worker", "chief"])
+def test_at_the_end_both_wait_for_the_late_one_and_the_chief_ends_last(met: tuple[Peers, Peers], late: str) -> None:
+    """A chief that still exports must not be left: if it is lost then, the run is not done."""
+    ends = dict(zip(("chief", "worker"), met, strict=True))
+    first = ends.pop("worker" if late == "chief" else "chief")
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(first.finish)
+        time.sleep(0.3)
+        assert not ending.done()
+        ends[late].finish()
+        ending.result()
+    assert all(peer.done for side in met for peer in side._peers)
+    assert LOST == []
+
+
+def test_a_worker_whose_chief_is_lost_while_it_exports_does_not_leave_as_done(
+    met: tuple[Peers, Peers], monkeypatch: Patch
+) -> None:
+    chief, worker = met
+    left = SimpleQueue[int]()
+    monkeypatch.setattr(os, "_exit", left.put)
+    with ThreadPoolExecutor() as pool:
+        ending = pool.submit(worker.finish)
+        chief._over.set()  # closes its connections, as its end does
+        assert left.get(timeout=10) == INTERRUPTED
+        worker._peers[0].done = True  # the process would have ended
+        ending.result()
+
+
+@pytest.mark.parametrize("line", [
+    b"[" * 100_000, b'{"a":' * 5_000, b'{"beat": "x"}', b'{"beat": null}', b'{"beat": -1}', b'{"beat": true}', b"\xff",
+    b'{"failed": 2}', b'{"failed": "x", "error": "x"}', b'{"done": "no"}', b'{"failed": 2, "error": null}',
+    b'{"failed": 2, "error": []}', b"\0" * 1000,
+])  # fmt: skip
+def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], line: bytes) -> None:
+    """Checks that the chief still watches: it notices the loss of the worker afterwards."""
+    chief, worker = met
+    worker._calls = 9  # for its own heartbeats
+    worker._peers[0].connection.sendall(line + b'\n{"beat": 9}\n')
+    (peer,) = chief._peers
+    _until(lambda: peer.calls == 9)
+    assert (LOST, peer.done, chief._thread.is_alive()) == ([], False, True)
+    worker._close()
+    _until(lambda: bool(LOST))
+    assert LOST[0][0].partition(" was lost: ")[2].startswith("its process has ended")
+
+
+def test_the_chief_knows_for_how_long_each_workers_gpus_were_idle_and_stops_all(met: tuple[Peers, Peers]) -> None:
+    chief, worker = met
+    worker.share_idle(7.0)
+    _until(lambda: chief.share_idle(1.0) == [1.0, 7.0])
+    chief.stop("all GPUs are idle")
+    _until(lambda: worker.stop_reason == "all GPUs are idle")
+
+
+def test_text_of_another_worker_is_printed_safe(met: tuple[Peers, Peers]) -> None:
+    _, worker = met
+    link = worker._peers[0].connection
+    link.sendall(json.dumps({"failed": 2, "error": "worker 1 stopped: \x1b[31mred\nnew line"}).encode() + b"\n")
+    _until(lambda: bool(LOST))
+    assert LOST[0][0].endswith(r"stopped: \x1b[31mred\nnew line")
+
+
+def test_servers_that_do_not_connect_are_told_within_the_time_that_was_asked_for(
+    met: tuple[Peers, Peers], monkeypatch: Patch
+) -> None:
+    chief, _ = met
+    monkeypatch.setattr(chief, "_check", lambda now: None)  # which would name the worker, as it makes no call
+    chief._timeout_seconds = chief._beat_seconds = 0.05
+    with chief.connecting():
+        _until(lambda: bool(LOST))
+    assert LOST[0][0].startswith("TensorFlow's servers did not connect within 0 seconds")
+    assert LOST[0][1] == INTERRUPTED
+
+
+def _until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: Make, monkeypatch: Patch) -> None:
+    """Checks too that workers compare settings, devices and versions."""
+    arguments: list[Any] = []
+    monkeypatch.setattr(start, "meet", lambda *values: arguments.extend(values))
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
+    config = small_config()
+    begun = start.StartedJob.open(config, [], 0.0)
+    begun.cluster, begun.files, job_dir = Cluster(("127.0.0.1:1", "127.0.0.1:2")), {"x": 1}, begun.job_dir
+    with begun.workers():
+        _, runs, _, on_loss = arguments
+        on_loss("worker 1 stopped: no such folder", USER_MUST_CHANGE)
+    assert {**versions(), **arithmetic(), "devices": 1, "seed": 0, "x": 1}.items() <= runs.items()
+    assert job_dir.read_result()["exit_code"] == USER_MUST_CHANGE
+    with pytest.raises(UserError, match=r"^worker 1 stopped: no such folder$"):
+        refuse_hopeless_restart(config, job_dir.read_result())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_late_worker_may_come_the_next_time(small_config: Make, monkeypatch: Patch, index: int) -> None:
+    cluster, task = {"worker": free_addresses(2)}, {"type": "worker", "index": index}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "7")
+    config = small_config("--worker_timeout_seconds=1")
+    with pytest.raises(PlatformFault, match=r"did not (start|answer) within 1 seconds \(see its log\)"):
+        job.run(config, ["test"], 0.0)
+    if index == 0:
+        result = open_job_dir(config).read_result()
+        assert (result["exit_code"], result["error"].partition(" (")[0]) == (FAULT, "worker 1")
+        refuse_hopeless_restart(config, result)

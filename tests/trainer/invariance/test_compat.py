@@ -92,7 +92,7 @@ def test_private_names_are_used_in_compat_alone() -> None:
     }
     assert {file: names for file, names in used.items() if names} == {}
     modules = {"seed_generator", "loss", "collective_all_reduce_strategy", "numpy"}
-    slots = {"_momentums", "_velocities"}  # which fused_updates.py names, and compat looks up
+    slots = {"_momentums", "_velocities"}  # which gradients.py names, and compat looks up
     assert lasts - modules | slots == {name.rpartition(".")[2] for name in LISTED}
 
 

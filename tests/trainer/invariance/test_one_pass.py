@@ -116,7 +116,7 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     """Compares all weights, moving statistics, averages and losses, after a few steps.
 
     many_rows: the layers run on all rows for the critic at once, as on GPUs. Without it, more replicas have the numbers
-    of one: test_models.py and tests/trainer/invariance/test_replicas.py.
+    of one: tests/trainer/models/test_models.py.
     """
     monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: many_rows)
     config = small(f"--model={model}", "--precision=float64", "--width=4", *flags)

@@ -1,4 +1,4 @@
-"""Tests that evaluation counts each example once, and that FID and KID follow their formulas."""
+"""Tests that evaluation counts each example once, and that FID, KID and nearest neighbours follow formulas."""
 
 import dataclasses
 import json
@@ -22,8 +22,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
+from trainer.measures import fid
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import Extractor, Fid, frechet_distance
+from trainer.measures.fid import NEIGHBOURS, Extractor, Fid, frechet_distance, neighbour_metrics
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed
@@ -240,3 +241,17 @@ def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     assert job.run(config, [], 0.0) == DONE
     assert numbers(folder) == numbers(measured)
     assert losses(folder) == pytest.approx(losses(measured), rel=1e-4)
+
+
+def test_few_images_have_none() -> None:
+    real, fake = np.random.default_rng(11).standard_normal((2, 30, 16))
+    assert neighbour_metrics(real, fake[:NEIGHBOURS]) == {}
+    assert neighbour_metrics(real, fake[: NEIGHBOURS + 1]).keys() == {"precision", "recall", "density", "coverage"}
+
+
+def test_images_of_all_classes_are_compared_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fid, "MOST_IMAGES", 100)
+    centres = np.repeat([0.0, 100.0], 100)[:, None]
+    real, fake = (centres + np.random.default_rng(seed).normal(size=(200, 2)) for seed in range(2))
+    found = neighbour_metrics(real, fake[::-1])
+    assert min(found["precision"], found["recall"], found["coverage"]) > 0.7

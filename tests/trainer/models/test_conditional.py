@@ -125,7 +125,7 @@ assert "trainer" not in sys.modules
 """
 
 
-@pytest.mark.slow  # without labels: tests/trainer/run/test_export.py
+@pytest.mark.slow
 def test_a_process_without_this_package_loads_the_templates(trained: Path) -> None:
     folder = trained / "model"
     drawn, labels = noise_and_labels(3, 2, (0, 7), 8)

@@ -22,8 +22,8 @@ from tests.support import (
 )
 from trainer import check as check_module
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.settings.metric_names import STEP_METRICS
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Arrays, Dataset
@@ -111,7 +111,7 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
     assert logs.means()["discriminator_loss"] == pytest.approx(2 * np.log(2), abs=0.1)
 
 
-@pytest.mark.slow  # a GAN: tests/trainer/run/test_export.py
+@pytest.mark.slow  # a compiled model: tests/trainer/run/test_export.py
 def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
     for name, flags in FAMILIES.items():
         model, _ = run_steps(small(*flags), 0)

@@ -1,14 +1,17 @@
 """Runs the check of GPUs on logical CPU devices; only NCCL and real cards are missing."""
 
 import itertools
+import math
 import re
 from dataclasses import replace
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.docs.sources import ROOT
 from tests.fixtures import Capture, Patch
 from tests.support import refused, small
 from trainer import check as command
@@ -17,7 +20,19 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.proofs import on_gpus
-from trainer.proofs.on_gpus import Trials, Variant, check_on_gpus, variants
+from trainer.proofs.on_gpus import (
+    BANDS,
+    Difference,
+    Trained,
+    Trials,
+    Variant,
+    banded_difference,
+    check_on_gpus,
+    difference,
+    float32_difference,
+    largest,
+    variants,
+)
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
@@ -137,3 +152,63 @@ def test_the_flags_of_the_check() -> None:
         command.parse(["--on_gpu"])
     with refused("'-1' is not a whole number from 0 to 600"):
         command.parse(["--on_gpus", "--seconds=-1"])
+
+
+def trained(after: float = 1.0, loss: float = -4.0, norm: float = 10.0) -> Trained:
+    return Trained(
+        {"trained": [np.zeros(4)]}, {"trained": [np.full(4, after)]}, {"loss": loss, "small_loss": 0.001}, norm
+    )
+
+
+def test_weights_are_compared_with_how_far_they_moved() -> None:
+    """Moving statistics that change by more do not hide it, and frozen weights have to be equal."""
+    start = {"trained": [np.full(4, 99.0)], "others": [np.zeros(4)], "frozen": [np.ones(4)]}
+    moved = Trained(start, {**start, "trained": [np.full(4, 100.0)], "others": [np.full(4, 1e9)]}, {}, 1.0)
+    other = Trained(start, {**moved.after, "trained": [np.full(4, 100.5)]}, {}, 1.0)
+    assert difference(other, moved).weights == pytest.approx(0.5)
+    assert difference(moved, moved).weights == 0.0
+    assert difference(Trained(start, {**moved.after, "frozen": [np.zeros(4)]}, {}, 1.0), moved).weights > 1e9
+
+
+def test_losses_are_compared_with_the_largest() -> None:
+    """A loss near 0 differs by all of itself from rounding alone."""
+    assert difference(trained(loss=-4.4), trained()).loss == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("after", "control", "agrees"), [
+    (1.0 + 2.9e-4, 1e-4, True), (1.0 + 3.1e-4, 1e-4, False), (1.0 + 2e-7, 0.0, True), (math.nan, 1e-4, False),
+])  # fmt: skip
+def test_float32_may_differ_by_three_times_the_control(after: float, control: float, agrees: bool) -> None:
+    found = float32_difference(trained(after), trained(), Difference(control, 0.0, 0.0))
+    assert (found.problem == "") is agrees
+    assert agrees or found.problem.startswith("weights differ by ")
+
+
+def test_a_loss_that_is_doubled_does_not_agree_in_float32() -> None:
+    """Adam makes the same steps of doubled gradients: the weights alone would not show it."""
+    rounding = largest([difference(one, trained()) for one in (trained(1.001, norm=10.001), trained(1.002))])
+    assert (rounding.weights, rounding.gradient) == (pytest.approx(2e-3), pytest.approx(1e-4))
+    assert "losses differ" in float32_difference(trained(loss=-8.0), trained(), rounding).problem
+    assert "gradients differ" in float32_difference(trained(norm=20.0), trained(), rounding).problem
+
+
+def test_the_page_states_the_bands_and_where_a_gpu_held_them() -> None:
+    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if "| losses and gradients: " in line]
+    for precision, band in BANDS.items():
+        (row,) = [row for row in rows if re.search(rf"\b{precision}\b", row, re.IGNORECASE)]
+        assert row.endswith(f"losses and gradients: {100 * band:g} % |")
+    assert "(gpu_results.md)" in page
+    measured = (ROOT / "docs" / "gpu_results.md").read_text(encoding="utf-8")
+    assert "`wgan_gp_digits`: all agree" in measured
+
+
+@pytest.mark.parametrize("precision", BANDS)
+def test_shorter_factors_have_a_band_of_losses_and_gradients(precision: str) -> None:
+    band = BANDS[precision]
+    for share, agrees in ((0.9, True), (1.1, False)):
+        loss = banded_difference(trained(loss=-4.0 * (1 + share * band)), trained(), band)
+        gradient = banded_difference(trained(norm=10.0 * (1 - share * band)), trained(), band)
+        assert [bool(loss.problem), bool(gradient.problem)] == [not agrees] * 2
+    assert banded_difference(trained(loss=math.nan), trained(), band).problem.startswith("losses differ by nan")
+    assert not banded_difference(trained(after=7.0), trained(), band).problem  # Adam turns rounding into whole steps

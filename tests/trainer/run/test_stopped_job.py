@@ -17,7 +17,7 @@ from tests.support import run_job as run
 from trainer.base import limit_watch
 from trainer.base.limit_watch import LIMITS, LOOK_S, StopLimits
 from trainer.base.run_files.goodput import EVENTS, OTHER, SAVE, START, STEP, Goodput
-from trainer.base.run_files.tracking.tracked_files import RunFiles
+from trainer.base.run_files.tracking.sender import RunFiles
 from trainer.run.job import JobWatch
 from trainer.training.loop import StopRequest
 

@@ -9,15 +9,22 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.run_files.mirror import Mirror
 from trainer.base.run_files.records import (
+    CHECKPOINTS,
+    LOGS,
+    MODEL,
+    RESULT,
+    RUN_INFO,
+    SAMPLES,
+    STATS,
     Result,
     StatsEntry,
     append_stats,
+    mapping,
     number,
     read_result,
     read_run_info,
     write_json,
 )
-from trainer.base.run_files.run_layout import CHECKPOINTS, LOGS, MODEL, RESULT, RUN_INFO, SAMPLES, STATS
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
@@ -91,8 +98,19 @@ def open_job_dir(
     if lock:
         keep_others_out(outside, "job_dir", address)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
-    _refuse_foreign_folders(job_dir)
-    _refuse_another_run(job_dir, config)
+    info, problem = read_run_info(job_dir.root)
+    _refuse_damaged(job_dir, RUN_INFO, problem)
+    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # which a run would replace
+        if not (job_dir.root / RUN_INFO).exists() and job_dir.mirror.holds(folder):
+            existing = job_dir.mirror.where(folder)
+            raise UserError(f"job_dir={address}: {existing} exists and is not from a run: use another --job_dir")
+    before, now = mapping(info, "config"), fixed_settings(config)
+    differing = [key for key in now if key in before and before[key] != now[key]]
+    if differing and job_dir.mirror.holds(job_dir.checkpoints):  # until then the user may correct the settings
+        shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
+        raise UserError(
+            f"job_dir={address} contains another run ({shown}): use another --job_dir, or the settings of that run"
+        )
     folders = [job_dir.checkpoints, job_dir.logs, job_dir.model.parent]
     if os.path.lexists(job_dir.samples):  # otherwise the first grid creates it: a classifier has none
         folders.append(job_dir.samples)
@@ -136,32 +154,6 @@ def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) 
         checkpoints, logs, model = "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"
         folders = local(named[checkpoints], checkpoints), local(named[logs], logs), local(named[model], model)
     return JobDir(root, *folders, Mirror(remote if make else {}))
-
-
-def _refuse_foreign_folders(job_dir: JobDir) -> None:
-    """Raises UserError if a folder such as model/ is not from a run: a run would replace it."""
-    if (job_dir.root / RUN_INFO).exists():
-        return
-    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):
-        if job_dir.mirror.holds(folder):
-            root, existing = job_dir.mirror.where(job_dir.root), job_dir.mirror.where(folder)
-            raise UserError(f"job_dir={root}: {existing} exists and is not from a run: use another --job_dir")
-
-
-def _refuse_another_run(job_dir: JobDir, config: TrainConfig) -> None:
-    info, problem = read_run_info(job_dir.root)
-    _refuse_damaged(job_dir, RUN_INFO, problem)
-    before = info.get("config")
-    if not isinstance(before, dict) or not job_dir.mirror.holds(job_dir.checkpoints):
-        return  # no checkpoint exists yet: the user may still correct the settings
-    now = fixed_settings(config)
-    differing = [key for key in now if key in before and before[key] != now[key]]
-    if differing:
-        shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
-        raise UserError(
-            f"job_dir={job_dir.mirror.where(job_dir.root)} contains another run ({shown}): use another --job_dir, or "
-            "the settings of that run"
-        )
 
 
 def _refuse_damaged(job_dir: JobDir, name: str, problem: str) -> None:

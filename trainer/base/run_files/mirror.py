@@ -1,7 +1,11 @@
-"""Mirrors the files of a job directory to Cloud Storage, or leaves them in the local folder.
+"""Keeps the files of a job directory in Cloud Storage, or leaves them in the local folder.
 
 A run reads and writes local files only. If its job directory is an address, it works in a scratch folder: `outline`
-downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed.
+downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed; what
+is `put` is uploaded by a background thread, in the order in which it was queued.
+
+Failed uploads, for a refused login too, are retried until `close`, with a warning each time. A rejected one, as for a
+missing permission or because another run writes the object too, is raised at the next `put`.
 """
 
 import os
@@ -11,35 +15,58 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
-from trainer.base.run_files.run_layout import MANIFEST, RUN_FILES
-from trainer.base.storage.address import Address
-from trainer.base.storage.gcs import Remote
-from trainer.base.storage.transfers import in_parallel
-from trainer.base.storage.uploader import Uploader
+from trainer.base.run_files.records import MANIFEST, RUN_FILES
+from trainer.base.storage.gcs import Conflict, Gcs, RefusedToken, Remote, connect
+from trainer.base.storage.local_files import Address
+from trainer.base.storage.staging import in_parallel
 
 LEAVING_SECONDS = 10.0  # of the 15 before a machine is preempted; the others are for the checkpoint
+_RETRY_SECONDS = 15
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # every upload sends the whole event file
 _UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded when its run ended
 _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
 
 
-class Mirror(Uploader):
+class Mirror:
     """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each; files elsewhere stay local.
 
-    Every method but `leave` may raise UserError or PlatformFault.
+    Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close` return at once, and
+    may be called from any thread. The manifest of a checkpoint is uploaded last and deleted first, so that its presence
+    always means a complete folder. Every method but `leave` may raise UserError or PlatformFault.
     """
 
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
-        super().__init__(addresses or {}, MANIFEST)
+        by_depth = sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
+        self._addresses = dict(by_depth)  # innermost first
         self._outlined: dict[Path, dict[str, Remote]] = {}
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
         self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
+        self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
+        self._running: Path | None = None
+        self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
+        self._generations: dict[Address, int] = {}
+        self.rejection: Exception | None = None  # why nothing more can be uploaded
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
+
+    @property
+    def _gcs(self) -> Gcs:
+        return connect()
+
+    def address_of(self, path: Path) -> Address | None:
+        """Returns the address of `path`; None outside the mirrored folders."""
+        for local, address in self._addresses.items():
+            if path.is_relative_to(local):
+                return address if path == local else address / path.relative_to(local).as_posix()
+        return None
 
     def where(self, path: Path) -> str:
         """Returns the path or address that stands for `path` in messages."""
@@ -64,18 +91,15 @@ class Mirror(Uploader):
                 if remote := self._gcs.get(address / name):
                     self._gcs.download(remote, root / name)
         if address := self.address_of(checkpoints):
-            self._outline_checkpoints(address, checkpoints)
-
-    def _outline_checkpoints(self, address: Address, checkpoints: Path) -> None:
-        folders: dict[Path, dict[str, Remote]] = {}
-        for remote in self._gcs.list(address):
-            if name := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
-                folders.setdefault(checkpoints / name[1], {})[name[2]] = remote
-        self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
-        self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
-        for checkpoint, files in self._outlined.items():
-            checkpoint.mkdir(parents=True)
-            self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
+            folders: dict[Path, dict[str, Remote]] = {}
+            for remote in self._gcs.list(address):
+                if found := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
+                    folders.setdefault(checkpoints / found[1], {})[found[2]] = remote
+            self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
+            self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
+            for checkpoint, files in self._outlined.items():
+                checkpoint.mkdir(parents=True)
+                self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""
@@ -101,10 +125,26 @@ class Mirror(Uploader):
         self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
 
     def put(self, path: Path) -> None:
-        """Queues a file or folder and, once a minute, the logs that have changed; raises as Uploader's."""
-        super().put(path)
+        """Queues a file, or all files of a folder, and once a minute the logs that have changed.
+
+        Raises the error of an earlier upload that was rejected.
+        """
+        self._queue(path)
         if time.monotonic() >= self._logs_due:
             self._put_logs()
+
+    def _queue(self, path: Path) -> None:
+        if self.address_of(path) is None:
+            return
+        with self._changed:
+            if self.rejection:
+                raise self.rejection
+            is_folder = path.is_dir()
+            if is_folder:
+                self._drop(path)
+            # A queued task will send the newest content.
+            self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
+            self._wake()
 
     def _put_logs(self) -> None:
         self._logs_due = time.monotonic() + _LOGS_SECONDS
@@ -113,12 +153,24 @@ class Mirror(Uploader):
                 state = file.stat().st_size, file.stat().st_mtime_ns
                 if file.is_file() and self._logs_sent.get(file) != state:
                     self._logs_sent[file] = state
-                    super().put(file)
+                    self._queue(file)
 
     def remove(self, folder: Path) -> None:
-        """Removes a local folder and its copy."""
+        """Removes a folder and its queued tasks locally, and later its objects.
+
+        The objects are deleted after the next upload of a folder with a manifest, or when the queue is empty: even if
+        checkpoints are written faster than they are uploaded, the bucket always has a complete one. A running upload
+        is finished.
+        """
         self._outlined.pop(folder, None)
-        super().remove(folder)
+        with self._changed:
+            self._drop(folder)
+            if self.address_of(folder):
+                self._outdated[folder] = partial(self._remove, folder)
+                self._wake()
+            running = self._running == folder
+        if not running:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def finish(self, seconds: float = _FINISHING_SECONDS) -> None:
         """Waits for all uploads. Raises PlatformFault, naming pending files, after `seconds`; UserError if rejected."""
@@ -136,17 +188,109 @@ class Mirror(Uploader):
             log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """Stops all uploads."""
-        if self.unsent:
-            for scratch in self._addresses:
-                with suppress(OSError):
-                    (scratch / _UNSENT).touch()
-        super().close()
+        """Ends the uploads after the one that runs, and marks a scratch folder with files that are not sent."""
+        with self._changed:
+            if self._tasks or self._running:
+                for scratch in self._addresses:
+                    with suppress(OSError):
+                        (scratch / _UNSENT).touch()
+            self._closed = True
+            self._changed.notify_all()
 
     def _pending(self, seconds: float) -> str:
         with suppress(UserError, PlatformFault):  # of an earlier upload
             self._put_logs()
         return ", ".join(self.where(Path(path)) for path in self.join(seconds))
+
+    def join(self, seconds: float) -> list[str]:
+        """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self.rejection or not (self._tasks or self._running or self._outdated), seconds
+            )
+            running = [self._running] if self._running else []
+            return list(dict.fromkeys(map(str, [*running, *self._tasks])))
+
+    def _drop(self, folder: Path) -> None:
+        self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
+        self._outdated.pop(folder, None)
+
+    def _wake(self) -> None:
+        """Starts the thread with the first task. After a rejection it has ended and does not start again."""
+        if self._thread.ident is None:
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while work := self._next():
+            while not self._succeeds(work):
+                if self._closed or self.rejection:
+                    return
+            with self._changed:
+                self._running = None
+                self._changed.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        """Returns the first task; None at the end."""
+        with self._changed:
+            while not (self._closed or self.rejection):
+                if not self._tasks:
+                    self._tasks, self._outdated = self._outdated, {}
+                if self._tasks:
+                    self._running = next(iter(self._tasks))
+                    return self._tasks.pop(self._running)
+                self._changed.wait()
+            return None
+
+    def _succeeds(self, work: Callable[[], None]) -> bool:
+        """Runs a task; after a failure that may pass it waits, others make `rejection`."""
+        try:
+            work()
+        except FileNotFoundError as error:
+            log.warning(f"{error.filename}: deleted before it could be uploaded")
+        except Exception as error:
+            if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+                with self._changed:  # or a bug of this package: nothing more can be uploaded
+                    self.rejection = error
+                    self._changed.notify_all()
+                return False
+            log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+            with self._changed:  # a join or a new task ends the wait
+                self._changed.wait(_RETRY_SECONDS)
+            if isinstance(error, RefusedToken):
+                with suppress(UserError, PlatformFault):
+                    self._gcs.log_in()
+            return False
+        return True
+
+    def _send(self, path: Path) -> None:
+        if address := self.address_of(path):
+            self._generations[address] = self._gcs.upload(path, address, self._generations.get(address, 0))
+
+    def _send_folder(self, folder: Path) -> None:
+        marker, address = folder / MANIFEST, self.address_of(folder / MANIFEST)
+        marked = marker.is_file()
+        if marked and address and (older := self._gcs.get(address)):
+            self._delete(older)
+        files = sorted(file for file in folder.rglob("*") if file.is_file() and file != marker)
+        for file in [*files, *[marker] * marked]:
+            self._send(file)
+        if marked:
+            with self._changed:
+                again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
+                self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        if address := self.address_of(folder):
+            marker = address / MANIFEST
+            for remote in sorted(self._gcs.list(address), key=lambda remote: remote.address != marker):
+                self._delete(remote)
+
+    def _delete(self, remote: Remote) -> None:
+        self._gcs.delete(remote)
+        self._generations.pop(remote.address, None)
 
 
 def _keep_unsent(scratch: Path) -> None:

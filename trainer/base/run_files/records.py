@@ -1,4 +1,6 @@
-"""Defines, reads and writes a run's run.json, stats.jsonl and result.json. Imports no TensorFlow: `deploy` uses it.
+"""Names the files of a job directory, and defines, reads and writes run.json, stats.jsonl and result.json.
+
+No other module contains these names. Imports no TensorFlow: `deploy` uses it.
 
 Readers return what is whole in a file, and what is wrong with the rest. Values of a damaged file may have other types
 than the schema says.
@@ -6,15 +8,41 @@ than the schema says.
 
 import json
 import math
+import subprocess
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from trainer.base.run_files.run_layout import RESULT, RUN_INFO, STATS
 from trainer.base.storage import write_whole, writing
 
+RUN_INFO = "run.json"
+STATS = "stats.jsonl"
+RESULT = "result.json"
+GPU_CHECK = "gpu_check.json"  # of `trainer.check --on_gpus`
+RUN_FILES = (RUN_INFO, STATS, RESULT)
+BILLED = "billed.json"  # what the jobs of Vertex AI that wrote here cost, written by `deploy`
+CLASSES = "classes.json"  # of a classifier that was evaluated
+SKIPPED_IMAGES = "skipped_images.txt"
+MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
+CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
+STEP_PREFIX = "step-"
+PROGRESS = "progress.gif"  # in SAMPLES
+SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
+COMMIT_FILE = "commit.txt"  # that setup.py writes into the package of a wheel
 _LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
 Scalars = dict[str, float]
+
+
+def step_name(step: int) -> str:
+    """Returns the name of a step's checkpoint folder or, before the suffix, of its sample grid."""
+    return f"{STEP_PREFIX}{step:08d}"
+
+
+def step_of(name: str) -> int:
+    """Returns the step in a name that `step_name` made, without suffix; -1 for any other name."""
+    number = name.removeprefix(STEP_PREFIX)
+    return int(number) if number != name and number.isdecimal() else -1
 
 
 class RunInfo(TypedDict, total=False):
@@ -237,3 +265,15 @@ def positive(value: Any) -> float | None:
 def whole(value: Any) -> int | None:
     """Returns a count; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT else None
+
+
+def trainer_commit() -> str | None:
+    """Returns the commit of the running sources: of the checkout, or of the one that the wheel was built from."""
+    package = Path(__file__).parents[2]
+    git = partial(subprocess.run, cwd=package, capture_output=True, text=True, timeout=5, check=True)
+    try:
+        git(["git", "ls-files", "--error-unmatch", "__init__.py"])
+        return str(git(["git", "rev-parse", "HEAD"]).stdout).strip()
+    except (OSError, subprocess.SubprocessError):
+        built = package / COMMIT_FILE
+        return built.read_text(encoding="utf-8").strip() or None if built.is_file() else None

@@ -14,8 +14,18 @@ from typing import Any
 import yaml
 
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import as_text, coerce, coerce_all, nearest, setting
-from trainer.base.settings.flags import VERBOSE, Parser, add_setting_flags, flag_values, refuse_unknown
+from trainer.base.settings.fields import (
+    VERBOSE,
+    Parser,
+    add_setting_flags,
+    as_text,
+    coerce,
+    coerce_all,
+    flag_values,
+    nearest,
+    refuse_unknown,
+    setting,
+)
 from trainer.base.settings.own_settings import FUNCTIONS, OwnSettings, refuse_missing
 from trainer.base.settings.rules import check
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, MODELS, TrainConfig

@@ -1,12 +1,14 @@
-"""Checks the settings of a run against each other; what a built-in model needs stands beside it. No TensorFlow."""
+"""Names the values that a run measures, and checks the settings of a run against each other. No TensorFlow.
+
+What a built-in model needs stands beside it.
+"""
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from importlib import import_module
 
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
-from trainer.base.settings.metric_names import CLASSIFIERS, check_metric_names
 from trainer.base.settings.train_config import (
     AUGMENTATIONS,
     BLOCKS,
@@ -19,13 +21,77 @@ from trainer.base.settings.train_config import (
 from trainer.base.storage import local_path
 from trainer.base.tracker import read_addresses
 
+_EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a built-in classifier that has examples for evaluation
+
+# What steps of a built-in model report. Those of a user's own model are known only when it runs.
+_CLASSIFIER = ("accuracy", "loss")
+STEP_METRICS = {
+    "mlp": _CLASSIFIER,
+    "cnn": _CLASSIFIER,
+    "efficientnet": _CLASSIFIER,
+    "dcgan": ("discriminator_loss", "generator_loss"),
+    "r3gan": ("critic_loss", "generator_loss", "gradient_penalty"),
+    "wgan_gp": ("critic_loss", "generator_loss", "gradient_penalty", "wasserstein_distance"),
+}
+CLASSIFIERS = tuple(name for name, metrics in STEP_METRICS.items() if metrics is _CLASSIFIER)
+# Measures of generated images, and which values are better. deploy and docs/quality.md have the same names.
+_BETTER = {
+    "fid": "lower", "kid": "lower", "precision": "higher", "recall": "higher", "density": "higher",
+    "coverage": "higher",
+}  # fmt: skip
+OF_IMAGES = tuple(_BETTER)
+FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
+_NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
+
+
+def check_metric_names(config: TrainConfig) -> None:
+    """Raises UserError if a setting names a metric that a run of this built-in model never has."""
+    model, fid = config.model, config.fid_every_steps
+    if model not in STEP_METRICS:
+        return
+    evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
+    if evaluated and fid:
+        raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
+    of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
+    of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
+    check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
+    check_known("best_metric", config.best_metric, "this run measures", measured)
+    check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
+
+
+def check_known(setting: str, value: str, subject: str, known: Iterable[str]) -> None:
+    """Raises UserError, with the nearest name, if a setting names a metric that is not in `known`; empty is allowed."""
+    names = sorted(known)
+    if value and value not in names:
+        raise UserError(f"{setting}={value}: {subject} {', '.join(names) or 'nothing'}{nearest(value, names)}")
+
+
 _RULES_OF_MODELS = "trainer.models.model_settings"  # which imports no TensorFlow; nothing here imports it by itself
 
 
 def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
-    _check_data(config)
-    _check_devices(config)
+    if config.channels == 2:
+        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
+    if not config.data:
+        raise UserError(
+            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
+            "classifier, or --data=digits to try the recipe without any"
+        )
+    is_name = not any(sign in config.data for sign in "/.\\:") and not os.path.exists(config.data)
+    if is_name and config.data not in DATA_SOURCES:
+        known = f"{nearest(config.data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}"
+        raise UserError(
+            f"data={config.data}: no such data{known}, an existing path, or your own package.module:function"
+        )
+    check_augmentations("augment", config.augment, AUGMENTATIONS)
+    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
+    for name in ("replicas", "expect_devices"):
+        if config.strategy == "one_device" and getattr(config, name) > 1:
+            raise contradiction(config, "strategy", name, "drop one of them")
+    if 0 < config.replicas < config.expect_devices:
+        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
+    config.rows_per_replica(config.replicas or 1)
     if config.initial_checkpoint and config.initial_model:
         raise contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
     if config.model in MODELS:
@@ -38,28 +104,14 @@ def check(config: TrainConfig) -> None:
     if config.remat not in ("", BLOCKS) and not layers:
         raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
     _ = config.class_weights  # raises UserError for another form
-    if (config.label_smoothing or config.mixup) and config.model not in CLASSIFIERS:
-        name = "label_smoothing" if config.label_smoothing else "mixup"
-        raise UserError(
-            f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of your "
-            "own may have them in its loss or its data"
-        )
+    for name in ("label_smoothing", "mixup"):
+        if getattr(config, name) and config.model not in CLASSIFIERS:
+            raise UserError(
+                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of "
+                "your own may have them in its loss or its data"
+            )
     read_addresses(config.track)
     check_metric_names(config)
-
-
-def _check_data(config: TrainConfig) -> None:
-    if config.channels == 2:
-        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
-    if not config.data:
-        raise UserError(
-            "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
-            "classifier, or --data=digits to try the recipe without any"
-        )
-    if not any(sign in config.data for sign in "/.\\") and not os.path.exists(config.data):
-        _check_source(config.data)
-    check_augmentations("augment", config.augment, AUGMENTATIONS)
-    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
 
 
 def check_augmentations(setting: str, value: str, known: Collection[str]) -> None:
@@ -67,25 +119,6 @@ def check_augmentations(setting: str, value: str, known: Collection[str]) -> Non
     for name in names_in(value):
         if name not in known:
             raise UserError(f"{setting}={value}: no such augmentation{nearest(name, known)} Known: {', '.join(known)}")
-
-
-def _check_devices(config: TrainConfig) -> None:
-    if config.strategy == "one_device" and config.replicas > 1:
-        raise contradiction(config, "strategy", "replicas", "drop one of them")
-    if config.strategy == "one_device" and config.expect_devices > 1:
-        raise contradiction(config, "strategy", "expect_devices", "drop one of them")
-    if 0 < config.replicas < config.expect_devices:
-        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
-    config.rows_per_replica(config.replicas or 1)
-
-
-def _check_source(name: str) -> None:
-    if ":" not in name and name not in DATA_SOURCES:
-        known = ", ".join(DATA_SOURCES)
-        raise UserError(
-            f"data={name}: no such data{nearest(name, DATA_SOURCES)} Known: {known}, an existing path, or your own "
-            "package.module:function"
-        )
 
 
 def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> UserError:

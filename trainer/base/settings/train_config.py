@@ -233,7 +233,20 @@ class TrainConfig:
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
-            self._check_virtual(replicas)
+            if count < 2 or count & (count - 1):
+                lower = 1 << max(count.bit_length() - 1, 1)
+                raise UserError(
+                    f"virtual_replicas={count} is no power of 2, by which sums are added in pairs: take {lower}"
+                )
+            if count % replicas:
+                raise UserError(
+                    f"virtual_replicas={count} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them"
+                )
+            if self.micro_batches > 1:
+                raise UserError(
+                    f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each "
+                    f"virtual replica is a pass already: drop --micro_batches, or use --virtual_replicas={2 * count}"
+                )
             factors = {f"virtual_replicas={count}": count}
         else:
             factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}
@@ -250,24 +263,6 @@ class TrainConfig:
     def passes(self, replicas: int) -> int:
         """Returns in how many passes each of `replicas` takes its rows."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
-
-    def _check_virtual(self, replicas: int) -> None:
-        """Raises UserError if `virtual_replicas` cannot be distributed over `replicas`."""
-        count = self.virtual_replicas
-        if count < 2 or count & (count - 1):
-            lower = 1 << max(count.bit_length() - 1, 1)
-            raise UserError(
-                f"virtual_replicas={count} is no power of 2, by which sums are added in pairs: take {lower}"
-            )
-        if count % replicas:
-            raise UserError(
-                f"virtual_replicas={count} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them"
-            )
-        if self.micro_batches > 1:
-            raise UserError(
-                f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each virtual "
-                f"replica is a pass already: drop --micro_batches, or use --virtual_replicas={2 * count}"
-            )
 
 
 # Settings that a resumed run may change.

@@ -1,33 +1,38 @@
-"""Wraps google-cloud-storage and holds the limits on retries and times; gcs_errors.py explains its errors.
+"""Lists, reads, writes and deletes objects of Cloud Storage. No other module uses google-cloud-storage.
 
 Requests are repeated by the client's own policy with a deadline, those with a refused token too. This module adds what
 the client leaves to its caller: it reads a long object in pieces, so that a late connection reset costs one piece only;
 it verifies the checksum of every object read and reads it again if it is wrong; an upload names the generation that it
-replaces, so that a lost response does not write twice; each request has a limit on its whole time.
+replaces, so that a lost response does not write twice. Errors are one line that says what to do.
 https://cloud.google.com/storage/docs/retry-strategy
+
+Each request has a limit on its whole time: a timeout of the socket limits the wait for the next byte only, so that a
+byte every few seconds would hold a request without end. So it runs in a thread of its own, which is abandoned when its
+time is over: a daemon, which ends with its socket or with the process, and whose result nobody takes.
 """
 
+import base64
 import functools
 import io
 import os
 import threading
+import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from trainer.base.errors import PlatformFault, UserError
-from trainer.base.storage.address import Address
-from trainer.base.storage.checksum import crc32c, crc32c_of, encoded
-from trainer.base.storage.gcs_errors import Conflict, explained, is_refused_token
-from trainer.base.storage.login import credentials
-from trainer.base.storage.transfers import NEVER, in_time
+from trainer.base.errors import PlatformFault, UserError, shortened
+from trainer.base.storage.local_files import Address
+from trainer.base.storage.login import credentials, login_command
 
 T = TypeVar("T")
+NEVER = threading.Event()  # is never set
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,33 @@ class TransferLimits:
 
 
 LIMITS = TransferLimits()
+_TURN_SECONDS = 0.1
 _START = uuid.uuid4().hex  # of this process: another machine may have the same name and number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
 _LOCATE = "read its location (roles/storage.bucketViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
 _IN_MEMORY = 64 * 2**20  # bytes; smaller files are read at once before the upload, because they may grow meanwhile
+
+
+class Cancelled(Exception):
+    """Ends a transfer because another one failed, or a signal came."""
+
+
+class TooSlow(ConnectionError):
+    """Ends a request whose time is over; the client's retries repeat it like a connection that was cut."""
+
+
+class RefusedToken(UserError):
+    """Reports credentials that Cloud Storage refuses: they may be valid again, as after a new login."""
+
+
+class NoPermission(UserError):
+    """Reports what the account of this machine may not do; that of a job may be permitted."""
+
+
+class Conflict(PlatformFault):
+    """Reports an object that is changed by others while it is replaced."""
 
 
 @dataclass(frozen=True, slots=True)  # a bucket may have a million
@@ -171,10 +197,12 @@ class Gcs:
     ) -> None:
         if remote.encoding == "gzip":
             raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
+        import google_crc32c
+
         for _ in range(self.limits.downloads):
             target.seek(0)
             target.truncate()
-            checksum = crc32c()
+            checksum = google_crc32c.Checksum()
             for start in range(0, remote.size, self.limits.piece):
                 piece = self._piece(remote, start, cancelled)
                 target.write(piece)
@@ -282,3 +310,97 @@ def writer() -> dict[str, str]:
 def _remote(bucket: str, blob: Any) -> Remote:
     content = int(blob.size), blob.crc32c or "", int(blob.generation), blob.content_encoding or ""
     return Remote(Address(bucket, blob.name), *content, blob.metadata, blob.updated)
+
+
+def crc32c_of(content: Path | bytes) -> str:
+    """Returns the CRC32C of a local file or of bytes."""
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
+        for _ in checksum.consume(stream, 2**20):
+            pass
+    return encoded(checksum)
+
+
+def encoded(checksum: Any) -> str:
+    """Returns the text by which Cloud Storage states a checksum: base64 of the big-endian number."""
+    return base64.b64encode(checksum.digest()).decode()
+
+
+def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = NEVER) -> T:
+    """Calls `work` and returns its result. Raises TooSlow after `seconds`, Cancelled soon after the event."""
+    if cancelled.is_set():
+        raise Cancelled
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="request", daemon=True).start()
+    deadline = time.monotonic() + seconds
+    while not wait([outcome], timeout=_TURN_SECONDS).done:
+        if cancelled.is_set():
+            raise Cancelled
+        if time.monotonic() > deadline:
+            raise TooSlow(f"no complete answer within {seconds:.3g} s")
+    return outcome.result()
+
+
+def is_refused_token(error: BaseException | None) -> bool:
+    """Returns whether a request failed because its token was refused, or could not be refreshed."""
+    from google.api_core.exceptions import Unauthorized
+    from google.auth.exceptions import InvalidOperation, RefreshError
+
+    return isinstance(error, (Unauthorized, RefreshError, InvalidOperation))
+
+
+@contextmanager
+def explained(subject: str, needed: str = "") -> Iterator[None]:
+    """Turns errors of the client and the network into one line. `needed`: what the account must be permitted to do."""
+    try:
+        yield
+    except (UserError, PlatformFault, Cancelled):
+        raise
+    except Exception as error:
+        explanation = _explain(error, subject, needed)
+        if explanation is None:
+            raise
+        raise explanation from error
+
+
+def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    cause = error.cause if isinstance(error, api.RetryError) else error
+    text = " ".join(str(cause).split())
+    refused = is_refused_token(cause)
+    if refused or isinstance(cause, auth.DefaultCredentialsError):
+        return (RefusedToken if refused else UserError)(
+            f"{subject}: no valid Google credentials: run `{login_command()}`, or set "
+            f"GOOGLE_APPLICATION_CREDENTIALS to a key file ({text.partition('. ')[0][:160]})"
+        )
+    if "requester pays" in text.lower() or "userprojectmissing" in text.lower():
+        return UserError(f"{subject}: its bucket charges the reader (requester pays): copy the data to your own bucket")
+    if isinstance(cause, api.Forbidden):
+        return NoPermission(f"{subject}: no permission to {needed}: have it granted to the account that runs this")
+    if isinstance(cause, api.NotFound):
+        if "bucket does not exist" in text.lower() or "/o/" not in text:
+            return UserError(
+                f"{subject}: bucket not found: check its name, or create it (gcloud storage buckets create)"
+            )
+        return PlatformFault(f"{subject}: deleted or replaced while it was read")
+    if isinstance(cause, api.ClientError) and cause is error:  # was not retried
+        return UserError(f"{subject}: Cloud Storage rejected the request: {shortened(text)}")
+    network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
+    if isinstance(error, network):
+        return PlatformFault(f"{subject}: request to Cloud Storage failed: {shortened(text)}")
+    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
+    return None

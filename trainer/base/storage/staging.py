@@ -1,30 +1,75 @@
-"""Downloads data from Cloud Storage to a cache: once, several objects at a time, verified and atomically.
+"""Checks the addresses of a run, and downloads its data to a cache: once, in parallel, verified and atomically.
 
 Each address has one folder in the cache: `local`, the copy, with complete files only; `parts`, unfinished downloads;
 `lock`, so that two processes do not download the same. Files whose size and checksum match are not downloaded again.
 """
 
+import dataclasses
 import fcntl
 import hashlib
 import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.log import log
-from trainer.base.storage.address import Address, expanded, parse
-from trainer.base.storage.checksum import crc32c_of
-from trainer.base.storage.gcs import Remote, connect
-from trainer.base.storage.gcs_errors import explained
-from trainer.base.storage.transfers import in_parallel, transfer_bar
+from trainer.base.log import ProgressBar, log
+from trainer.base.storage.gcs import LIMITS, Remote, TooSlow, connect, crc32c_of, explained, in_time
+from trainer.base.storage.local_files import Address, expanded, output_address, parse
 
+Item = TypeVar("Item")
+
+SECONDS = 15  # for all checks together
+_LIMITS = dataclasses.replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
+_LOG_SECONDS = 30.0
+
+
+def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
+    """Checks the addresses among these settings within 15 seconds; local paths pass unchecked.
+
+    inputs: settings that name something to read, and their values; outputs: settings that name folders to write to.
+    Raises UserError for the first address that cannot be used, or PlatformFault if Cloud Storage fails.
+    """
+    addresses = [(name, parse(path, name), False) for name, path in inputs.items()]
+    addresses += [(name, output_address(path, name), True) for name, path in outputs.items()]
+    checks = [(f"{name}={address}", address, written) for name, address, written in addresses if address]
+
+    def run() -> None:
+        for setting, address, written in checks:
+            try:
+                _check(address, written)
+            except (UserError, PlatformFault) as error:
+                text = str(error)
+                raise type(error)(text if text.startswith(setting) else f"{setting}: {text}") from error
+
+    if checks:
+        try:
+            in_time(run, SECONDS)  # also ends a look-up of credentials
+        except TooSlow:
+            raise PlatformFault(
+                f"{checks[0][0]}: no response within {SECONDS:.0f} seconds: check the network and the credentials"
+            ) from None
+
+
+def _check(address: Address, written: bool) -> None:
+    gcs = connect(_LIMITS)
+    if written:
+        probe = address / f".probe-{uuid.uuid4().hex}"
+        gcs.upload(b"", probe)
+        if remote := gcs.get(probe):
+            gcs.delete(remote)
+    listed = gcs.list(address, most=1)
+    if not (listed or written or (address.name and gcs.get(address))):
+        raise UserError(f"no objects found: check with `gcloud storage ls {address}`")
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
@@ -183,3 +228,55 @@ def _clear(local: Path, names: Iterable[str]) -> None:
                 os.unlink(os.path.join(folder, file))
         if not os.listdir(folder):
             os.rmdir(folder)
+
+
+def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
+    """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
+    cancelled, errors = threading.Event(), list[BaseException]()
+
+    def run(item: Item) -> None:
+        try:
+            if not cancelled.is_set():
+                work(item, cancelled)
+        except BaseException as error:
+            errors.append(error)  # the first is the cause, the others are Cancelled
+            cancelled.set()
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for transfer in [pool.submit(run, item) for item in items]:
+                while not transfer.done():  # in turns: Python notices a Ctrl-C just before a wait only after it
+                    wait([transfer], timeout=1)
+        finally:
+            cancelled.set()
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Yields a thread-safe function that adds transferred bytes, or subtracts those that must be fetched again.
+
+    Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs bytes and speed at the end.
+    """
+    began = logged = time.monotonic()
+    transferred, lock = 0, threading.Lock()
+
+    def advance(more: int) -> None:
+        nonlocal transferred, logged
+        with lock:
+            transferred += more
+            now = time.monotonic()
+            log_now = not (bar.shown or quiet) and now - logged > _LOG_SECONDS
+            logged = now if log_now else logged
+        if log_now:
+            speed = transferred / 1e6 / (now - began)
+            log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
+        bar.update(advance=more)
+
+    with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
+        yield advance
+    if not quiet:
+        seconds = max(time.monotonic() - began, 1e-9)
+        speed = transferred / 1e6 / seconds
+        log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")

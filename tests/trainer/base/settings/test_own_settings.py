@@ -17,9 +17,8 @@ from deploy.client.arguments import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.settings.own_settings import refuse_missing_modules
+from trainer.base.settings.own_settings import read_signature, refuse_missing_modules
 from trainer.base.settings.resolution import own_settings, resolve, to_yaml
-from trainer.base.settings.signatures import read_signature
 from trainer.base.settings.train_config import TrainConfig
 
 NETS = """
@@ -281,7 +280,7 @@ def test_settings_of_callbacks_alone_may_change(mine: Path, tmp_path: Path) -> N
     ("from functools import partial\ndef f(config, *, b): return X * b\nload = partial(f, b=0.5)", ""),
 ])  # fmt: skip
 def test_the_imported_function_must_take_what_its_source_shows(mine: Path, source: str, line: str) -> None:
-    from trainer.user_code.dotted_names import load_function
+    from trainer.user_code.mistakes import load_function
 
     write(mine.parent, __init__="", data=f"import numpy\nX = numpy.ones((9, 4))\n{source}\n")
     config = resolve([OWN[1], "--global_batch_size=1"]).config
@@ -294,7 +293,7 @@ def test_the_imported_function_must_take_what_its_source_shows(mine: Path, sourc
 
 
 def test_a_config_without_a_command_line_takes_the_defaults(mine: Path) -> None:
-    from trainer.user_code.dotted_names import load_function
+    from trainer.user_code.mistakes import load_function
 
     write(mine.parent, __init__="")
     config = TrainConfig(model="mine.nets:build", data="mine.data:load")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import refused
-from trainer.base.settings import metric_names as measures
+from trainer.base.settings import rules as measures
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.resolution import recipe_names, resolve, to_yaml
 from trainer.base.settings.train_config import MODELS

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.base.storage.fault_proxy import Proxy, fault_proxy
-from trainer.base.storage import gcs, uploader
-from trainer.base.storage.address import Address
+from trainer.base.run_files import mirror
+from trainer.base.storage import gcs
+from trainer.base.storage.local_files import Address
 
 QUICK = gcs.TransferLimits(
     retry=4, pause=0.1, connect=1, read=0.5, rate=2**30, workers=4, piece=2**20
@@ -36,7 +37,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with fault_proxy(server) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
         monkeypatch.setattr(gcs, "LIMITS", QUICK)
-        monkeypatch.setattr(uploader, "_RETRY_SECONDS", 0.1)
+        monkeypatch.setattr(mirror, "_RETRY_SECONDS", 0.1)
         gcs._connect.cache_clear()
         yield proxy
         gcs._connect.cache_clear()

@@ -75,7 +75,7 @@ def test_a_run_in_a_bucket_is_evaluated_and_predicts(bucket: Bucket, tmp_path: P
 def test_cloud_storage_is_imported_only_for_its_paths() -> None:
     code = (
         "import sys; from trainer.base.settings.resolution import resolve; "
-        "from trainer.base.storage.preflight import preflight; "
+        "from trainer.base.storage.staging import preflight; "
         "preflight(resolve(['--recipe=wgan_gp_digits']).config.inputs, {'job_dir': 'runs'}); "
         "heavy = ('google.cloud.storage', 'google.auth', 'requests', 'tensorflow'); "
         "print([name for name in sys.modules if name.startswith(heavy)])"

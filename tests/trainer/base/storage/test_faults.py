@@ -14,9 +14,7 @@ from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from tests.workers import ROOT
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.storage import gcs
-from trainer.base.storage.checksum import crc32c_of
-from trainer.base.storage.gcs import connect
-from trainer.base.storage.gcs_errors import RefusedToken
+from trainer.base.storage.gcs import RefusedToken, connect, crc32c_of
 from trainer.base.storage.staging import Staged, stage
 
 CONTENT = bytes(range(256)) * 400

@@ -22,7 +22,7 @@ from trainer.base.run_files import mirror as mirror_module
 from trainer.base.run_files.job_directory import open_job_dir, outputs
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage.preflight import preflight
+from trainer.base.storage.staging import preflight
 from trainer.reporting.reporter import frames_of
 from trainer.run import job
 

@@ -7,15 +7,15 @@ import pytest
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.base.errors import PlatformFault, UserError
-from trainer.base.storage import gcs, preflight
+from trainer.base.storage import gcs, staging
 
 
 def test_all_is_well_and_nothing_stays(bucket: Bucket) -> None:
     bucket.put("d/x", b"1")
-    preflight.preflight({"data": bucket.url("d"), "weights": bucket.url("d/x")}, {"job_dir": bucket.url("runs/7")})
-    preflight.preflight({"data": "digits"}, {"job_dir": f"/gcs/{bucket.name}/runs/7"})
+    staging.preflight({"data": bucket.url("d"), "weights": bucket.url("d/x")}, {"job_dir": bucket.url("runs/7")})
+    staging.preflight({"data": "digits"}, {"job_dir": f"/gcs/{bucket.name}/runs/7"})
     assert bucket.names() == ["d/x"]
-    preflight.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
+    staging.preflight({"data": "digits"}, {"job_dir": "runs/demo"})
 
 
 @pytest.mark.parametrize(("fault", "line"), [
@@ -31,11 +31,11 @@ def test_each_failure_is_a_line(
     bucket: Bucket, proxy: Proxy, fault: Fault, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("d/x", b"1")
-    monkeypatch.setattr(preflight, "_LIMITS", gcs.TransferLimits(retry=1, pause=0.5, connect=1, read=1))
+    monkeypatch.setattr(staging, "_LIMITS", gcs.TransferLimits(retry=1, pause=0.5, connect=1, read=1))
     proxy.faults.append(fault)
     kind = PlatformFault if "failed" in line else UserError
     with pytest.raises(kind) as caught:
-        preflight.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
+        staging.preflight({"data": bucket.url("d")}, {"job_dir": bucket.url("runs")})
     assert line.replace("BUCKET", bucket.name) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -45,6 +45,6 @@ def test_a_service_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(preflight, "SECONDS", 0.5)
+        monkeypatch.setattr(staging, "SECONDS", 0.5)
         with pytest.raises(PlatformFault, match="no response within 0 seconds: check the network"):
-            preflight.preflight({"data": "gs://bucket/x"}, {})
+            staging.preflight({"data": "gs://bucket/x"}, {})

@@ -97,8 +97,19 @@ class VertexRuns:
         context = self._made_context(contexts, identity, "system.ExperimentRun", run.name, empty)
         self._context, self._metadata = context["name"], {**empty, **context.get("metadata", {})}
         api.call("POST", f"{experiment['name']}:addContextChildren", {"childContexts": [self._context]})
-        artifact = self._made_board_run(board, run, f"{identity}-tb-run")
-        api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact]})
+        labels = {"vertex_tensorboard_experiment_source": "vertex_experiment"}
+        about = {"displayName": name, "labels": labels}
+        board_experiment = api.made(f"{board}/experiments", name, "tensorboardExperimentId", about)["name"]
+        self._board_run = api.made(f"{board_experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})[
+            "name"
+        ]
+        artifact = api.made(f"{contexts.removesuffix('/contexts')}/artifacts", f"{identity}-tb-run", "artifactId", {
+            "displayName": f"{identity}-tb-run", "schemaTitle": "google.VertexTensorboardRun",
+            "schemaVersion": "0.0.1", "state": "LIVE",
+            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # which tells the SDK where it is
+            "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
+        })  # fmt: skip
+        api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact["name"]]})
         series = api.listed(f"{self._board_run}/timeSeries", "tensorboardTimeSeries")
         self._series = {metric["displayName"]: metric["name"].rsplit("/", 1)[-1] for metric in series}
         last_steps = {
@@ -114,20 +125,6 @@ class VertexRuns:
         if (actual := context.get("schemaTitle")) != schema:
             raise UserError(f"{self._text}: {identity} is a {actual} in {contexts}, not a {schema}: use another name")
         return context
-
-    def _made_board_run(self, board: str, run: TrackedRun, identity: str) -> str:
-        """Makes the run of the TensorBoard instance; returns the artifact that tells the SDK where it is."""
-        labels = {"vertex_tensorboard_experiment_source": "vertex_experiment"}
-        about = {"displayName": self._name, "labels": labels}
-        experiment = self._api.made(f"{board}/experiments", self._name, "tensorboardExperimentId", about)["name"]
-        board_run = self._api.made(f"{experiment}/runs", run.id, "tensorboardRunId", {"displayName": run.id})
-        self._board_run = board_run["name"]
-        artifacts = f"{self._context.partition('/contexts/')[0]}/artifacts"
-        return str(self._api.made(artifacts, identity, "artifactId", {
-            "displayName": identity, "schemaTitle": "google.VertexTensorboardRun", "schemaVersion": "0.0.1",
-            "state": "LIVE", "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",
-            "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
-        })["name"])  # fmt: skip
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         values = [(name, point, value) for point in points for name, value in point.values.items()]

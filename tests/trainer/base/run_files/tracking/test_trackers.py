@@ -23,8 +23,7 @@ from tests.trainer.base.run_files.tracking.runs import (
 )
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
-from trainer.base.run_files.tracking.sender import Sender, Tracking
-from trainer.base.run_files.tracking.tracked_files import TAGS, RunFiles
+from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
 
 Capture = pytest.CaptureFixture[str]

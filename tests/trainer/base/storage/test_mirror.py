@@ -14,7 +14,6 @@ from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.mirror import Mirror
 from trainer.base.storage import gcs
-from trainer.base.storage.uploader import Uploader
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ def write_one(root: Path, name: str) -> Path:
 
 
 @pytest.fixture
-def sender(bucket: Bucket, root: Path) -> Iterator[Uploader]:
-    with closing(Uploader({root: bucket.address("runs/7")}, "manifest.json")) as sender:
+def sender(bucket: Bucket, root: Path) -> Iterator[Mirror]:
+    with closing(Mirror({root: bucket.address("runs/7")})) as sender:
         yield sender
 
 
@@ -44,7 +43,7 @@ def checkpoint(root: Path, step: int, content: bytes = b"weights") -> Path:
     return folder
 
 
-def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     (root / "result.json").write_text("{}")
     sender.put(checkpoint(root, 5))
     sender.put(root / "result.json")
@@ -56,7 +55,7 @@ def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Uploader
     assert all("ifGenerationMatch=0" in request for request in sent)
 
 
-def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     folder = checkpoint(root, 5)
     sender.put(folder)
     assert sender.join(10) == []
@@ -67,7 +66,7 @@ def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, se
     assert not any(name.endswith("manifest.json") for name in bucket.names())
 
 
-def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     for step in (5, 6):
         sender.put(checkpoint(root, step))
     assert sender.join(10) == []
@@ -78,7 +77,7 @@ def test_deleted_from_its_manifest_on(bucket: Bucket, proxy: Proxy, sender: Uplo
     assert {name.split("/")[3] for name in bucket.names()} == {"step-00000006"}
 
 
-def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Uploader, root: Path) -> None:
+def test_the_newest_content_of_a_file_wins(bucket: Bucket, sender: Mirror, root: Path) -> None:
     for number in range(5):
         (root / "stats.jsonl").write_text(f"{number}\n")
         sender.put(root / "stats.jsonl")
@@ -106,7 +105,7 @@ def test_logs_go_along_once_a_minute_and_at_the_end(bucket: Bucket, proxy: Proxy
 
 
 @pytest.mark.parametrize("status", [503, 401])
-def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path, status: int) -> None:
+def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path, status: int) -> None:
     proxy.faults.append(Fault(status, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     assert sender.join(0.3) == [str(root / "x")]
@@ -115,7 +114,7 @@ def test_an_outage_is_outlived(bucket: Bucket, proxy: Proxy, sender: Uploader, r
     assert bucket.content("runs/7/x") == b"1"
 
 
-def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     sender.put(write_one(root, "x"))
     assert sender.join(10) == []
     proxy.faults.append(Fault(403, "POST", "/upload/", times=FOREVER))
@@ -129,7 +128,7 @@ def test_a_refusal_reaches_the_next_put(bucket: Bucket, proxy: Proxy, sender: Up
 
 
 def test_of_two_runs_in_one_folder_the_first_ends(
-    bucket: Bucket, sender: Uploader, root: Path, monkeypatch: Patch
+    bucket: Bucket, sender: Mirror, root: Path, monkeypatch: Patch
 ) -> None:
     sender.put(write_one(root, "result.json"))
     assert sender.join(10) == []
@@ -159,7 +158,7 @@ def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
     assert str(kept) in caplog.text
 
 
-def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
     made, seen = [], 0
     for step in range(1, 31):
@@ -176,7 +175,7 @@ def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy
     assert {path.name for path in (root / "checkpoints").iterdir()} == {"step-00000029", "step-00000030"}
 
 
-def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     """Simulates a rollback, or a damaged checkpoint that was skipped."""
     proxy.faults.append(Fault("stall", "POST", "/upload/", times=1))
     sender.put(write_one(root, "first"))
@@ -189,7 +188,7 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: U
     assert folder.exists()
 
 
-def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Uploader, root: Path) -> None:
+def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Mirror, root: Path) -> None:
     proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
     for _ in range(1000):
