@@ -26,6 +26,7 @@ from trainer.data.dataset import Dataset
 from trainer.reporting.progress import StepLogs
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
+from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import XlaChoice, choose, failure_of
 
 STEPS = 3
@@ -256,6 +257,42 @@ def without_onednn(monkeypatch: Patch) -> None:
 
 def compilation(config: TrainConfig) -> dict[str, Any]:
     return json.loads((Path(config.job_dir) / "run.json").read_text())["compilation"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_onednn")
+def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
+    """A run that auto compiles, killed before its first step and once later, against one that was told to compile."""
+    final: dict[str, dict[str, Any]] = {}
+    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 100]
+
+    class Killed(BaseException):
+        pass
+
+    def keep(self: TrainingRun, *arguments: Any) -> Any:
+        control = train(self, *arguments)
+        final[self.job.config.job_dir] = weights(self.setup.model)
+        return control
+
+    def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
+        if first in stops:
+            stops.remove(first)
+            raise Killed
+        return call(self, iterator, first, count)
+
+    monkeypatch.setattr(TrainingRun, "train", keep)
+    flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
+    compiled = small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told")
+    auto = small_config(*flags, f"--job_dir={tmp_path}/auto")
+    run_job(compiled)
+    monkeypatch.setattr(StepRunner, "__call__", killed)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            run_job(auto)
+        assert compilation(auto)["compiled"] is True
+    run_job(auto)
+    assert compilation(auto)["why"].startswith("on this processor")
+    assert largest_difference(final[compiled.job_dir], final[auto.job_dir]) == 0
 
 
 @pytest.mark.usefixtures("without_onednn")
