@@ -53,7 +53,6 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "a timeout of nothing": (GOOD, "timeout: 3600s", "timeout: 0s", "ends the job at once"),
     "FLEX_START that waits a day": (GOOD, "{timeout", "{strategy: FLEX_START, timeout",
                                     "FLEX_START without maxWaitDuration"),
-    "a wait without FLEX_START": (GOOD, "{timeout", "{maxWaitDuration: 60s, timeout", "needs strategy: FLEX_START"),
     "an old strategy": (GOOD, "{timeout", "{strategy: LOW_COST, timeout", "SPOT instead of LOW_COST"),
     "a strategy that is none": (GOOD, "{timeout", "{strategy: CHEAP, timeout", "strategy=CHEAP: unknown name"),
     "a boolean in quotes": (GOOD, "{timeout", "{disableRetries: 'yes', timeout",
