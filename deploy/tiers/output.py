@@ -88,7 +88,8 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
         return
     text = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
     if code < 0:
-        text, code = text or f"python -m {module} was killed by signal {-code} (is the memory too small?)", FAULT
+        killed = f"python -m {module} was killed by signal {-code} (is the memory too small for this batch?)"
+        text, code = text or killed, FAULT
     # A last line of any other kind is named beside the exit code: it may be of a traceback, or of progress.
     text = text or ": ".join([f"python -m {module} ended with exit code {code}", *[*lines][-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
