@@ -9,7 +9,7 @@ from deploy.client.prepared_job import PreparedSubmission, check_wait, describe
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.job_request import JobOptions
 from deploy.tiers.job_spec import render
-from deploy.tiers.prediction import PredictionRequest, on_one_device
+from deploy.tiers.prediction import PredictionRequest
 from deploy.tiers.spec_changes import read_labels
 from deploy.tiers.tier import load_tier
 from deploy.vertex.errors import api_errors
@@ -17,6 +17,7 @@ from deploy.vertex.history import Submission
 from deploy.vertex.registry import find_version
 from deploy.vertex.retry import retried
 from deploy.vertex.session import SESSION, Session
+from trainer.base.errors import UserError
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -37,7 +38,9 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     args = cli.parse_args(arguments)
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
-    tier = on_one_device(load_tier(args.tier, args.prices, read_changes(args)))
+    tier = load_tier(args.tier, args.prices, read_changes(args))
+    if tier.workers > 1 or tier.accelerators > 1:
+        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
     check_wait(args, tier, "detach" if args.detach else "")
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)

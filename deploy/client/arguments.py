@@ -130,16 +130,20 @@ def command_line(verb: str, arguments: Sequence[str]) -> str:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raises UserError for an empty argument or value, which an unset shell variable leaves.
+    """Raises UserError for an empty argument or value, which an unset shell variable leaves, and for two max_cost.
 
-    That of a setting whose default is empty means something: it overrides what a recipe names.
+    The empty value of a setting whose default is empty means something: it overrides what a recipe names.
     """
     usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     usual |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
     optional = {name for name, default in usual.items() if default == ""} - {"recipe", "job_dir"}
+    words = [*map(underscored, split_words(arguments)[0])]
+    limits = dict.fromkeys(re.findall(r"^--max_cost[=\n](.*)", "\n".join(words), re.MULTILINE))
+    if len(limits) > 1:  # of other flags the last counts, but this one is money
+        raise UserError(f"max_cost is given twice, as {' and '.join(limits)}: give it once")
     before = ""
-    for argument in split_words(arguments)[0]:
-        flag, equals, value = underscored(argument).partition("=")
+    for argument in words:
+        flag, equals, value = argument.partition("=")
         name = flag[2:] if equals and flag.startswith("--") else before
         if not (value if equals and flag.startswith("--") else argument).strip() and name not in optional:
             raise UserError(
@@ -178,8 +182,6 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
         name, _, value = flag.partition("=")
         if (setting := getattr(args, name, False)) and setting == (value or setting):
             raise UserError(refusal)
-    if args.job_dir and cli.prog.endswith("compare"):
-        raise UserError("--job_dir is not for a comparison: --out names the folder: leave it out")
     return args, read_script(args.script, args.module, getattr(args, "package", ""), words, args.job_dir)
 
 

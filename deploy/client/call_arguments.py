@@ -18,17 +18,14 @@ def as_arguments(
 
     Of `flags` what is empty is left out; a name that Python reserves ends with _, as from_. Of `settings` None is
     "none", which replaces a recipe's value; an empty text is refused, as in a command. A list stands for several values
-    of one flag, a dictionary for several of the form NAME=VALUE. Raises UserError for a name in both, for a flag that
-    is no keyword, and for dry_run.
+    of one flag, a dictionary for several of the form NAME=VALUE. Raises UserError for a flag that is no keyword, and
+    for dry_run.
     """
     settings, arguments = settings or {}, {name.removesuffix("_"): value for name, value in flags.items()}
     words = [*map(str, positional)]
     for word in words:
         if word.startswith("-"):
             raise UserError(f"{word}: flags of a function are keywords, as steps=100")
-    for name in settings.keys() & arguments.keys():
-        if arguments[name] not in (None, ""):
-            raise UserError(f"{name}: both a keyword and in settings: name it once")
     if settings.get("dry_run") or arguments.get("dry_run"):
         raise UserError("dry_run is of the command, which prints: python -m deploy VERB … --dry_run --json")
     for name, value in arguments.items():

@@ -15,7 +15,7 @@ from deploy.tiers.output import printed_on
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import buckets
 from deploy.vertex.api import JobStatus
-from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, jobs_of, originals
+from deploy.vertex.cancellation import cancel_and_wait, cancel_duplicate, originals
 from deploy.vertex.creation import look_for
 from deploy.vertex.errors import StateUnknownError, api_errors, exit_code
 from deploy.vertex.history import Attempt, Submission, find_attempt, record_status
@@ -118,7 +118,7 @@ class VertexJob:
                 confirm(status)
                 status = cancel_and_wait(backend, self.name, clock)
             label = status.labels.get(LABEL)
-            jobs = jobs_of(label, backend, clock) if label else []
+            jobs = retried(partial(backend.jobs, label), clock) if label else []
             by_name = originals(jobs)
             for job in jobs:  # older ones too
                 if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:

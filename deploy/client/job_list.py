@@ -10,8 +10,9 @@ from deploy.client.call_arguments import as_arguments
 from deploy.client.documents import add_json_flag
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project, read_region, regions_in
 from deploy.tiers.output import printed_on
+from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import STATES, JobStatus
-from deploy.vertex.cancellation import by_submission, cancel_duplicates
+from deploy.vertex.cancellation import cancel_duplicates
 from deploy.vertex.errors import api_errors
 from deploy.vertex.history import find_attempt
 from deploy.vertex.job_end import with_reason
@@ -53,7 +54,10 @@ def listed_jobs(args: argparse.Namespace, session: Session) -> Iterator[tuple[st
         with api_errors(GcpConfig(project, region, "")):
             backend = session.open(args.backend or BACKENDS[0], project, region)
             statuses = retried(backend.jobs, session.clock)
-            for group in by_submission(statuses):
+            groups: dict[str, list[JobStatus]] = {}  # of one submission's attempt each
+            for status in statuses:
+                groups.setdefault(status.labels.get(LABEL, status.name), []).append(status)
+            for group in groups.values():
                 cancel_duplicates(group, backend, session.clock)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
         newest = [status for status in newest if args.state in ("", status.state)][: args.limit]

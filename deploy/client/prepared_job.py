@@ -369,10 +369,8 @@ def describe(jobs: Sequence[RenderedJob]) -> list[str]:
 
     A line that is the same for all stands once.
     """
-    lines: list[str] = []
-    for job in jobs:
-        check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-        lines.append(check if job.options.check else job.request.about)
+    check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
+    lines = [check if job.options.check else job.request.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")

@@ -25,7 +25,7 @@ from deploy.tiers.job_request import JobOptions, JobRequest
 from deploy.tiers.job_spec import RenderedJob, render
 from deploy.tiers.output import say
 from deploy.vertex.api import ApiError, JobStatus
-from deploy.vertex.cancellation import jobs_of, newest_original
+from deploy.vertex.cancellation import newest_original
 from deploy.vertex.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
 from deploy.vertex.history import Submission, attempt_label, find_attempt, record_status
 from deploy.vertex.job_end import settled
@@ -171,7 +171,8 @@ class VertexRunner:
             return ""
         backend = self._open(sent.project, sent.region)
         # Its doubles are cancelled; one that ended itself goes on in another job.
-        status = newest_original(jobs_of(attempt_label(sent.submission), backend, self._clock), backend, self._clock)
+        jobs = retried(partial(backend.jobs, attempt_label(sent.submission)), self._clock)
+        status = newest_original(jobs, backend, self._clock)
         status = settled(status, self._clock.now()) if status else None
         return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
 

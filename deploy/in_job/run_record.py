@@ -39,7 +39,6 @@ class Record:
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
         self._lines: list[tuple[int, str]] = []  # of stats.jsonl, by step
         self._last: dict[str, Any] | None = None  # the report of the newest line
-        self._pending: dict[str, Any] | None = None  # a report that came too soon after that for a line of its own
         self._written: dict[str, str] = {}
         self._startup: float | None = None
         self._before, self._due, self._refused = 0.0, 0.0, False
@@ -80,8 +79,6 @@ class Record:
     def write(self, state: str = "running", **more: Any) -> None:
         """Writes the files that have changed; what cannot be written is written by the next call."""
         with self._lock:
-            if state != "running" and self._pending:
-                self._add_line(self._pending)
             wall = round(self._before + self._clock() - self._began, 3)
             result = {**self._result, "state": state, "wall_seconds": wall, "startup_seconds": self._startup,
                       "final": self._final, **more}  # fmt: skip
@@ -116,9 +113,7 @@ class Record:
         report = {"step": step, "examples": _count(values.get("examples")), "time": now, "numbers": numbers}
         self._result["steps"] = step
         spaced = 2.0 ** (len(self._lines) // LINES - 1) if len(self._lines) >= LINES else 0.0
-        if self._last and step > self._last["step"] and now - self._last["time"] < spaced:
-            self._pending = report
-        else:
+        if not self._last or step <= self._last["step"] or now - self._last["time"] >= spaced:
             self._add_line(report)
 
     def _add_line(self, report: dict[str, Any]) -> None:
@@ -143,7 +138,7 @@ class Record:
             "images_per_second": rows / pace if rows and pace else None, **report["numbers"],
         }  # fmt: skip
         self._lines.append((step, json.dumps(entry)))
-        self._last, self._pending = report, None
+        self._last = report
 
 
 def _read(folder: str, name: str) -> str:

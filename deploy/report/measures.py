@@ -11,7 +11,7 @@ from deploy.report.collection import Collection
 from deploy.report.repeats import common, largest, median, spread
 from deploy.report.run_reader import RunRecord
 from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
-from deploy.report.tier_summary import UNKNOWN, UNKNOWN_MACHINE, Measure, TierSummary
+from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
@@ -167,12 +167,8 @@ def _no_speed(row: TierSummary) -> str:
 
 
 def _no_efficiency(row: TierSummary) -> str:
-    if row.speed_up is None:
-        return _no_speed(row)
-    if row.simulated or row.base.simulated:
-        return row.no_cost if row.simulated else f"the devices of {row.base.tier} are simulated"
-    same = row.base.kind == UNKNOWN or row.kind == UNKNOWN
-    return UNKNOWN_MACHINE if same else f"its devices are of another kind than those of {row.base.tier}"
+    kinds = f"its devices, or those of {row.base.tier}, are simulated, not known or of another kind"
+    return _no_speed(row) if row.speed_up is None else row.no_cost if row.simulated else kinds
 
 
 def _no_price(row: TierSummary) -> str:

@@ -23,7 +23,6 @@ LOOKS: list[dict[str, Any]] = [
     for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
 ]  # fmt: skip
 _MOST_TIERS = 12  # with a line and a name each in one figure
-_WIDE = 8.0  # if the largest value is more than this many times the smallest, an axis is logarithmic
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
@@ -123,17 +122,6 @@ def _legend_above(axes: "Axes") -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
 
 
-def _scale(axes: "Axes", axis_name: str, values: Sequence[float]) -> None:
-    """Makes the axis "x" or "y" logarithmic if `values` differ widely; else lets it begin at 0."""
-    if max(values) > _WIDE * min(values) > 0:
-        axes.set(**{f"{axis_name}scale": "log"})
-        axis = axes.xaxis if axis_name == "x" else axes.yaxis
-        axis.set_major_formatter("{x:g}")
-        axis.set_minor_formatter("")
-    else:
-        axes.set(**{f"{axis_name}lim": (0, None)})
-
-
 def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     if len(rows) > _MOST_TIERS:
         axes.figure.set(figheight=0.2 * len(rows) + 1)
@@ -168,7 +156,5 @@ def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
     for index, (point, row) in enumerate(zip(points, rows, strict=True)):
         look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
         axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
-    axes.set(xlabel="s per million images", ylabel="USD per million images")
-    for axis_name, values in zip("xy", zip(*points, strict=True), strict=True):
-        _scale(axes, axis_name, values)
+    axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
     _legend_above(axes)

@@ -10,7 +10,6 @@ from deploy.report.run_reader import RunRecord
 from trainer.base.run_files.records import RUN_INFO
 
 UNKNOWN = "unknown"  # the kind of devices that no run names
-UNKNOWN_MACHINE = f"{RUN_INFO} does not state where it ran"
 SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 
 
@@ -106,7 +105,7 @@ class TierSummary:
         if self.simulated:
             return SIMULATED
         if self.on_this_machine and self.kind == UNKNOWN:
-            return UNKNOWN_MACHINE
+            return f"{RUN_INFO} does not state where it ran"
         fix = f"use --price_per_hour={self.tier}=USD with the price of this machine"
         return f"it ran on this machine, not on the machines of that price: {fix}" if self.on_this_machine else ""
 

@@ -97,7 +97,6 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
-    yield from _of_machines(tier)
 
 
 def warnings_of_script(tier: Tier) -> Iterator[str]:
@@ -106,14 +105,4 @@ def warnings_of_script(tier: Tier) -> Iterator[str]:
         yield (
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
             "AIP_CHECKPOINT_DIR, is left"
-        )
-    yield from _of_machines(tier)
-
-
-def _of_machines(tier: Tier) -> Iterator[str]:
-    accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if accelerator and accelerator.support_ended:
-        yield (
-            f"{accelerator.name}: Google's support of it ended on {accelerator.support_ended}: it may be refused or "
-            "missing: use a T4 or L4"
         )

@@ -70,7 +70,7 @@ class Accelerator:
     """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred.
 
     regions: on both of Google's pages; `one_page`: on one of them, by the page. `tensorflow`: whether
-    TensorFlow's wheels run on it. `support_ended`: the date, if there is one.
+    TensorFlow's wheels run on it.
     """
 
     name: str
@@ -80,7 +80,6 @@ class Accelerator:
     note: str
     one_page: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict, hash=False)
     tensorflow: bool = True
-    support_ended: str = ""
     price: Price = Price()
     quota_metric_seen: bool = True
     rates: Rates | None = None

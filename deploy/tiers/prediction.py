@@ -8,7 +8,6 @@ from typing import Any
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import Image
 from deploy.tiers.job_request import JobOptions, JobRequest, WrittenSpec
-from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 
 
@@ -52,10 +51,3 @@ class PredictionRequest(JobRequest):
             "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
         }  # fmt: skip
         return WrittenSpec((), (f"runs in {image.uri}, the image of the version",), ())
-
-
-def on_one_device(tier: Tier) -> Tier:
-    """Returns the tier. Raises UserError if it has more than the one device that predicts."""
-    if tier.workers > 1 or tier.accelerators > 1:
-        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
-    return tier

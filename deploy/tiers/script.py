@@ -79,7 +79,10 @@ class Script:
         if listed:
             code["requirements.txt"] = listed
         if not whole and self.command[0] not in code:
-            raise UserError(f"script={self.name}: .gitignore or .gcloudignore names it: it would not go along")
+            raise UserError(
+                f"script={self.name}: it would not go along: .gitignore or .gcloudignore names it, or it is a link out "
+                "of its folder"
+            )
         files = {f"code/{name}": content for name, content in code.items()}
         ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
         ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
@@ -188,11 +191,6 @@ def read_script(script: str, module: str, package: str, words: Sequence[str], jo
         if not path.is_file() or path.suffix != ".py":
             hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
             raise UserError(f"script={script}: there is no such Python file{hint} give the path of one, ending in .py")
-        if not path.resolve().is_relative_to(folder):
-            raise UserError(
-                f"script={script}: it is a link to {path.resolve()}, outside of {folder}, which goes along: name that "
-                "file, or copy it into the folder"
-            )
         return Script(script, folder, (path.name,), tuple(words), job_dir)
     top, *inner = module.split(".")
     folder = expanded(package or top).resolve()

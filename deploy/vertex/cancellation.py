@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from deploy.tiers.output import tell
-from deploy.tiers.spec_changes import LABEL
 from deploy.vertex.api import JobStatus
 from deploy.vertex.rest import Backend
 from deploy.vertex.retry import Clock, retried
@@ -54,19 +53,6 @@ def cancel_duplicate(job: JobStatus, original: str, backend: Backend, clock: Clo
     tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
-def jobs_of(label: str, backend: Backend, clock: Clock) -> Sequence[JobStatus]:
-    """Returns the jobs with this label, in no order."""
-    return retried(partial(backend.jobs, label), clock)
-
-
 def newest_original(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> JobStatus | None:
     """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
     return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
-
-
-def by_submission(jobs: Sequence[JobStatus]) -> list[list[JobStatus]]:
-    """Returns the jobs in groups of one submission's attempt each."""
-    groups: dict[str, list[JobStatus]] = {}
-    for job in jobs:
-        groups.setdefault(job.labels.get(LABEL, job.name), []).append(job)
-    return list(groups.values())

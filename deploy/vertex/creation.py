@@ -9,7 +9,7 @@ from deploy.vertex.cancellation import newest_original
 from deploy.vertex.errors import StateUnknownError
 from deploy.vertex.reservation import LISTED_S
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import TELL_S, Clock, backoff, told
+from deploy.vertex.retry import TELL_S, Clock, backoff
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated
@@ -46,10 +46,10 @@ class Creation:
             last = not failure.transient or self._clock.now() + wait - began > CREATE_S
             if last and not self._unclear:
                 raise failure
-            tell(f"the submission failed ({failure}): {'looks for the job' if self._unclear else 'tries again'}")
+            then = "looks for the job" if self._unclear else f"tries again after {wait:.0f} s"
+            tell(f"the submission failed ({failure}): {then}")
             if not self._unclear:
-                with told(f"tries again after {wait:.0f} s"):
-                    self._clock.sleep(wait)
+                self._clock.sleep(wait)
             elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
                 return self.name
             if last:
@@ -59,8 +59,7 @@ class Creation:
     def _send(self) -> ApiError | None:
         self._before_request()
         try:
-            with told("waits for the response to the request that creates the job"):
-                self.name = self._backend.submit(self._request)
+            self.name = self._backend.submit(self._request)
         except ApiError as error:
             self._unclear = self._unclear or error.may_have_succeeded
             self._backend.sent = False

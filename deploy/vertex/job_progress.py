@@ -1,7 +1,6 @@
 """States how long a job has waited for machines, and how far a running one is, by its files in the bucket."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -19,21 +18,6 @@ LIVE_S = 60.0  # between looks of a watch
 RECENT = 10  # reports from which the speed is computed
 
 
-@dataclasses.dataclass(frozen=True)
-class JobProgress:
-    """Holds how far a run was at its last report."""
-
-    step: int
-    total_steps: int
-    seconds_left: float | None
-    loss: str
-
-    def __str__(self) -> str:
-        share = f" of {self.total_steps:,} ({self.step / self.total_steps:.0%})" if self.total_steps else ""
-        left = "" if self.seconds_left is None else f"{format_duration(self.seconds_left)} left"
-        return ", ".join(filter(None, [f"step {self.step:,}{share}", left, self.loss]))
-
-
 class LiveLines:
     """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each problem once.
 
@@ -43,7 +27,7 @@ class LiveLines:
     def __init__(self, status: JobStatus, clock: Clock) -> None:
         self._clock, self._due = clock, 0.0
         self._generation = 0  # of stats.jsonl, which `_live` sums up
-        self._live: JobProgress | None = None
+        self._live = ""
         self._shown = set[str]()
         self._folder: Address | None = None
         with contextlib.suppress(UserError):  # of a job that somebody else created
@@ -64,18 +48,12 @@ class LiveLines:
         """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
         try:
             self._read()
-        except (UserError, PlatformFault) as error:
-            return {str(error): f"no progress: {error}"}
-        except (ValueError, AttributeError) as error:
-            problem = f"no progress: a damaged file in {self._folder}: {reason(error)}"
-            return {problem: problem}
-        if self._live is None:
-            return {}
-        progress, price = str(self._live), usd_per_hour(status)
-        if price is None:
-            return {progress: progress}
+        except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
+            return {str(error): f"no progress: {reason(error)} ({self._folder})"}
+        price = usd_per_hour(status)
         usd = time_and_cost(status, price, self._clock.now())[1]
-        return {progress: f"{progress}; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"}
+        money = "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
+        return {self._live: f"{self._live}{money}"} if self._live else {}
 
     def _read(self) -> None:
         stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
@@ -85,11 +63,11 @@ class LiveLines:
             self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), stats.generation
 
 
-def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | None:
-    """Returns how far the run of these lines of stats.jsonl is; None without a report."""
+def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
+    """Returns how far the run of these lines of stats.jsonl is, in words; "" without a report."""
     reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
     if not reports:
-        return None
+        return ""
     first, last, step = reports[-RECENT:][0], reports[-1], entries[-1]["step"]
     # With evaluations and checkpoints between these reports.
     steps, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
@@ -97,7 +75,9 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> JobProgress | No
     left = max(0, total_steps - step) * pace if pace and total_steps else None
     losses = ((name, number(value)) for name, value in mapping(last, "losses").items())
     loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
-    return JobProgress(step, total_steps, left, loss)
+    share = f" of {total_steps:,} ({step / total_steps:.0%})" if total_steps else ""
+    rest = "" if left is None else f"{format_duration(left)} left"
+    return ", ".join(filter(None, [f"step {step:,}{share}", rest, loss]))
 
 
 REPORT_S = 300.0  # between lines of a job that waits

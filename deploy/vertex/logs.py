@@ -73,11 +73,9 @@ class LogTail:
 
     def print_last(self) -> None:
         """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             self._clock.sleep(LAST_LOGS_S)
             self.print_new(LAST_RETRY_S)
-        except KeyboardInterrupt:
-            tell("the last lines of the log are left out")
 
     def _read_new(self) -> list[LogEntry]:
         """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""

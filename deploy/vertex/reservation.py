@@ -11,15 +11,15 @@ import platform
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import tell
 from deploy.vertex import buckets
-from deploy.vertex.cancellation import jobs_of
 from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock, told
+from deploy.vertex.retry import Clock, retried
 from deploy.vertex.spending import format_duration
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.storage.gcs import Conflict, NoPermission
@@ -90,7 +90,8 @@ class Reservation:
         ended = record.get("machine") == _machine() and not is_running(str(record.get("process")))
         until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
         while True:
-            jobs, now = jobs_of(submission, self._open(*place), self._clock), self._clock.now()
+            jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
+            now = self._clock.now()
             if running := next((job for job in jobs if not job.over), None):
                 raise UserError(
                     f"{self._output}: a job writes to it already: {running.name} ({running.state}): watch it: python "
@@ -105,8 +106,8 @@ class Reservation:
                     f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
                     f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
                 )
-            with told(f"looks for {until - now:.0f} s for a job of a submission that ended here"):
-                self._clock.sleep(until - now)
+            tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
+            self._clock.sleep(until - now)
 
 
 def _machine() -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from deploy.tiers.spec_changes import LABEL
 from deploy.vertex import api
-from deploy.vertex.api import ApiError, CustomJob, JobStatus, LogEntry
+from deploy.vertex.api import CustomJob, JobStatus, LogEntry
 from deploy.vertex.error_messages import converted_errors, response_error
 from trainer.base.storage.login import credentials
 
@@ -85,17 +85,14 @@ def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
-    """Yields the items of all pages; `call` gets {} or the token of the next page. Raises ApiError if they repeat."""
-    tokens = [""]
-    while True:
-        page = call({"pageToken": tokens[-1]} if tokens[-1] else {})
+    """Yields the items of all pages; `call` gets {} or the token of the next page."""
+    request: dict[str, str] | None = {}
+    while request is not None:
+        page = call(request)
         with api.unreadable_as_lost():
             yield from page.get(key, [])
-            tokens.append(str(page.get("nextPageToken") or page.get("pageToken") or ""))
-        if not tokens[-1]:
-            return
-        if tokens[-1] in tokens[:-1]:
-            raise ApiError(0, f"the list of {key} has no end: its pages repeat: run it again later")
+            token = page.get("nextPageToken") or page.get("pageToken")
+            request = {"pageToken": str(token)} if token else None
 
 
 def address(service: str, default: str) -> str:

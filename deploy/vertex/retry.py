@@ -1,11 +1,8 @@
-"""Retries calls while a service fails, with a clock that tests can replace, and tells what is waited for."""
+"""Retries calls while a service fails, with a clock that tests can replace."""
 
-import contextvars
 import dataclasses
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
 from deploy.tiers.output import tell
@@ -28,22 +25,6 @@ class Clock:
 
 
 SYSTEM_CLOCK = Clock()
-
-
-@contextmanager
-def told(action: str) -> Iterator[None]:
-    """Prints every TELL_S, while the block runs, what is waited for; by the system's clock."""
-    ended, began = threading.Event(), time.monotonic()
-
-    def tell_on() -> None:
-        while not ended.wait(TELL_S):
-            tell(f"{action}: {time.monotonic() - began:.0f} s")
-
-    threading.Thread(target=contextvars.copy_context().run, args=(tell_on,), daemon=True).start()
-    try:
-        yield
-    finally:
-        ended.set()
 
 
 def backoff(first: float = 1.0) -> Iterator[float]:

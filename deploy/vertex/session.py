@@ -51,9 +51,4 @@ class Session:
     open: Callable[[str, str, str], Backend]
 
 
-def open_backend(kind: str, project: str, region: str) -> Backend:
-    """Returns the backend `gcloud` or `sdk`."""
-    return (Sdk if kind == "sdk" else Gcloud)(project, region)
-
-
-SESSION = Session(SYSTEM_CLOCK, open_backend)
+SESSION = Session(SYSTEM_CLOCK, lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))

@@ -266,7 +266,7 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
 
 
 @pytest.mark.parametrize(("call", "line"), [
-    (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost: both a keyword and in settings"),
+    (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost is given twice, as 20 and 400"),
     (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
     (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is of the command: a function writes no files"),
     (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),

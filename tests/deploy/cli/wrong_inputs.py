@@ -145,6 +145,7 @@ FLAGS: list[tuple[str, list[str], str]] = [
     ("cpu", ["--data=digits"], "recipe is missing: a job is paid for: name what it trains"),
     ("cpu", [_DIGITS, "--name=a b"], "name=a b: use letters, digits"),
     ("cpu", [_DIGITS, "--max_cost=nan"], "must be a number above 0"),
+    ("cpu", [_DIGITS, "--max_cost=5", "--max-cost", "50"], "max_cost is given twice, as 5 and 50: give it once"),
     ("cpu", [_DIGITS, "--labels=team"], "'team' is no label: write --labels=KEY=VALUE"),
     ("cpu", [_DIGITS, "--labels=a=b c"], "'a=b c' is no label: write"),
     ("cpu", [_DIGITS, "--labels=a=" + 64 * "b"], "both of up to 63 small letters, digits, - and _"),

@@ -107,8 +107,3 @@ def half(answer: dict[str, Any]) -> tuple[int, bytes]:
     """Returns half of an answer."""
     content = json.dumps(answer).encode()
     return 200, content[: len(content) // 2]
-
-
-def repeated(answer: dict[str, Any]) -> tuple[int, bytes]:
-    """Returns a page whose next one is itself."""
-    return 200, json.dumps({**answer, "nextPageToken": "0"}).encode()

@@ -18,7 +18,7 @@ from deploy.vertex.session import Session
 from tests.deploy.conftest import Capture
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import planted_plan
-from tests.deploy.vertex.billing_services import COMPUTE, VERTEX, Services, failed, half, repeated, sku
+from tests.deploy.vertex.billing_services import COMPUTE, VERTEX, Services, failed, half, sku
 from trainer.base.errors import UserError
 
 TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
@@ -83,7 +83,6 @@ def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
 
 @pytest.mark.parametrize(("faults", "line"), [
     ([failed(403)], "the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"),
-    ([repeated, repeated], "has no end: its pages repeat"),
 ])  # fmt: skip
 def test_a_catalog_that_cannot_be_read_writes_nothing(
     services: Services, session: Session, faults: list[Any], line: str
