@@ -56,7 +56,10 @@ def _local(path: Path) -> dict[str, Any]:
         _add_sizes(str(path), "", sizes)
     else:
         sizes[""] = path.stat().st_size
-    sampled = heapq.nsmallest(_FILES + math.isqrt(len(sizes)), sizes, key=_key)
+    # Drawn by their names, the same ones on each machine.
+    sampled = heapq.nsmallest(
+        _FILES + math.isqrt(len(sizes)), sizes, key=lambda name: zlib.crc32(name.encode(errors="surrogateescape"))
+    )
     blocks = max(2, _BLOCKS // max(1, len(sampled)))
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: _sample(path / name if name else path, sizes[name], blocks), sampled)
@@ -101,11 +104,6 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
     total = sum(size for _, size, _ in entries)
     return {"files of data": len(entries), "bytes of data": total, f"{name} of data": digest}
-
-
-def _key(name: str) -> int:
-    """Returns a number by which files are drawn, the same ones on each machine."""
-    return zlib.crc32(name.encode(errors="surrogateescape"))
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:

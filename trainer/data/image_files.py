@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
-from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.decode import IMAGE_SUFFIXES, Encoded, counted, encoded_dataset
@@ -40,8 +39,6 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
         splits[0].left_out.update(f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir())
         evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
         splits += [_split(folder, splits[0].class_names) for folder in evaluation[:1]]
-        for unused in evaluation[1:]:
-            log.info(f"{evaluation[0]} is used for evaluation; {unused} is ignored")
     if not splits[0].sources:
         why = f", but {counted(splits[0].left_out)}" if splits[0].left_out else ""
         raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
@@ -114,23 +111,17 @@ def _images_below(path: Path, others: Counter[str], visited: set[Path] | None = 
 
 def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
     """Returns whether a file is read; counts it in `others` if not."""
-    readable = not file.name.startswith(".") and _suffix(file) in IMAGE_SUFFIXES and file.is_file()
+    kind = _kind(file)
+    readable = kind in IMAGE_SUFFIXES and file.is_file()
     if not readable:
-        others[_kind(file)] += 1
+        others[kind] += 1
     return readable
-
-
-def _suffix(file: os.DirEntry[str]) -> str:
-    return os.path.splitext(file.name)[1].lower()
 
 
 def _kind(file: os.DirEntry[str]) -> str:
     """Returns the suffix, or another reason, by which a file that is left out is counted."""
-    if file.name.startswith("."):
-        return "hidden"
-    if not os.path.exists(file.path):
-        return "broken links"
-    return _suffix(file) or "without a suffix"
+    hidden = file.name.startswith(".")
+    return "hidden" if hidden else os.path.splitext(file.name)[1].lower() or "without a suffix"
 
 
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -148,10 +139,8 @@ def is_tfrecord(path: Path) -> bool:
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
     """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
     files, evaluation = find_records(path)
-    train = read_records(config, files)
-    if not train.sources:
-        raise UserError(f"data={path}: no image found in its TFRecord files")
-    return encoded_dataset(config, train, read_records(config, evaluation) if evaluation else None)
+    held_out = read_records(config, evaluation) if evaluation else None
+    return encoded_dataset(config, read_records(config, files), held_out)
 
 
 def find_records(path: Path) -> tuple[list[Path], list[Path]]:

@@ -33,9 +33,6 @@ LABEL = np.dtype("<i4")
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # names of files that cannot lead out of the folder
 
 
-_Kinds = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]  # shapes and types of the arrays of a piece
-
-
 @dataclass(frozen=True)
 class ArrayFile:
     """Describes a .npy file: an array of this shape and type, which begins at the byte `start`."""
@@ -64,14 +61,10 @@ class PieceRows(Examples):
     image_shape: tuple[int, int, int]
 
     def __init__(self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]) -> None:
-        self._images, self._targets, self.image_shape = images, labels, image_shape
+        self._images, self.targets, self.image_shape = images, labels, image_shape
         self._starts = np.cumsum([0] + [file.shape[0] for file in images])
         self.count = int(self._starts[-1])
         self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
-
-    @property
-    def targets(self) -> Array | None:
-        return self._targets
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
         return self.read_by(self._read, rows)
@@ -154,7 +147,7 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
     origin, pieces = f"data={folder}", []
     for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
         count, files = entry["examples"], entry["files"].items()
-        kinds: _Kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
+        kinds: Any = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
         given = zip(files, kinds, strict=False)
         pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
     if not pieces:

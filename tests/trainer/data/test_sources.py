@@ -170,7 +170,7 @@ def test_class_folders_below_train_and_val(tmp_path: Path, capsys: pytest.Captur
     dataset = load(tmp_path, channels=3)
     assert f"warning: data={tmp_path}: 7 files are not read: 2 .heic, 1 " in capsys.readouterr().out
     assert dataset.notes["left_out"] == {
-        ".heic": 2, ".txt": 1, "hidden": 1, "without a suffix": 1, "broken links": 1, ".png beside train": 1,
+        ".heic": 2, ".txt": 1, "hidden": 1, "without a suffix": 1, ".png": 1, ".png beside train": 1,
     }  # fmt: skip
     assert dataset.class_names == ("blue", "red")
     assert arrays(dataset.train).labels.tolist() == [0, 0, 0, 1, 1, 1]
