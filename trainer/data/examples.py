@@ -404,8 +404,6 @@ class InSequence(AnyExamples):
         self.batched = makes_batches(source)
         self._source = source.map(_parts)
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
-        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(self.spec[1:])):
-            raise UserError(f"{origin}: the targets or weights of the tf.data.Dataset are text: turn them into numbers")
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
         if self._length == 0:

@@ -202,10 +202,11 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
-            if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
-                raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
-            if header[3] != dimensions:
-                raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
+            if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, _UINT8, dimensions)):
+                raise UserError(
+                    f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its header is "
+                    f"{header[:4].hex(' ')}"
+                )
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:

@@ -133,8 +133,6 @@ class NumberedBatches(_Items):
         super().__init__(source, origin)
         self.threads, self._epochs_begun = max(1, source.workers), 0
         batches = len(source)
-        if batches < 1:
-            raise UserError(f"{origin}: it has no batches: its length is {batches}")
         first, last = (self._example(number) for number in (0, batches - 1))
         self.batch_size, self.spec = rows_in(first), specs_of(first)
         self.left_out = rows_in(last) if whole_batches and rows_in(last) != self.batch_size else 0

@@ -117,7 +117,12 @@ class Reporter:
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
-            text = bar_text(progress, logs.means())
+            parts = []  # losses come last: a narrow terminal cuts them first
+            if progress.whole.images_per_second:
+                parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
+            if progress.seconds_left is not None:
+                parts.append(f"{duration(progress.seconds_left)} left")
+            text = "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in logs.means().items())])
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
         return self._since_epoch.means()
 
@@ -266,16 +271,6 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)
-
-
-def bar_text(progress: Progress, means: Mapping[str, float]) -> str:
-    """Returns speed, time left and losses, for beside a progress bar."""
-    parts = []  # losses come last: a narrow terminal cuts them first
-    if progress.whole.images_per_second:
-        parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    return "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in means.items())])
 
 
 class EventFiles:
