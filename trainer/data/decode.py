@@ -48,36 +48,32 @@ class BadImage(Exception):
 def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
     """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage if that fails."""
     try:
-        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, size, channels)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
+            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
+            rawmode = image.tile[0][3] if image.tile else None
+            image.load()
+            converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
+            if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
+                raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
+            upright: Image.Image = image
+            if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
+                upright = ImageOps.exif_transpose(image)
+                converted.append("orientation")
+            plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
+            mode = "RGB" if channels == 3 else "L"
+            if plain.mode != mode:
+                converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
+                plain = plain.convert(mode)
+            if plain.size != (size, size):
+                plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
+            return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
     except BadImage:
         raise
     except Exception as error:  # Pillow's plug-ins raise any exception for a damaged file
         raise BadImage(reason(error)) from error
-
-
-def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    with Image.open(source, formats=[*_SUFFIXES]) as image:
-        width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
-        image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
-        rawmode = image.tile[0][3] if image.tile else None
-        image.load()
-        converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-        if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
-            raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
-        upright: Image.Image = image
-        if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
-            upright = ImageOps.exif_transpose(image)
-            converted.append("orientation")
-        plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
-        mode = "RGB" if channels == 3 else "L"
-        if plain.mode != mode:
-            converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
-            plain = plain.convert(mode)
-        if plain.size != (size, size):
-            plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
-        return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
 
 
 def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.Image:

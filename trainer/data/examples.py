@@ -31,6 +31,7 @@ _SAMPLED_ROWS = 1024  # at most, of a sequence for a fingerprint
 SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
 WHOLE_BYTES = 2 * 2**30  # of arrays, of which a fingerprint reads all: a second
 _ROWS_AT_ONCE = 1024  # of arrays, for a fingerprint
+HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
 _BOUNDARY = 64  # of TensorFlow's tensors, in bytes
 
 
@@ -284,7 +285,7 @@ class Subset(Examples):
         return self._examples.sample() if self.arrays else super().sample()
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        with on_host():
+        with tf.device(HOST):
             located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
             return self._examples.gather(tf.ensure_shape(located, rows.shape))
 
@@ -306,11 +307,6 @@ def unfilled(shape: Sequence[int], dtype: Any) -> Array:
 def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
     """Returns tensors as arrays, in the same structure."""
     return mapped(lambda part: part.numpy(), parts)
-
-
-def on_host() -> Any:
-    """Returns a context in which TensorFlow gathers in the host's memory: a GPU would first copy the whole data set."""
-    return tf.device("CPU:0")
 
 
 class NestedArrays(Examples):
@@ -345,13 +341,13 @@ class NestedArrays(Examples):
             yield from (leaf[numbers] for leaf in leaves)
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        with on_host():
+        with tf.device(HOST):
             return mapped(lambda part: tf.gather(part, rows), self._tensors)
 
     @cached_property
     def _tensors(self) -> Any:
         """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share them."""
-        with tf.init_scope(), on_host():
+        with tf.init_scope(), tf.device(HOST):
             return tf.nest.map_structure(tf.constant, self.arrays)
 
 

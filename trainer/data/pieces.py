@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -79,7 +79,14 @@ class PieceRows(Examples):
         which = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
         for number, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
-            _read_into(images, places, offsets, self._images[number])
+            file = self._images[number]
+            try:
+                with open(file.path, "rb", buffering=0) as content:
+                    for place in places:
+                        if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
+                            raise OSError("it became shorter")
+            except OSError as error:
+                raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
         shaped = images.reshape(*rows.shape, *self.image_shape)
         return (shaped,) if self.targets is None else (shaped, self.targets[rows])
 
@@ -89,17 +96,6 @@ class PieceRows(Examples):
         for file, first in zip(self._images, self._starts.tolist(), strict=False):
             images[first : first + file.shape[0]] = file.read()
         return Arrays(images, self.targets)
-
-
-def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: ArrayFile) -> None:
-    """Reads these rows of `images`, each from its offset in the array of `file`."""
-    try:
-        with open(file.path, "rb", buffering=0) as content:
-            for place in places:
-                if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
-                    raise OSError("it became shorter")
-    except OSError as error:
-        raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:

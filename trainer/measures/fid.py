@@ -25,7 +25,7 @@ from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import Examples, on_host
+from trainer.data.examples import HOST, Examples
 from trainer.data.images import noise, to_uint8
 from trainer.data.order import shuffled
 from trainer.user_code.interface import Generates, ModelInterface
@@ -266,7 +266,7 @@ class Fid:
 
     def _real_images(self, rows: Any) -> Any:
         """Returns the images at these positions of the chosen ones; positions after the last are padding."""
-        with on_host():  # only these images go to the replica's device
+        with tf.device(HOST):  # only these images go to the replica's device
             return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
