@@ -43,11 +43,6 @@ class Dataset:
         return self.train.spec
 
     @property
-    def labelled(self) -> bool:
-        """Returns whether the examples have targets."""
-        return self.train.labelled
-
-    @property
     def image_shape(self) -> tuple[int, int, int]:
         """Returns (height, width, channels). Raises UserError if x is not an image."""
         if self.train.image_shape is not None:

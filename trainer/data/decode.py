@@ -33,9 +33,9 @@ _SUFFIXES = {
     **({"AVIF": (".avif", ".avifs")} if "avif" in features.get_supported_modules() else {}),
 }  # fmt: skip
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
-_FORMATS = (*_SUFFIXES,)
 MOST_PIXELS = 100_000_000  # larger images are rejected as decompression bombs
 
+_MODES = {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}  # of Pillow
 _DEEP_GREY = ("I;16", "I;16B", "I;16L", "I;16N", "I", "F")
 _ORIENTATION = 0x0112  # of EXIF
 _BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
@@ -48,38 +48,32 @@ class BadImage(Exception):
 def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
     """Returns the image as (size, size, channels) uint8, and the conversions made. Raises BadImage if that fails."""
     try:
-        return _decode(io.BytesIO(source) if isinstance(source, bytes) else source, size, channels)
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=[*_SUFFIXES]) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
+            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
+            rawmode = image.tile[0][3] if image.tile else None
+            image.load()
+            converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
+            if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
+                raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
+            upright: Image.Image = image
+            if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
+                upright = ImageOps.exif_transpose(image)
+                converted.append("orientation")
+            plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
+            mode = "RGB" if channels == 3 else "L"
+            if plain.mode != mode:
+                converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
+                plain = plain.convert(mode)
+            if plain.size != (size, size):
+                plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
+            return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
     except BadImage:
         raise
-    except MemoryError as error:
-        raise BadImage("it does not fit into memory") from error
     except Exception as error:  # Pillow's plug-ins raise any exception for a damaged file
         raise BadImage(reason(error)) from error
-
-
-def _decode(source: Any, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
-    with Image.open(source, formats=_FORMATS) as image:
-        width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
-        image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
-        rawmode = image.tile[0][3] if image.tile else None
-        image.load()
-        converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-        if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
-            raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
-        upright: Image.Image = image
-        if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
-            upright = ImageOps.exif_transpose(image)
-            converted.append("orientation")
-        plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
-        mode = "RGB" if channels == 3 else "L"
-        if plain.mode != mode:
-            converted.append(f"{_kind(plain.mode)} to {'colour' if channels == 3 else 'grey'}")
-            plain = plain.convert(mode)
-        if plain.size != (size, size):
-            plain = ImageOps.fit(plain, (size, size), method=Image.Resampling.BICUBIC)
-        return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
 
 
 def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.Image:
@@ -108,10 +102,6 @@ def _without_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("L" if image.mode in ("L", "LA", "1") else "RGB")
     return image
-
-
-def _kind(mode: str) -> str:
-    return {"L": "grey", "1": "black and white", "P": "palette", "RGB": "colour"}.get(mode, mode)
 
 
 _CHUNK = 16  # images that a thread takes at a time: taking one costs as much as decoding a tiny one
@@ -147,10 +137,9 @@ class Encoded:
 
     def parts(self, size: int) -> "list[Encoded]":
         """Returns the images in parts of `size`."""
-        starts = range(0, len(self.sources), size)
         return [
             Encoded(self.sources[at : at + size], self.labels and self.labels[at : at + size], self.class_names)
-            for at in starts
+            for at in range(0, len(self.sources), size)
         ]
 
     def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:

@@ -6,7 +6,6 @@ from memory or from wherever they are; a user's tf.data.Dataset, which has no su
 
 import hashlib
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -18,7 +17,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, shortened
-from trainer.base.log import log
 from trainer.data.order import RowNumbers, shuffled
 from trainer.invariance.compat import makes_batches
 
@@ -33,14 +31,14 @@ _SAMPLED_ROWS = 1024  # at most, of a sequence for a fingerprint
 SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
 WHOLE_BYTES = 2 * 2**30  # of arrays, of which a fingerprint reads all: a second
 _ROWS_AT_ONCE = 1024  # of arrays, for a fingerprint
+HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
 _BOUNDARY = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
     """Returns whether NumPy reads `value` as one array: it has `__array__`, is a number, or is a list of numbers."""
-    if hasattr(value, "__array__") or np.isscalar(value):
-        return True
-    return isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
+    numbers = isinstance(value, list) and bool(value) and all(np.isscalar(item) for item in value)
+    return numbers or hasattr(value, "__array__") or np.isscalar(value)
 
 
 def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
@@ -87,7 +85,8 @@ def _as_array(value: Any, name: str) -> npt.NDArray[Any]:
         return array.astype(keras.config.floatx(), copy=False)
     if array.dtype.kind in "biu":
         return array
-    if name.startswith("x") and _is_text(array):
+    texts = array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
+    if name.startswith("x") and (texts or array.dtype.kind in "SU"):
         return array.astype(object)  # as TensorFlow holds text
     if array.dtype.kind == "O":
         raise UserError(f"{name} holds Python objects, or rows of several lengths: it must hold numbers of one shape")
@@ -97,12 +96,6 @@ def _as_array(value: Any, name: str) -> npt.NDArray[Any]:
             'classes from 0, as with np.unique(…, return_inverse=True); for numbers in text use .astype("float32")'
         )
     raise UserError(f"{name} holds {array.dtype}, not numbers")
-
-
-def _is_text(array: npt.NDArray[Any]) -> bool:
-    return array.dtype.kind in "SU" or (
-        array.dtype.kind == "O" and array.size > 0 and all(isinstance(item, (str, bytes)) for item in array.flat)
-    )
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
@@ -120,9 +113,15 @@ def rows_in(parts: Sequence[Nest]) -> int:
     return counts[0][1]
 
 
-def specs_of(parts: Nest) -> Nest:
+def mapped(function: Callable[[Any], Any], parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
+    """Returns the parts with `function` applied to each leaf."""
+    changed: tuple[Nest, ...] = tf.nest.map_structure(function, parts)
+    return changed
+
+
+def specs_of(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
     """Returns the tf.TensorSpec of one example for parts that have rows in axis 0."""
-    return tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
+    return mapped(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), parts)
 
 
 def described(spec: Nest) -> str:
@@ -141,22 +140,13 @@ class AnyExamples(ABC):
     image_shape: tuple[int, int, int] | None = None  # (height, width, channels), if x are grey levels of images
     arrays: tuple[Nest, ...] = ()  # the parts of all examples, if they are in memory
     has_length = True  # else `count` is what the run reads
-    _failure: Exception | None = None
-
-    @property
-    def failure(self) -> Exception | None:
-        """Returns the exception that reading has raised: TensorFlow passes on no more than its text."""
-        return self._failure
+    targets: Array | None = None  # y of all rows, if it is one array of integers in memory
+    failure: Exception | None = None  # that reading has raised: TensorFlow passes on no more than its text
 
     @property
     @abstractmethod
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example, in the structure of its parts."""
-
-    @property
-    def targets(self) -> Array | None:
-        """Returns y of all rows if it is one array of integers in memory, else None."""
-        return None
 
     @property
     def labelled(self) -> bool:
@@ -212,8 +202,7 @@ class Examples(AnyExamples):
     @cached_property
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example; reads one for it."""
-        spec: tuple[Nest, ...] = specs_of(self.first(1))
-        return spec
+        return specs_of(self.first(1))
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
         """Returns the rows at these positions of passes, in each of which every row is once.
@@ -254,7 +243,7 @@ class Examples(AnyExamples):
             try:
                 return list(tf.nest.flatten(read(numbers)))
             except (UserError, PlatformFault) as error:
-                self._failure = error
+                self.failure = error
                 raise
 
         specs = tf.nest.flatten(self.spec)
@@ -275,7 +264,7 @@ class Subset(Examples):
         self.arrays, self.threads, self.image_shape = examples.arrays, examples.threads, examples.image_shape
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> Exception | None:  # type: ignore[override]
         return self._examples.failure
 
     @property
@@ -283,7 +272,7 @@ class Subset(Examples):
         return self._examples.spec
 
     @property
-    def targets(self) -> Array | None:
+    def targets(self) -> Array | None:  # type: ignore[override]
         targets = self._examples.targets
         return None if targets is None else targets[self.located(np.arange(self.count))]
 
@@ -296,7 +285,7 @@ class Subset(Examples):
         return self._examples.sample() if self.arrays else super().sample()
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        with on_host():
+        with tf.device(HOST):
             located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
             return self._examples.gather(tf.ensure_shape(located, rows.shape))
 
@@ -317,13 +306,7 @@ def unfilled(shape: Sequence[int], dtype: Any) -> Array:
 
 def as_numpy(parts: tuple[Nest, ...]) -> tuple[Nest, ...]:
     """Returns tensors as arrays, in the same structure."""
-    arrays: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part.numpy(), parts)
-    return arrays
-
-
-def on_host() -> Any:
-    """Returns a context in which TensorFlow gathers in the host's memory: a GPU would first copy the whole data set."""
-    return tf.device("CPU:0")
+    return mapped(lambda part: part.numpy(), parts)
 
 
 class NestedArrays(Examples):
@@ -337,21 +320,13 @@ class NestedArrays(Examples):
             raise UserError("sample_weight without y: what has no targets has no loss to weight")
         self._hold(*parts_of([part for part in (x, y, sample_weight) if part is not None]))
         for name, part in zip(PARTS[1:], self.arrays[1:], strict=False):
-            if (row := _first_not_finite(part)) is not None:
+            if (row := first_not_finite(part)) is not None:
                 raise UserError(f"{name} holds NaN or infinity, first in row {row:,}: remove or fill these rows")
 
     def _hold(self, *parts: Nest) -> None:
-        self.arrays, self.count = parts, rows_in(parts)
-
-    @property
-    def spec(self) -> tuple[Nest, ...]:
-        spec: tuple[Nest, ...] = specs_of(self.arrays)
-        return spec
-
-    @property
-    def targets(self) -> Array | None:
-        y = self.arrays[1] if self.labelled else None
-        return y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
+        self.arrays, self.count, self.spec = parts, rows_in(parts), specs_of(parts)
+        y = parts[1] if self.labelled else None
+        self.targets = y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
 
     def sample(self) -> Iterator[Array]:
         """Yields the arrays or, if they are larger than WHOLE_BYTES, a row of each block of rows."""
@@ -366,14 +341,13 @@ class NestedArrays(Examples):
             yield from (leaf[numbers] for leaf in leaves)
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        with on_host():
-            parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: tf.gather(part, rows), self._tensors)
-        return parts
+        with tf.device(HOST):
+            return mapped(lambda part: tf.gather(part, rows), self._tensors)
 
     @cached_property
     def _tensors(self) -> Any:
         """Returns the arrays as tensors on the host, outside of any graph, so that all graphs share them."""
-        with tf.init_scope(), on_host():
+        with tf.init_scope(), tf.device(HOST):
             return tf.nest.map_structure(tf.constant, self.arrays)
 
 
@@ -403,12 +377,7 @@ class Arrays(NestedArrays):
         return Arrays(self.images[rows], None if self.labels is None else self.labels[rows])
 
 
-def first_unfit_input(examples: AnyExamples) -> int | None:
-    """Returns the first row of x in memory with NaN or infinity, else None. A model may mask them: no refusal."""
-    return _first_not_finite(examples.arrays[0]) if examples.arrays else None
-
-
-def _first_not_finite(part: Nest) -> int | None:
+def first_not_finite(part: Nest) -> int | None:
     """Returns the first row with NaN or infinity in an array of a nest, else None."""
     for leaf in tf.nest.flatten(part):
         if leaf.dtype.kind == "f" and not (finite := np.isfinite(leaf)).all():
@@ -431,8 +400,6 @@ class InSequence(AnyExamples):
         self.batched = makes_batches(source)
         self._source = source.map(_parts)
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
-        if any(leaf.dtype == tf.string for leaf in tf.nest.flatten(self.spec[1:])):
-            raise UserError(f"{origin}: the targets or weights of the tf.data.Dataset are text: turn them into numbers")
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
         if self._length == 0:
@@ -450,10 +417,8 @@ class InSequence(AnyExamples):
             return self._unknown_count
         if not self.batched:
             return self._length
-        began = time.monotonic()
-        count = int(self._source.map(_rows).reduce(tf.constant(0, tf.int64), lambda total, rows: total + rows))
-        log.info(f"{self._origin}: {count:,} examples, counted in {time.monotonic() - began:.1f} s")
-        return count
+        rows = self._source.map(lambda *parts: tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0])
+        return int(rows.reduce(tf.constant(0, tf.int64), lambda total, more: total + more))
 
     def batches(self, size: int, *, drop_remainder: bool) -> tf.data.Dataset:
         """Returns one pass over the examples: parts with `size` rows each, the last one perhaps with fewer."""
@@ -464,8 +429,7 @@ class InSequence(AnyExamples):
         return self.batches(size, drop_remainder=False).shard(takers, taker).prefetch(2)
 
     def first(self, count: int) -> tuple[Nest, ...]:
-        parts: tuple[Nest, ...] = tf.nest.map_structure(lambda part: part[:count], self._head)
-        return parts
+        return mapped(lambda part: part[:count], self._head)
 
     def sample(self) -> list[Array]:
         return list(tf.nest.flatten(self._head))
@@ -495,10 +459,6 @@ class InSequence(AnyExamples):
         return tf.TensorSpec(shape, spec.dtype)
 
 
-def _rows(*parts: Nest) -> Any:
-    return tf.shape(tf.nest.flatten(parts)[0], out_type=tf.int64)[0]
-
-
 def _parts(*element: Any) -> tuple[Nest, ...]:
     """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
     if not 1 <= len(element) <= len(PARTS):
@@ -506,7 +466,4 @@ def _parts(*element: Any) -> tuple[Nest, ...]:
             f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
         )
     floatx = keras.config.floatx()
-    parts: tuple[Nest, ...] = tf.nest.map_structure(
-        lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element
-    )
-    return parts
+    return mapped(lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element)

@@ -53,30 +53,22 @@ def _local(path: Path) -> dict[str, Any]:
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
     sizes: dict[str, int] = {}
     if path.is_dir():
-        _add_sizes(str(path), "", sizes)
+        for parent, folders, names in os.walk(path):  # without links to folders, and what cannot be listed
+            folders[:] = [name for name in folders if name[0] != "."]
+            for file in (os.path.join(parent, name) for name in names if name[0] != "."):
+                if os.path.isfile(file):
+                    sizes[os.path.relpath(file, path)] = os.path.getsize(file)
     else:
         sizes[""] = path.stat().st_size
-    sampled = heapq.nsmallest(_FILES + math.isqrt(len(sizes)), sizes, key=_key)
+    # Drawn by their names, the same ones on each machine.
+    sampled = heapq.nsmallest(
+        _FILES + math.isqrt(len(sizes)), sizes, key=lambda name: zlib.crc32(name.encode(errors="surrogateescape"))
+    )
     blocks = max(2, _BLOCKS // max(1, len(sampled)))
     with ThreadPoolExecutor(_THREADS) as pool:
         digests = pool.map(lambda name: _sample(path / name if name else path, sizes[name], blocks), sampled)
         samples = dict(zip(sampled, digests, strict=True))
     return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample")
-
-
-def _add_sizes(folder: str, prefix: str, sizes: dict[str, int]) -> None:
-    """Adds name and size of each file below a folder, without hidden ones, links to folders and unreadable parts."""
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name[0] == ".":
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    _add_sizes(entry.path, f"{prefix}{entry.name}/", sizes)
-                elif entry.is_file():
-                    sizes[prefix + entry.name] = entry.stat().st_size
-    except OSError:  # reading the data reports it
-        return
 
 
 def _sample(file: Path, size: int, blocks: int) -> str:
@@ -101,11 +93,6 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
     total = sum(size for _, size, _ in entries)
     return {"files of data": len(entries), "bytes of data": total, f"{name} of data": digest}
-
-
-def _key(name: str) -> int:
-    """Returns a number by which files are drawn, the same ones on each machine."""
-    return zlib.crc32(name.encode(errors="surrogateescape"))
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:

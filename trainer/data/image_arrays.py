@@ -82,7 +82,11 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
 
 def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
-    images = _middle_square(_to_channels(images, channels))
+    images = _to_channels(images, channels)
+    height, width = images.shape[1:3]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    images = images[:, top : top + side, left : left + side]
     if images.shape[1] == size:
         return np.ascontiguousarray(images)
     result = np.empty((len(images), size, size, channels), np.uint8)
@@ -137,13 +141,6 @@ def _to_channels(images: Array, channels: int) -> Array:
         return np.repeat(images, 3, axis=-1)
     grey = images @ np.array([299, 587, 114], np.int64)  # ITU-R 601, the weights of Pillow
     return ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
-
-
-def _middle_square(images: Array) -> Array:
-    height, width = images.shape[1:3]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    return images[:, top : top + side, left : left + side]
 
 
 _DIGITS = Path(__file__).with_name("digits.npz")
@@ -205,10 +202,11 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
-            if len(header) < 4 + 4 * dimensions or header[:2] != b"\0\0" or header[2] != _UINT8:
-                raise UserError(f"{path}: not an idx file of unsigned bytes: its header is {header[:4].hex(' ')}")
-            if header[3] != dimensions:
-                raise UserError(f"{path}: an idx file of {header[3]} dimensions, but {dimensions} are required")
+            if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, _UINT8, dimensions)):
+                raise UserError(
+                    f"{path}: not an idx file of unsigned bytes in {dimensions} dimensions: its header is "
+                    f"{header[:4].hex(' ')}"
+                )
             shape = tuple(int.from_bytes(header[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
             content = file.read()
     except (OSError, EOFError, zlib.error) as error:

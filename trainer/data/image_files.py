@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
-from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.decode import IMAGE_SUFFIXES, Encoded, counted, encoded_dataset
@@ -24,11 +23,6 @@ _TRAIN_FOLDERS, _EVALUATION_FOLDERS = ("train", "training"), ("val", "validation
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini", "__macosx", "ehthumbs.db"})
 
 
-def load_folder(config: TrainConfig, path: Path) -> Dataset:
-    """Decodes all images. Raises UserError if none is found, or as `encoded_dataset`."""
-    return encoded_dataset(config, *find_images(path))
-
-
 def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
     """Finds the training and the evaluation files below `path`, by name. Raises UserError if there are none."""
     children = _children(path)
@@ -36,27 +30,20 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
     train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
     splits = [_split(train, None)]
     if train is not path:
-        _refuse_classes_beside(train, below)
+        for name, folder in below.items():  # `train` may be a class, if folders beside it contain images too
+            if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(folder, Counter(), set()):
+                raise UserError(
+                    f"data={path}: {train.name} would be the training part, but {folder.name} beside it contains "
+                    f"images too: if {train.name} is a class, move all class folders into one folder train; otherwise "
+                    f"move {folder.name} elsewhere"
+                )
         splits[0].left_out.update(f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir())
         evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
         splits += [_split(folder, splits[0].class_names) for folder in evaluation[:1]]
-        for unused in evaluation[1:]:
-            log.info(f"{evaluation[0]} is used for evaluation; {unused} is ignored")
     if not splits[0].sources:
         why = f", but {counted(splits[0].left_out)}" if splits[0].left_out else ""
         raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
     return splits[0], splits[1] if len(splits) > 1 else None
-
-
-def _refuse_classes_beside(train: Path, below: dict[str, Path]) -> None:
-    """Raises UserError if `train` may be a class: folders beside it that are not splits contain images too."""
-    for name, folder in below.items():
-        if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(folder, Counter()):
-            raise UserError(
-                f"data={train.parent}: {train.name} would be the training part, but {folder.name} beside it contains "
-                f"images too: if {train.name} is a class, move all class folders into one folder train; otherwise move "
-                f"{folder.name} elsewhere"
-            )
 
 
 def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
@@ -65,7 +52,7 @@ def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
     children = _children(path)
     flat = [Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)]
     kinds = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
-    classes = {child: _images_below(child, counts) for child, counts in kinds.items()}
+    classes = {child: _images_below(child, counts, set()) for child, counts in kinds.items()}
     others.update(sum(kinds.values(), Counter()))
     full = [child for child in classes if classes[child]]
     if flat and full:
@@ -95,12 +82,11 @@ def _children(path: Path) -> list[os.DirEntry[str]]:
     return [entry for entry in visible if not (entry.name.startswith(".") and entry.is_dir())]
 
 
-def _images_below(path: Path, others: Counter[str], visited: set[Path] | None = None) -> list[Path]:
+def _images_below(path: Path, others: Counter[str], visited: set[Path]) -> list[Path]:
     """Returns all images below `path`, and counts in `others` the files that are none.
 
     `visited`: resolved folders already visited, so that links cannot form a loop.
     """
-    visited = set() if visited is None else visited
     images: list[Path] = []
     if path.resolve() not in visited:
         visited.add(path.resolve())
@@ -114,23 +100,17 @@ def _images_below(path: Path, others: Counter[str], visited: set[Path] | None = 
 
 def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
     """Returns whether a file is read; counts it in `others` if not."""
-    readable = not file.name.startswith(".") and _suffix(file) in IMAGE_SUFFIXES and file.is_file()
+    kind = _kind(file)
+    readable = kind in IMAGE_SUFFIXES and file.is_file()
     if not readable:
-        others[_kind(file)] += 1
+        others[kind] += 1
     return readable
-
-
-def _suffix(file: os.DirEntry[str]) -> str:
-    return os.path.splitext(file.name)[1].lower()
 
 
 def _kind(file: os.DirEntry[str]) -> str:
     """Returns the suffix, or another reason, by which a file that is left out is counted."""
-    if file.name.startswith("."):
-        return "hidden"
-    if not os.path.exists(file.path):
-        return "broken links"
-    return _suffix(file) or "without a suffix"
+    hidden = file.name.startswith(".")
+    return "hidden" if hidden else os.path.splitext(file.name)[1].lower() or "without a suffix"
 
 
 TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
@@ -148,10 +128,8 @@ def is_tfrecord(path: Path) -> bool:
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
     """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
     files, evaluation = find_records(path)
-    train = read_records(config, files)
-    if not train.sources:
-        raise UserError(f"data={path}: no image found in its TFRecord files")
-    return encoded_dataset(config, train, read_records(config, evaluation) if evaluation else None)
+    held_out = read_records(config, evaluation) if evaluation else None
+    return encoded_dataset(config, read_records(config, files), held_out)
 
 
 def find_records(path: Path) -> tuple[list[Path], list[Path]]:

@@ -10,7 +10,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -31,9 +31,6 @@ FORMAT = "trainer-pieces-1"
 SPLITS = ("train", "evaluation")
 LABEL = np.dtype("<i4")
 _FILE = re.compile(r"\w[\w.-]{,99}", re.ASCII)  # names of files that cannot lead out of the folder
-
-
-_Kinds = tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]  # shapes and types of the arrays of a piece
 
 
 @dataclass(frozen=True)
@@ -64,14 +61,10 @@ class PieceRows(Examples):
     image_shape: tuple[int, int, int]
 
     def __init__(self, images: Sequence[ArrayFile], labels: Array | None, image_shape: tuple[int, int, int]) -> None:
-        self._images, self._targets, self.image_shape = images, labels, image_shape
+        self._images, self.targets, self.image_shape = images, labels, image_shape
         self._starts = np.cumsum([0] + [file.shape[0] for file in images])
         self.count = int(self._starts[-1])
         self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
-
-    @property
-    def targets(self) -> Array | None:
-        return self._targets
 
     def gather(self, rows: Any) -> tuple[Any, ...]:
         return self.read_by(self._read, rows)
@@ -86,7 +79,14 @@ class PieceRows(Examples):
         which = np.searchsorted(self._starts, flat, side="right") - 1
         offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
         for number, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
-            _read_into(images, places, offsets, self._images[number])
+            file = self._images[number]
+            try:
+                with open(file.path, "rb", buffering=0) as content:
+                    for place in places:
+                        if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
+                            raise OSError("it became shorter")
+            except OSError as error:
+                raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
         shaped = images.reshape(*rows.shape, *self.image_shape)
         return (shaped,) if self.targets is None else (shaped, self.targets[rows])
 
@@ -96,17 +96,6 @@ class PieceRows(Examples):
         for file, first in zip(self._images, self._starts.tolist(), strict=False):
             images[first : first + file.shape[0]] = file.read()
         return Arrays(images, self.targets)
-
-
-def _read_into(images: npt.NDArray[np.uint8], places: Iterable[int], offsets: Sequence[int], file: ArrayFile) -> None:
-    """Reads these rows of `images`, each from its offset in the array of `file`."""
-    try:
-        with open(file.path, "rb", buffering=0) as content:
-            for place in places:
-                if os.preadv(content.fileno(), [images[place]], file.start + offsets[place]) != images.shape[1]:
-                    raise OSError("it became shorter")
-    except OSError as error:
-        raise PlatformFault(f"data: {file.path} cannot be read any more ({error.strerror or error})") from error
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
@@ -154,7 +143,7 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
     origin, pieces = f"data={folder}", []
     for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
         count, files = entry["examples"], entry["files"].items()
-        kinds: _Kinds = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
+        kinds: Any = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
         given = zip(files, kinds, strict=False)
         pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
     if not pieces:

@@ -9,11 +9,12 @@ from typing import Any
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
-from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, TrainConfig, split_kind
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.storage import parse
 from trainer.base.storage.staging import naming, stage
 from trainer.data import image_arrays, image_files, pieces
 from trainer.data.dataset import Dataset
+from trainer.data.decode import encoded_dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.user_data import own_dataset
@@ -24,9 +25,8 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "npz": image_arrays.load_npz,
     "tfrecord": image_files.load_tfrecord,
     "shards": pieces.load,
-    "folder": image_files.load_folder,
+    "folder": lambda config, path: encoded_dataset(config, *image_files.find_images(path)),
 }
-assert set(LOADERS) == set(DATA_KINDS)
 
 
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
@@ -34,8 +34,15 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
 
     `trains`: it will be trained on: a global batch of rows is needed, and batches are whole.
     """
+    data = config.data
     try:
-        dataset = _load(config, trains=trains)
+        if is_named(data):
+            function = load_function(DATA_SOURCES.get(data, data), "data", ("config",), config)
+            dataset = own_dataset(config, function, trains=trains)
+        else:
+            kind, path = kind_and_path(data, config.cache_dir)
+            with naming(path, parse(split_kind(data)[1], "data")):
+                dataset = LOADERS[kind](config, path)
     except MemoryError:
         raise UserError(
             f"data={config.data}: it does not fit into memory: prepare it (python -m trainer.data.prepare)"
@@ -44,11 +51,14 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         if where_raised(error):
             raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
-    _check(config, dataset, trains=trains)
-    return _with_classes(config, dataset)
+    return _checked(config, dataset, trains=trains)
 
 
-def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
+def _checked(config: TrainConfig, dataset: Dataset, *, trains: bool) -> Dataset:
+    """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names.
+
+    Raises UserError if it does not fit the settings.
+    """
     expected = (config.image_size, config.image_size, config.channels)
     for examples in filter(None, (dataset.train, dataset.evaluation)):
         if examples.image_shape not in (None, expected):
@@ -67,11 +77,6 @@ def _check(config: TrainConfig, dataset: Dataset, *, trains: bool) -> None:
             "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
             "or let the function return such a part"
         )
-
-
-def _with_classes(config: TrainConfig, dataset: Dataset) -> Dataset:
-    """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names."""
-
     largest = []
 
     def checked(part: Any) -> Any:
@@ -108,28 +113,17 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
     return kind or recognise(data, path), path
 
 
-def _load(config: TrainConfig, *, trains: bool) -> Dataset:
-    data = config.data
-    if is_named(data):
-        function = load_function(DATA_SOURCES.get(data, data), "data", ("config",), config)
-        return own_dataset(config, function, trains=trains)
-    kind, path = kind_and_path(data, config.cache_dir)
-    with naming(path, parse(split_kind(data)[1], "data")):
-        return LOADERS[kind](config, path)
-
-
 def recognise(data: str, path: Path) -> str:
     """Returns the kind of the data at `path`, recognised by file names. Raises UserError if it is unknown."""
-    if path.suffix == ".npz":
-        return "npz"
-    if (path / pieces.INDEX).is_file():
-        return "shards"
-    if image_files.is_tfrecord(path):
-        return "tfrecord"
-    if image_arrays.is_idx(path):
-        return "idx"
-    if path.is_dir():
-        return "folder"
+    signs = {
+        "npz": path.suffix == ".npz",
+        "shards": (path / pieces.INDEX).is_file(),
+        "tfrecord": image_files.is_tfrecord(path),
+        "idx": image_arrays.is_idx(path),
+        "folder": path.is_dir(),
+    }
+    if found := next((kind for kind, sign in signs.items() if sign), ""):
+        return found
     kinds = ", ".join(f"{kind}:PATH" for kind in LOADERS)
     raise UserError(
         f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function, a function of "

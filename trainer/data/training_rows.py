@@ -21,10 +21,10 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.base.settings.train_config import AUGMENTATIONS, TrainConfig
+from trainer.base.settings.train_config import TrainConfig
 from trainer.invariance.step import StepContext
 
-Augment = Callable[[Any, StepContext], Any]
+Change = Callable[[Any, StepContext], Any]  # of images, or of a step's data
 
 
 def flip(images: Any, step: StepContext) -> Any:
@@ -50,11 +50,10 @@ def crop(images: Any, step: StepContext) -> Any:
     return padded
 
 
-_BY_NAME: dict[str, Augment] = {"flip": flip, "crop": crop}
-assert set(_BY_NAME) == set(AUGMENTATIONS)
+_BY_NAME: dict[str, Change] = {"flip": flip, "crop": crop}
 
 
-def augmentation(config: TrainConfig) -> Augment | None:
+def augmentation(config: TrainConfig) -> Change | None:
     """Returns the augmentations of `config.augment`, applied one after another, or None."""
     chosen = [_BY_NAME[name] for name in config.augmentations]
     if not chosen:
@@ -70,10 +69,7 @@ def augmentation(config: TrainConfig) -> Augment | None:
     return augment
 
 
-Soften = Callable[[Any, StepContext], Any]
-
-
-def softening(config: TrainConfig, classes: int) -> Soften | None:
+def softening(config: TrainConfig, classes: int) -> Change | None:
     """Returns a function that softens (x, y) or (x, y, sample_weight); None without label smoothing and mixup.
 
     It takes x of floating-point numbers, (rows, …), and integer labels, and returns y as (rows, classes) in floatx. The
@@ -129,7 +125,13 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
 
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
-        labels = _labels(y)
+        shape = None if y is None or tf.nest.is_nested(y) else y.shape
+        if shape is not None and shape.rank == 2 and shape[1] > 1:
+            labels = tf.argmax(y, axis=1, output_type=tf.int32)
+        elif shape is not None and shape.rank in (1, 2) and y.dtype.is_integer:
+            labels = tf.cast(tf.reshape(y, (-1,)), tf.int32)
+        else:
+            raise UserError("class_weight: the targets are not one class each: use sample weights instead")
         table_weights = tf.gather(
             tf.constant(table, keras.config.floatx()), tf.clip_by_value(labels, 0, len(table) - 1)
         )
@@ -137,12 +139,3 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
         return x, y, by_class if sample_weight is None else by_class * sample_weight
 
     return weighted
-
-
-def _labels(y: Any) -> Any:
-    shape = None if y is None or tf.nest.is_nested(y) else y.shape
-    if shape is not None and shape.rank == 2 and shape[1] > 1:
-        return tf.argmax(y, axis=1, output_type=tf.int32)
-    if shape is None or shape.rank not in (1, 2) or not y.dtype.is_integer:
-        raise UserError("class_weight: the targets are not one class each: use sample weights instead")
-    return tf.cast(tf.reshape(y, (-1,)), tf.int32)

@@ -26,6 +26,7 @@ from trainer.data.examples import (
     NestedArrays,
     described,
     is_array,
+    mapped,
     parts_of,
     rows_in,
     specs_of,
@@ -94,24 +95,21 @@ class RandomAccess(_Items):
         if not self.count:
             raise UserError(f"{origin}: it has no examples: its length is 0")
         first = self._example(0)
-        self.spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
+        self.spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
         self._leaf_kinds = _kinds(tf.nest.flatten(first))
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         for place, row in enumerate(rows.tolist()):
-            for leaf, value in zip(leaves, self._leaves(row), strict=True):
+            example = self._example(row)
+            values: list[Array] = tf.nest.flatten(example)
+            if _kinds(values) != self._leaf_kinds:
+                spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
+                raise UserError(
+                    f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is {described(self.spec)}: "
+                    "all must have the same parts, shapes and types"
+                )
+            for leaf, value in zip(leaves, values, strict=True):
                 leaf[place, ...] = value  # of text, the value in an array without dimensions
-
-    def _leaves(self, row: int) -> list[Array]:
-        example = self._example(row)
-        leaves: list[Array] = tf.nest.flatten(example)
-        if _kinds(leaves) != self._leaf_kinds:
-            spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
-            raise UserError(
-                f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is {described(self.spec)}: all "
-                "must have the same parts, shapes and types"
-            )
-        return leaves
 
 
 def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -135,8 +133,6 @@ class NumberedBatches(_Items):
         super().__init__(source, origin)
         self.threads, self._epochs_begun = max(1, source.workers), 0
         batches = len(source)
-        if batches < 1:
-            raise UserError(f"{origin}: it has no batches: its length is {batches}")
         first, last = (self._example(number) for number in (0, batches - 1))
         self.batch_size, self.spec = rows_in(first), specs_of(first)
         self.left_out = rows_in(last) if whole_batches and rows_in(last) != self.batch_size else 0
@@ -204,7 +200,12 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     training = _examples(config, train, trains=trains)
     holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
     if holdout is None and config.evaluation_fraction:
-        training, holdout = _split(config, training)
+        if not isinstance(training, Examples) or training.ends_epochs:
+            raise UserError(
+                f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
+                "return a pair for training and evaluation"
+            )
+        training, holdout = held_back(config, training)
     if isinstance(training, InSequence):
         cut = f", its batches cut anew into global_batch_size={config.global_batch_size}" if training.batched else ""
         log.info(
@@ -216,8 +217,12 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         _check_repeatable(config, training, again.read_head)
     else:
         _check_repeatable(config, training, training.first)
-    if isinstance(holdout, InSequence):
-        _check_same_rows(config, holdout)
+    # Evaluation after `shuffle(…)` and `take` or `skip` would be of rows that are trained on in the next epoch, too.
+    if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
+        raise UserError(
+            f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle before "
+            "them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before take and skip"
+        )
     if holdout is not None and holdout.spec != training.spec:
         raise UserError(
             f"data={config.data}: an example for evaluation is {described(holdout.spec)}, but one for training is "
@@ -226,23 +231,9 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     return Dataset(config.data, training, holdout)
 
 
-def _check_same_rows(config: TrainConfig, evaluation: InSequence) -> None:
-    """Reads the same object twice. Raises UserError if its first rows differ: each evaluation would be of other rows.
-
-    So it is after `shuffle(…)` and `take` or `skip`, whose rows for evaluation are trained on in the next epoch, too.
-    """
-    if not _equal_rows(evaluation.first(HEAD_ROWS), evaluation.read_head()):
-        raise UserError(
-            f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle before "
-            "them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before take and skip"
-        )
-
-
 def _check_repeatable(config: TrainConfig, examples: AnyExamples, read_again: Callable[[int], Any]) -> None:
     """Reads the first rows twice. Raises UserError if they differ: a resumed run would train on other numbers."""
-    if examples.arrays:
-        return
-    if not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS)):
+    if not examples.arrays and not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS)):
         raise UserError(
             f"data={config.data}: two readings of its first examples differ: give its shuffle a seed and draw nothing "
             "at random in it (augmentation belongs into the model, or --augment), or a resumed run and other workers "
@@ -259,9 +250,8 @@ def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns the data for training, and those for evaluation or None."""
     if isinstance(returned, tuple) and len(returned) == 2:
         train, evaluation = returned
-        if isinstance(train, tuple) and isinstance(evaluation, tuple):
-            return train, evaluation
-        if _is_source(train) and (evaluation is None or _is_source(evaluation)):
+        both = isinstance(train, tuple) and isinstance(evaluation, tuple)
+        if both or (_is_source(train) and (evaluation is None or _is_source(evaluation))):
             return train, evaluation
     return returned, None
 
@@ -270,9 +260,7 @@ def _is_source(value: Any) -> bool:
     """Returns whether `value` gives whole examples, targets included, and is not a part of them."""
     if isinstance(value, (tuple, dict, tf.RaggedTensor, tf.SparseTensor)) or is_array(value):
         return False
-    if isinstance(value, list):
-        return bool(value) and isinstance(value[0], (tuple, dict))
-    return True
+    return not isinstance(value, list) or (bool(value) and isinstance(value[0], (tuple, dict)))
 
 
 def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | InSequence:
@@ -283,7 +271,15 @@ def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | In
     if isinstance(value, tf.data.Dataset):
         return InSequence(value, origin, (config.steps or 0) * config.global_batch_size if trains else 0)
     if isinstance(value, keras.utils.PyDataset):
-        return _numbered(config, value, origin, trains=trains)
+        batches, size = NumberedBatches(value, origin, whole_batches=trains), config.global_batch_size
+        if trains and batches.batch_size != size:
+            raise UserError(
+                f"{origin}: the batches of its PyDataset have {batches.batch_size} rows, but global_batch_size is "
+                f"{size}: use --global_batch_size={batches.batch_size}, or make them so"
+            )
+        if batches.left_out:
+            log.info(f"{origin}: the last batch has only {batches.left_out} rows and is not trained on")
+        return batches
     if isinstance(value, Iterator):
         raise UserError(f"{origin}: it returned a {type(value).__name__}, which can be read only once: return {_KINDS}")
     if not _is_source(value) and not np.isscalar(value):
@@ -297,25 +293,3 @@ def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | In
     if hasattr(value, "__len__") and hasattr(value, "__getitem__"):
         return RandomAccess(value, origin)
     raise UserError(f"{origin}: it returned {type(value).__name__}: return {_KINDS}")
-
-
-def _numbered(config: TrainConfig, source: keras.utils.PyDataset, origin: str, *, trains: bool) -> NumberedBatches:
-    batches = NumberedBatches(source, origin, whole_batches=trains)
-    if trains and batches.batch_size != config.global_batch_size:
-        raise UserError(
-            f"{origin}: the batches of its PyDataset have {batches.batch_size} rows, but global_batch_size is "
-            f"{config.global_batch_size}: use --global_batch_size={batches.batch_size}, or make them so"
-        )
-    if trains and batches.left_out:
-        log.info(f"{origin}: the last batch has only {batches.left_out} rows and is not trained on")
-    return batches
-
-
-def _split(config: TrainConfig, examples: AnyExamples) -> tuple[Examples, Examples]:
-    """Holds back `evaluation_fraction` of the rows, drawn by the seed."""
-    if not isinstance(examples, Examples) or examples.ends_epochs:
-        raise UserError(
-            f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
-            "return a pair for training and evaluation"
-        )
-    return held_back(config, examples)

@@ -287,8 +287,6 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
 def why_not_evaluated(model: keras.Model) -> str:
     """Returns why the model has nothing to evaluate; empty if it has."""
     kind = type(model)
-    if kind.test_step is not keras.Model.test_step or kind.compute_loss is not keras.Model.compute_loss:
-        return ""
-    if model.compiled and model.loss is not None:
-        return ""
-    return f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"
+    own = kind.test_step is not keras.Model.test_step or kind.compute_loss is not keras.Model.compute_loss
+    evaluated = own or (model.compiled and model.loss is not None)
+    return "" if evaluated else f"{kind.__name__} is not compiled with a loss, and has no test_step of its own"

@@ -20,12 +20,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import QualityOf, Scalars
+from trainer.base.run_files.records import QualityOf
 from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import Examples, on_host
+from trainer.data.examples import HOST, Examples
 from trainer.data.images import noise, to_uint8
 from trainer.data.order import shuffled
 from trainer.user_code.interface import Generates, ModelInterface
@@ -167,10 +167,8 @@ class Extractor:
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
 
 
-_Network = tuple[keras.Model, int, int]  # with the size and channels of its images
-
-
-def _inception(weights: str, cache_dir: str) -> _Network:
+def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
+    """Returns a network, and the size and channels of its images, as `_classifier` does."""
     shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
     weights = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
     inside = keras.applications.InceptionV3(include_top=False, weights=weights, pooling="avg", input_shape=shape)
@@ -179,18 +177,12 @@ def _inception(weights: str, cache_dir: str) -> _Network:
     return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
 
 
-def _classifier(path: str, cache_dir: str) -> _Network:
+def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
     model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
     shape, features = model.input_shape, model.layers[-2].output
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
         raise UserError(f"fid_features={path}: its input is {shape}: a classifier of square images is required")
     return keras.Model(model.inputs, features), shape[1], shape[3]
-
-
-def measures(reals: Features, fakes: Features) -> Scalars:
-    """Returns all measures of two sets of features."""
-    distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
-    return distances | neighbour_metrics(reals, fakes)
 
 
 class Fid:
@@ -215,8 +207,6 @@ class Fid:
     ) -> None:
         self._model, self._replicas, self._extract = model, replicas, extract
         self._reals, self.samples, self._seed = reals, min(samples, reals.count), seed
-        if self.samples < 2:
-            raise UserError(f"fid_samples={samples} of {reals.count} examples: at least 2 are required")
         batch = replicas.global_batch_size
         padded = math.ceil(self.samples / batch) * batch
         chosen = np.sort(shuffled(np.arange(self.samples), reals.count, seed, "fid"))
@@ -235,7 +225,10 @@ class Fid:
         """Returns the values in `names` on the chief, {} on the other workers; every worker must call it."""
         self._generator = self._model.averaged_generator()
         reals, fakes = self._real_features, self._collect(self._of_fakes)
-        return {} if reals is None else measures(reals, fakes)
+        if reals is None:
+            return {}
+        distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
+        return distances | neighbour_metrics(reals, fakes)
 
     @property
     def about(self) -> QualityOf:
@@ -273,7 +266,7 @@ class Fid:
 
     def _real_images(self, rows: Any) -> Any:
         """Returns the images at these positions of the chosen ones; positions after the last are padding."""
-        with on_host():  # only these images go to the replica's device
+        with tf.device(HOST):  # only these images go to the replica's device
             return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
@@ -311,7 +304,12 @@ def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas:
         )
     with replicas.strategy.scope():
         extractor = Extractor(config.fid_features, config.fid_weights, config.cache_dir)
-    conditional = bool(interface.generated_classes)
     return Fid(
-        interface.generator, replicas, extractor, reals, config.fid_samples, config.seed, conditional=conditional
+        interface.generator,
+        replicas,
+        extractor,
+        reals,
+        config.fid_samples,
+        config.seed,
+        conditional=bool(interface.generated_classes),
     )

@@ -37,15 +37,12 @@ def predict(
     else:
         iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
 
-    def one_batch(parts: tuple[Any, ...]) -> Any:
-        x = as_fit(tf.nest.map_structure(lambda leaf: _filled(leaf, batch_size), parts[:1]))
-        return outputs_of(model, x if isinstance(x, tuple) else (x,))
-
     def one_round(taken: list[Any]) -> list[Any]:
         outputs = []
         for device, iterator in zip(replicas.devices, taken, strict=False):  # the last round may be of fewer
             with tf.device(device):
-                outputs.append(one_batch(next(iterator)))
+                x = as_fit(tf.nest.map_structure(lambda leaf: _filled(leaf, batch_size), next(iterator)[:1]))
+                outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
     run = tf.function(one_round, autograph=False)
@@ -76,15 +73,12 @@ def _filled(leaf: Any, rows: int) -> Any:
 
 def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:
     """Yields the arrays of a nest: `predictions`, keys, names of the model's outputs, or their numbers, with dots."""
-    if not tf.nest.is_nested(outputs):
-        yield "predictions", _array(outputs)
-        return
     names = output_names(model)
     of_model = isinstance(outputs, (list, tuple)) and len(names) == len(outputs) == len({*names})
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:
         if not tf.nest.is_nested(value):
-            yield path, _array(value)
+            yield path or "predictions", _array(value)
             return
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, part in pairs:

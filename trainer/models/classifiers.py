@@ -28,7 +28,7 @@ def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind:
 
     Raises UserError if the data has no labels or only one class.
     """
-    if not dataset.labelled:
+    if not dataset.train.labelled:
         raise UserError(f"{setting}: {config.data} has no labels: {kind} needs them, e.g. class folders")
     classes = len(dataset.class_names)
     if not classes:

@@ -108,7 +108,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             "model.compile(optimizer, loss=…) before you return it"
         )
     _check_labels(model, dataset)
-    if model.loss is not None and dataset.labelled and dataset.evaluation and not dataset.evaluation.labelled:
+    if model.loss is not None and dataset.train.labelled and dataset.evaluation and not dataset.evaluation.labelled:
         raise UserError(  # Keras would fail late
             f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
             "theirs, or leave these images out and hold back a part by --evaluation_fraction"

@@ -117,7 +117,12 @@ class Reporter:
         for running in (self._since_report, self._since_epoch):
             running.add(logs, progress.call_seconds, progress.call_timed)
         if self._bar:
-            text = bar_text(progress, logs.means())
+            parts = []  # losses come last: a narrow terminal cuts them first
+            if progress.whole.images_per_second:
+                parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
+            if progress.seconds_left is not None:
+                parts.append(f"{duration(progress.seconds_left)} left")
+            text = "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in logs.means().items())])
             self._bar.update(completed=progress.step, total=progress.total_steps, description=text)
         return self._since_epoch.means()
 
@@ -202,9 +207,9 @@ class Reporter:
             self._tensorboard.image(progress.step, "samples", picture)
         if progress.ends:
             grids = [file.name for file in self._job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
-            if content := animated([self._job_dir.samples / name for name in frames_of(grids)]):
-                write_whole(self._job_dir.samples / PROGRESS, content)
-                self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
+            content = animated([self._job_dir.samples / name for name in frames_of(grids)])
+            write_whole(self._job_dir.samples / PROGRESS, content)
+            self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
@@ -266,16 +271,6 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)
-
-
-def bar_text(progress: Progress, means: Mapping[str, float]) -> str:
-    """Returns speed, time left and losses, for beside a progress bar."""
-    parts = []  # losses come last: a narrow terminal cuts them first
-    if progress.whole.images_per_second:
-        parts.append(f"{progress.whole.images_per_second:,.0f} {progress.unit}/s")
-    if progress.seconds_left is not None:
-        parts.append(f"{duration(progress.seconds_left)} left")
-    return "  ".join([*parts, *(f"{name} {value:.3g}" for name, value in means.items())])
 
 
 class EventFiles:
@@ -346,25 +341,18 @@ def frames_of(names: Iterable[str]) -> list[str]:
 
 
 def animated(files: Sequence[Path]) -> bytes:
-    """Returns an animated GIF of these pictures, in their order, without those of another size than the last.
+    """Returns an animated GIF of these pictures of one size, at least one, in their order.
 
-    Those that cannot be read are left out too; empty if none is left. Pillow writes a GIF by itself; for WebP it needs
-    a library that not every installation has.
+    Pillow writes a GIF by itself; for WebP it needs a library that not every installation has.
     """
-    frames = [frame for frame in map(_frame, files) if frame is not None]
-    frames = [frame for frame in frames if frame.size == frames[-1].size]
-    content = io.BytesIO()
-    if frames:
-        times = [_FRAME_MS] * (len(frames) - 1) + [_LAST_MS]
-        frames[0].save(content, "gif", save_all=True, append_images=frames[1:], duration=times, loop=0)
+    first, *others = map(_frame, files)
+    content, times = io.BytesIO(), [_FRAME_MS] * len(others) + [_LAST_MS]
+    first.save(content, "gif", save_all=True, append_images=others, duration=times, loop=0)
     return content.getvalue()
 
 
 def _frame(file: Path) -> Any:
-    """Returns a picture as a frame with at most 256 colours; None if it cannot be read."""
-    try:
-        with Image.open(file, formats=["PNG"]) as image:
-            image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)
-            return image.copy() if image.mode == "L" else image.convert("RGB").quantize(256)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # damaged, or gone
-        return None
+    """Returns a picture as a frame with at most 256 colours."""
+    with Image.open(file, formats=["PNG"]) as image:
+        image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)
+        return image.copy() if image.mode == "L" else image.convert("RGB").quantize(256)

@@ -19,7 +19,7 @@ from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, re
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.examples import first_unfit_input
+from trainer.data.examples import first_not_finite
 from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
@@ -213,7 +213,7 @@ def _train_and_export(run: TrainingRun) -> Control:
             run.checkpoints.wait()  # an earlier checkpoint may still be on its way to the disk
         if is_out_of_memory(error):
             raise out_of_memory(run.job.config, setup.replicas) from error
-        if isinstance(error, NotFinite) and (row := first_unfit_input(data.train)) is not None:
+        if isinstance(error, NotFinite) and (row := first_not_finite(data.train.arrays[:1])) is not None:
             cause = f"x holds NaN or infinity, first in row {row:,}: fill or remove such rows first"
             raise NotFinite(f"{cause}; {error}") from error
         raise

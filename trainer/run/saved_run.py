@@ -145,7 +145,7 @@ def _as_the_run_saw_it(run: RequestedRun, dataset: Dataset) -> Dataset:
     x, trained_x = (shape.split(" -> ")[0] for shape in (dataset.shape, str(about.get("example", dataset.shape))))
     if x != trained_x:
         raise UserError(f"data={run.config.data}: an example is {x}, but {run.name} was trained on {trained_x}")
-    if not dataset.labelled and " -> " in str(about.get("example")):
+    if not dataset.train.labelled and " -> " in str(about.get("example")):
         raise UserError(f"data={run.config.data}: it has no targets to evaluate: use trainer.predict for such rows")
     names, trained_names = dataset.class_names, tuple(map(str, items(about, "classes")))
     numbers = tuple(map(str, range(len(names))))  # of labels whose largest may be missing here
