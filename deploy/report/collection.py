@@ -93,6 +93,8 @@ def _collect(folder: Path) -> Collection:
 def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
     try:
         tiers = [TierFacts(**tier) for tier in content["tiers"]]
+        if any("/" in tier.name or tier.name in ("", ".", "..") for tier in tiers):  # it names a folder below this one
+            raise TypeError
     except TypeError:
         raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one") from None
     command, scaling = str(content.get("command") or ""), content.get("scaling")

@@ -75,6 +75,9 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
         )
     if error.code == 401:
         return not_logged_in(error)
+    if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
+        page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
+        return f"{error} ({error.code}): link the project to a billing account: {page}"
     fixes = {
         400: "the service rejected the job: change what the message names",
         403: _permission_fix(str(error), gcp),
@@ -102,6 +105,11 @@ def _permission_fix(message: str, gcp: GcpConfig) -> str:
         host = re.search(r"[a-z]+\.googleapis\.com", message)
         name = host[0] if host else "aiplatform.googleapis.com"
         return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
+    if re.search(r"VPC.?Service.?Controls|prohibited by organization's policy", message, re.IGNORECASE):
+        return (
+            "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
+            "give the identifier in the message to its administrator"
+        )
     role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
     return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
 

@@ -70,7 +70,7 @@ def _read_all() -> Iterator[Submission]:
             content = json.loads(path.read_text(encoding="utf-8"))
             attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
             yield Submission(**{**content, "submission": path.stem, "attempts": attempts})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
 

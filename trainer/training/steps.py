@@ -82,7 +82,8 @@ class StepRunner:
         waits[self.replicas.cluster.index] = input_wait(asked, ready, time.time(), runs_ahead=on_gpus)
         # Over workers, once a call and not once a step: the scalars, and the seconds that each lost for batches.
         summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))
-        values, waited = summed[: -len(waits)].reshape(len(steps), -1), tuple(summed[-len(waits) :].tolist())
+        values = summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2)
+        waited = tuple(summed[-len(waits) :].tolist())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 

@@ -326,7 +326,7 @@ def test_code_that_changed_and_settings_of_earlier_versions_do_not_hinder_predic
     copied: Path, tmp_path: Path
 ) -> None:
     other_code(copied)
-    change(copied, stream=True)
+    change(copied, keep_checkpoints=None)  # what all was called in 0.2
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
