@@ -7,6 +7,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -207,9 +208,10 @@ class Reporter:
             self._tensorboard.image(progress.step, "samples", picture)
         if progress.ends:
             grids = [file.name for file in self._job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
-            content = animated([self._job_dir.samples / name for name in frames_of(grids)])
-            write_whole(self._job_dir.samples / PROGRESS, content)
-            self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
+            with suppress(OSError, SyntaxError, ValueError):  # a damaged grid of an earlier process ends no run
+                content = animated([self._job_dir.samples / name for name in frames_of(grids)])
+                write_whole(self._job_dir.samples / PROGRESS, content)
+                self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
