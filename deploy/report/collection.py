@@ -8,7 +8,7 @@ from typing import Any
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, read_json, whole
+from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -92,15 +92,25 @@ def _collect(folder: Path) -> Collection:
 
 def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
     try:
-        tiers = [TierFacts(**tier) for tier in content["tiers"]]
-        if any("/" in tier.name or tier.name in ("", ".", "..") for tier in tiers):  # it names a folder below this one
-            raise TypeError
+        tiers = [_tier(**tier) for tier in content["tiers"]]
     except TypeError:
         raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one") from None
     command, scaling = str(content.get("command") or ""), content.get("scaling")
     groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
     known = scaling if scaling in ("strong", "weak") else None
     return Collection(groups, known, content.get("on") == "local", whole(content.get("parallel")) or 1)
+
+
+def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
+    """Checks a tier of comparison.json. Raises TypeError for damaged values, or a name that is no folder's."""
+    tier = TierFacts(name, machine_type, **others)
+    texts = (name, machine_type, tier.accelerator_type)
+    plain = all(isinstance(text, str) and text.isprintable() and len(text.encode()) < 250 for text in texts)
+    counted = whole(tier.accelerators) is not None and whole(tier.workers)
+    priced = tier.price_per_hour is None or number(tier.price_per_hour) is not None
+    if not (plain and counted and priced) or "/" in name or name in ("", ".", ".."):
+        raise TypeError
+    return tier
 
 
 def _is_run(folder: Path) -> bool:
