@@ -3,7 +3,7 @@
 Where a callback acts on single batches, each step is a call to the device of its own.
 """
 
-import importlib.util
+import importlib
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -176,11 +176,14 @@ def bind(
                 f"callbacks: {type(callback).__name__} changes model.optimizer, and this model is not compiled with "
                 "one: use --learning_rate_schedule and --warmup_steps, or a callback that sets its optimizers"
             )
-        if isinstance(callback, keras.callbacks.TensorBoard) and not importlib.util.find_spec("tensorboard"):
-            raise UserError(
-                "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the job "
-                "directory has TensorBoard's files without it"
-            )
+        if isinstance(callback, keras.callbacks.TensorBoard):
+            try:
+                importlib.import_module("tensorboard")
+            except ImportError as error:
+                raise UserError(
+                    "callbacks: TensorBoard needs the package tensorboard: install it, or leave the callback out: the "
+                    "job directory has TensorBoard's files without it"
+                ) from error
         if isinstance(callback, EarlyStopping):
             callback.evaluated = evaluated
             if callback.monitor.startswith("val_"):

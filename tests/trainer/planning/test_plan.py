@@ -14,10 +14,12 @@ from tests.support import small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import peak_of, read_plan
 from trainer.data.sources import load_dataset
+from trainer.invariance.compat import uses_onednn
 from trainer.planning.planner import NO_KERNEL, MeasuredStep, operations, work_of_replicas
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not uses_onednn(), reason="a CPU's kernels without oneDNN hold memory that no GPU does")
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs() -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
     case = tried("U-Net", rows=8)
