@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import warn_once
-from trainer.base.run_files.serving_file import write_servable
+from trainer.base.run_files.serving_file import Servable, write_servable
 from trainer.base.storage import whole_folder
 from trainer.invariance.compat import all_layers
 from trainer.reporting.error_lines import tensorflow_writing
@@ -248,6 +249,22 @@ def named_leaves(inputs: Any) -> list[tuple[str, Any]]:
     """Returns the leaves of a nest of inputs with a name each: their own, or that of their key or place."""
     flat = keras.tree.flatten_with_path(inputs)
     return [(leaf.name or "_".join(["inputs", *map(str, path)]), leaf) for path, leaf in flat]
+
+
+def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
+    """Returns random rows, an array for each input; whole numbers are 0."""
+    draw = np.random.default_rng(0)
+
+    def column(spec: Any) -> Any:
+        shape = (rows, *(about.image or (size or 3 for size in spec.shape[1:])))
+        kind = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        if about.image:
+            return draw.integers(0, 256, shape, np.uint8)
+        if kind.kind == "O":
+            return np.full(shape, b"a b", object)
+        return draw.normal(size=shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind)
+
+    return [column(spec) for spec in specs.values()]
 
 
 _STEPS = ("train_step", "test_step", "compute_loss")

@@ -12,12 +12,13 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
+from trainer.base.run_files.serving_file import Servable
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.data.images import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
 from trainer.invariance.sharded_slots import parts_of_others_as_zeros
 from trainer.measures.evaluation import Evaluation
-from trainer.run.export import export, load_template
+from trainer.run.export import export, load_template, model_inputs, named_leaves, random_rows
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.checkpoint import check_fits, read_checkpoint, snapshot, variables_of, write_checkpoint
 from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of
@@ -101,9 +102,8 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         data = setup.dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, setup.dataset.train.first(_SAVED_ROWS)))
         x = data[0] if isinstance(data, tuple) else data
     else:  # a generator, of noise and perhaps of labels
-        shapes = [(_SAVED_ROWS, *leaf.shape[1:]) for leaf in trained.inputs]
-        drawn = [tf.random.stateless_uniform(shape, (1, 2)) for shape in shapes]
-        drawn = [tf.cast(values, leaf.dtype) for values, leaf in zip(drawn, trained.inputs, strict=True)]
+        inputs_of = dict(named_leaves(model_inputs(trained)))
+        drawn = [tf.constant(column) for column in random_rows(inputs_of, Servable({}, {}, {}), _SAVED_ROWS)]
         x = drawn if len(drawn) > 1 else drawn[0]
     with tf.device("CPU:0"):
         served = tf.saved_model.load(str(folder / "saved_model"))
@@ -125,12 +125,9 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
         if _apart(expected, again, tolerance):
             return "not compared: two calls on the same rows differ, as the model draws at random when it is called"
         if loaded is None:
-            same = not _apart(interface.serve(expected), answers, tolerance)
-            return (
-                "saved_model/ predicts as the model in memory"
-                if same
-                else f"{DIFFERS} in the predictions of saved_model/"
-            )
+            if _apart(interface.serve(expected), answers, tolerance):
+                return f"{DIFFERS} in the predictions of saved_model/"
+            return "saved_model/ predicts as the model in memory"
         if _apart(expected, loaded(x, training=False), tolerance):
             return f"{DIFFERS} in its predictions{_first_layer_apart(trained, loaded, x, tolerance)}"
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):

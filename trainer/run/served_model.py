@@ -28,7 +28,7 @@ from trainer.base.storage.local_files import Address, sha256_of
 from trainer.data.decode import BadImage, decode
 from trainer.data.images import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
-from trainer.run.export import load_template, model_inputs, named_leaves
+from trainer.run.export import load_template, model_inputs, named_leaves, random_rows
 from trainer.user_code.interface import symbolic_inputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
@@ -183,22 +183,6 @@ def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, row
         return rows
     log.info("one row a call: on this machine the bytes of an answer depend on its place in a larger batch")
     return 1
-
-
-def random_rows(specs: Mapping[str, Any], about: Servable, rows: int) -> list[Any]:
-    """Returns random rows, an array for each input; whole numbers are 0."""
-    draw = np.random.default_rng(0)
-
-    def column(spec: Any) -> Any:
-        shape = (rows, *(about.image or (size or 3 for size in spec.shape[1:])))
-        kind = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
-        if about.image:
-            return draw.integers(0, 256, shape, np.uint8)
-        if kind.kind == "O":
-            return np.full(shape, b"a b", object)
-        return draw.normal(size=shape).astype(kind) if kind.kind == "f" else np.zeros(shape, kind)
-
-    return [column(spec) for spec in specs.values()]
 
 
 def _jsonable(array: Any) -> list[Any]:

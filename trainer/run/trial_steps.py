@@ -24,7 +24,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
-from trainer.data.fingerprint import content_of, differing
+from trainer.data.fingerprint import differing
 from trainer.data.sources import is_named
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas
@@ -40,8 +40,6 @@ from trainer.user_code.mistakes import as_user_mistake, load_function
 # The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
 LONGEST_SECONDS = 1800.0
 SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's own tests prove it elsewhere
-
-
 XLA_SECONDS = 900.0  # of a compiled step, which takes minutes to compile
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
@@ -178,12 +176,12 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
         return other
     alone, several = (snapshot(variables_of(run.model)) for run in runs)
     log.info(f"SHA-256 of {len(alone)} variables: {digest_of(alone)} on 1 replica, {digest_of(several)} on {replicas}")
-    differing = [name for name in alone if alone[name].tobytes() != several[name].tobytes()]
-    if not differing:
+    unequal = [name for name in alone if alone[name].tobytes() != several[name].tobytes()]
+    if not unequal:
         return []
     return [
-        f"{config.model}: on {replicas} replicas {len(differing)} of {len(alone)} variables have other bits after "
-        f"{COMPARED_STEPS} steps, {differing[0]} the first: a layer keeps numbers of its own from pass to pass or "
+        f"{config.model}: on {replicas} replicas {len(unequal)} of {len(alone)} variables have other bits after "
+        f"{COMPARED_STEPS} steps, {unequal[0]} the first: a layer keeps numbers of its own from pass to pass or "
         "draws by tf.random, or a gradient is taken outside of accumulate"
     ]
 
@@ -244,7 +242,7 @@ class _Steps:
     """Holds what a few steps began with and what they gave."""
 
     model: Any  # after them
-    content: dict[str, Any]  # of the data, with digests of their rows
+    content: dict[str, Any]  # of the data; of those of a function, with digests of their rows
     starts: list[Any]  # the weights before them
     means: Mapping[str, float]  # of losses and metrics
     draws: list[str]  # TensorFlow's random operations in them
@@ -261,14 +259,14 @@ def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> _S
     if is_named(config.data):
         load_function(DATA_SOURCES.get(config.data, config.data), "data")
     setup = build_setup(config, make_replicas(config))
-    content, starts = content_of(setup.dataset, rows=True), setup.model.get_weights()
+    starts = setup.model.get_weights()
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(0)
         try:
             means = runner(rows, 0, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
-        return _Steps(setup.model, content, starts, means, sorted(_DRAWS.keys() & runner.operations(rows)))
+        return _Steps(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & runner.operations(rows)))
 
 
 def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list[str]:
