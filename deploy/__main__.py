@@ -21,7 +21,6 @@ VERBS = {
     "bill": "print what was billed for jobs, beside what was estimated",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
-    "serve": "answer requests with the model of a run, on this machine",
     "register": "make a run's model a version in Vertex AI's Model Registry",
     "predict": "answer a file of rows with a registered model, as a job on a tier",
     "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
