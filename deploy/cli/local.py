@@ -10,10 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.client.arguments import add_flags, command_line, parse_program, parser
-from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
-from deploy.localrun.workers import local_workers
-from deploy.tiers.job_spec import request_on
+from deploy.api.arguments import add_flags, command_line, parse_program, parser
+from deploy.job.job import request_on
+from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole

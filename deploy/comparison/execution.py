@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
-from deploy.comparison.local_runner import LocalRunner
-from deploy.comparison.vertex_runner import VertexRunner
-from deploy.localrun.processes import on_signals
+from deploy.comparison.runners import LocalRunner, VertexRunner
+from deploy.job.job import Program, request_on
+from deploy.job.training import JobRequest
+from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.job_request import JobRequest
-from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.machine_table import Price
 from deploy.tiers.output import say
-from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
-from deploy.tiers.tier import Tier, check_tiers, load_tier
+from deploy.tiers.tier import NO_CHANGES, SpecChanges, Tier, check_tiers, load_tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 

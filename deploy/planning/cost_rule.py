@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from deploy.job.job import RenderedJob
 from deploy.planning.kept_plans import estimate
 from deploy.planning.strategy_costs import STRATEGIES
-from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.output import agrees, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from deploy.job.job import RenderedJob
+from deploy.job.training import JobOptions, JobRequest
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.strategy_costs import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.report.text_tables import figures
-from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier

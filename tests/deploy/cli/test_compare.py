@@ -18,10 +18,10 @@ import pytest
 from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
-from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.runners import LocalRunner
+from deploy.job.training import JobRequest
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.tiers.job_request import JobRequest
 from deploy.tiers.machine_table import Price
 from deploy.tiers.tier import Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command

@@ -13,14 +13,13 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
-from deploy.localrun import processes
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
+from deploy.job.script import WORKER, ScriptRequest, read_script
+from deploy.platform import local as processes
+from deploy.platform.clients import Session
+from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
-from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.local_files import Address

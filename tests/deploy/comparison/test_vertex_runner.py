@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import compare
+from deploy.platform.clients import Session
 from deploy.tiers.tier import JOB_CONFIGS
-from deploy.vertex.session import Session
 from tests.deploy.conftest import (
     JOB,
     WHERE,
