@@ -15,7 +15,7 @@ from deploy.api.arguments import add_flags, add_json_flag, parser
 from deploy.api.call_arguments import as_arguments
 from deploy.job.creation import cancel_and_wait, cancel_duplicate, cancel_duplicates, look_for, originals
 from deploy.job.following import PrintLine, show, watch_job, with_reason
-from deploy.job.ledger import Attempt, Submission, find_attempt, record_status
+from deploy.job.ledger import Attempt, Submission, find_attempt, find_elsewhere
 from deploy.platform import buckets
 from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
@@ -165,7 +165,8 @@ class VertexJob:
     def _record(self, status: JobStatus) -> None:
         """Stores the final status in this folder's record of the job, if there is one."""
         if self.attempt:
-            record_status(*self.attempt, status, self.session.clock.now())
+            record, attempt = self.attempt
+            record.record_status(attempt, status, self.session.clock.now())
 
 
 def add_target(cli: Parser) -> None:
@@ -214,11 +215,23 @@ def attach(
             f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "
             "all jobs"
         )
-    if not project or not region or not (full_name or name.isdecimal()):
+    if not project or not region or not (full_name or re.fullmatch(r"\d+|\d{8}-\d{6}-[\w-]+", name)):
         raise UserError(f"job {job!r} is not recorded in this folder: give its name, as {forms}")
-    if not full_name:
-        name = f"projects/{project}/locations/{checked_region(region)}/customJobs/{name}"
-    return VertexJob(name, GcpConfig(project, region, ""), backend, session, attempt)
+    gcp = GcpConfig(project, region if full_name else checked_region(region), "")
+    if not (full_name or name.isdecimal()):  # a submission from elsewhere
+        with api_errors(gcp):
+            try:
+                attempt = find_elsewhere(
+                    name, gcp, session.open(backend or BACKENDS[0], project, region), session.clock
+                )
+            except LookupError:
+                raise UserError(
+                    f"job {job!r}: {region} has no such submission: give its job's name, as {forms}"
+                ) from None
+        name = attempt[1].job
+    if name.isdecimal():
+        name = f"projects/{project}/locations/{region}/customJobs/{name}"
+    return VertexJob(name, gcp, backend, session, attempt)
 
 
 def jobs_flags() -> Parser:

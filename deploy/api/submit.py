@@ -16,12 +16,12 @@ from deploy.api.arguments import add_flags, add_json_flag, command_line, parse_p
 from deploy.api.call_arguments import FlagValue, as_arguments
 from deploy.api.jobs import VertexJob
 from deploy.job.cost import price_and_limit
-from deploy.job.creation import check_resources, custom_job, look_for, submit_job, upload_packages
+from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
 from deploy.job.following import PrintLine, show, watch_job
-from deploy.job.job import Program, RenderedJob, render, request_on
-from deploy.job.ledger import Submission, attempt_label, find_interrupted, record_status
+from deploy.job.job import Job, Program, job_of, work_on
+from deploy.job.ledger import Submission, attempt_label, find_interrupted
 from deploy.job.script import Script
-from deploy.job.training import CHECK_S, CREATE, JobOptions, with_tensorboard
+from deploy.job.work import CHECK_S, CREATE, JobOptions, with_tensorboard
 from deploy.planning.cost_rule import CostQuestion, cost_question
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
 from deploy.platform.api import ApiError, JobStatus
@@ -120,7 +120,7 @@ class SubmittedJob(VertexJob):
     """Represents the newest job of a submission; where there are no machines for it, `wait` goes on with the next."""
 
     def __init__(
-        self, record: Submission, jobs: Sequence[RenderedJob], backend: str, session: Session,
+        self, record: Submission, jobs: Sequence[Job], backend: str, session: Session,
         max_wait_s: float | None = None, register: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         self.record, self.rendered, self._next, self._max_wait_s = record, jobs[0], list(jobs[1:]), max_wait_s
@@ -179,7 +179,7 @@ class SubmittedJob(VertexJob):
             self.record.write()
             return None
         self.name = attempt.job = status.name
-        record_status(self.record, attempt, status, self.session.clock.now())
+        self.record.record_status(attempt, status, self.session.clock.now())
         return status
 
     def _turn(self) -> None:
@@ -227,7 +227,7 @@ class PreparedSubmission:
 
     args: argparse.Namespace
     options: JobOptions
-    jobs: Sequence[RenderedJob]
+    jobs: Sequence[Job]
     record: Submission
     session: Session
     about: Sequence[str]
@@ -271,9 +271,9 @@ class PreparedSubmission:
         say(*self.about)
         check_resources(job)
         upload_packages(job.packages, job.gcp.bucket)
-        job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
-        write_whole(file, to_yaml(job.spec))
-        request = custom_job(job, attempt_label(self.record.submission))
+        request = job.request(attempt_label(self.record.submission))
+        request = dataclasses.replace(request, spec=with_tensorboard(job.spec, job.gcp))
+        write_whole(file, to_yaml(request.spec))
         command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, self.args.out)
         say(f"nothing was sent: {self.args.out} has the spec, and this command sends it:", shlex.join(command))
         self._write_requests("submit", [job], self.about)
@@ -282,7 +282,7 @@ class PreparedSubmission:
     def _question(self) -> CostQuestion:
         return cost_question([(job, 1) for job in self.jobs], self.args.max_cost, alternatives=True)
 
-    def _write_requests(self, verb: str, jobs: Sequence[RenderedJob], about: Sequence[str]) -> None:
+    def _write_requests(self, verb: str, jobs: Sequence[Job], about: Sequence[str]) -> None:
         label = attempt_label(self.record.submission)
         write_document(self.args, verb, requests=[_as_document(job, label) for job in jobs], about=about)
 
@@ -304,7 +304,7 @@ class PreparedSubmission:
             submitted.create()
             return submitted
 
-    def _submitted(self, record: Submission, jobs: Sequence[RenderedJob]) -> SubmittedJob:
+    def _submitted(self, record: Submission, jobs: Sequence[Job]) -> SubmittedJob:
         return SubmittedJob(record, jobs, self.args.backend, self.session, self.args.max_wait, self.register)
 
     def _interrupted(self) -> SubmittedJob | None:
@@ -328,7 +328,7 @@ class PreparedSubmission:
         places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        jobs = [render(job.request, job.gcp, with_limits(job.request, options)) for job in left]
+        jobs = [job_of(job.work, job.gcp, with_limits(job.work, options)) for job in left]
         submitted = self._submitted(earlier, jobs)
         submitted.resume(attempt.job)
         return submitted
@@ -360,7 +360,7 @@ def prepare(arguments: Sequence[str], session: Session) -> PreparedSubmission:
     jobs = _candidates(args, program, options)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(options.submission, command=command_line("submit", arguments), sources=sources)
-    runs = [] if args.check else [job.request for job in jobs]
+    runs = [] if args.check else [job.work for job in jobs]
     memory = memory_lines(runs, plan=args.plan, force=args.force)  # which makes the plans that are missing
     about = [*describe(jobs), *memory]
     return PreparedSubmission(args, options, jobs, record, session, about, register)
@@ -385,14 +385,14 @@ def submit(
         return prepare(as_arguments(tiers, named, settings), session).send()
 
 
-def _candidates(args: argparse.Namespace, program: Program, options: JobOptions) -> list[RenderedJob]:
+def _candidates(args: argparse.Namespace, program: Program, options: JobOptions) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
     tiers = read_tiers_or_machine(args.tiers, args.machine_type, args.accelerator, args.prices, read_changes(args))
     regions = regions_in(args.region)
     unfollowed = next((flag for flag in _UNFOLLOWED if getattr(args, flag)), "")
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED[unfollowed]}")
-    jobs, left_out = list[RenderedJob](), list[tuple[str, NoMachines]]()
+    jobs, left_out = list[Job](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
         fitting = program
@@ -400,7 +400,7 @@ def _candidates(args: argparse.Namespace, program: Program, options: JobOptions)
             config = program.resolve()
             if lever := cheapest_lever(tier, plan_of(config, program), config):
                 fitting = program.replace(**{lever.name: lever.value})
-        request = request_on(one_machine(tier, CHECK_S) if args.check else tier, fitting)
+        request = work_on(one_machine(tier, CHECK_S) if args.check else tier, fitting)
         # The default, a GAN on digits, is for trying things out: somebody, or the tier's file, names what is paid for.
         task = request.tier.spec["workerPoolSpecs"][0]
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
@@ -410,7 +410,7 @@ def _candidates(args: argparse.Namespace, program: Program, options: JobOptions)
         for region in regions:
             gcp = read_gcp_config(argparse.Namespace(**{**vars(args), "region": region}))
             try:
-                jobs.append(render(request, gcp, with_limits(request, options)))
+                jobs.append(job_of(request, gcp, with_limits(request, options)))
             except NoMachines as error:
                 left_out.append((f"{tier.name} in {gcp.region}", error))
     for place, reason in left_out if jobs else left_out[:-1]:
@@ -431,13 +431,13 @@ def check_wait(args: argparse.Namespace, tier: Tier, unfollowed: str) -> None:
         raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
 
 
-def describe(jobs: Sequence[RenderedJob]) -> list[str]:
+def describe(jobs: Sequence[Job]) -> list[str]:
     """Returns what people want to know of jobs: what runs, on what, in which image, where to, what it costs.
 
     A line that is the same for all stands once.
     """
     check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-    lines = [check if job.options.check else job.request.about for job in jobs]
+    lines = [check if job.options.check else job.work.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")
@@ -461,9 +461,9 @@ def describe(jobs: Sequence[RenderedJob]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _as_document(job: RenderedJob, label: str) -> dict[str, Any]:
+def _as_document(job: Job, label: str) -> dict[str, Any]:
     """Returns the request of a job as a JSON document shows it."""
-    request = custom_job(job, label)
+    request = job.request(label)
     place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
     return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
             "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip

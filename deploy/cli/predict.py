@@ -7,9 +7,9 @@ from typing import Any
 
 from deploy.api.arguments import add_flags, add_json_flag, command_line, parser
 from deploy.api.submit import CHANGES, PreparedSubmission, check_wait, describe, new_submission, read_changes
-from deploy.job.job import render
+from deploy.job.job import job_of
 from deploy.job.ledger import Submission
-from deploy.job.training import JobOptions, JobRequest, WrittenSpec
+from deploy.job.work import JobOptions, Work, Written
 from deploy.platform.api import retried
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors
@@ -21,7 +21,7 @@ from trainer.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
-class PredictionRequest(JobRequest):
+class Prediction(Work):
     """Holds what is predicted: `model`, for people; the addresses of its files, of the rows and of the answers."""
 
     model: str
@@ -48,18 +48,18 @@ class PredictionRequest(JobRequest):
     def check_folder(self, job_dir: Path) -> None:
         raise UserError(f"out={job_dir}: use an address as gs://BUCKET/FOLDER")
 
-    def in_job_dir(self, job_dir: str) -> "PredictionRequest":
+    def in_job_dir(self, job_dir: str) -> "Prediction":
         return dataclasses.replace(self, out=job_dir)
 
     def choose_image(self, options: JobOptions) -> Image:
         return Image(self.image)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
         spec["workerPoolSpecs"][0]["containerSpec"] = {
             "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
         }  # fmt: skip
-        return WrittenSpec((), (f"runs in {image.uri}, the image of the version",), ())
+        return Written((), (f"runs in {image.uri}, the image of the version",), ())
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -87,11 +87,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
-    request = PredictionRequest(tier, str(version), version.artifact, version.image, rows, out)
+    request = Prediction(tier, str(version), version.artifact, version.image, rows, out)
     options = JobOptions(
         f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
         max_wait_s=args.max_wait, labels=read_labels(args.labels), kms_key=args.kms_key,
     )  # fmt: skip
-    job = render(request, gcp, options)
+    job = job_of(request, gcp, options)
     record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])
     return PreparedSubmission(args, options, [job], record, session, describe([job])).run("predict")

@@ -1,13 +1,12 @@
-"""Runs a comparison on Vertex AI: submits each run as a job, as `deploy submit` does, follows it and fetches results.
+"""Runs a comparison's jobs: on this machine, as `deploy local` starts them, or on Vertex AI, as `deploy submit` does.
 
-Each job is recorded in JOB_DIR/vertex.json before it is submitted. The same command again finds the job, follows it if
-it is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
+A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same command again finds the job, follows it if it
+is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
 """
 
 import argparse
 import dataclasses
 import itertools
-import json
 import os
 import shutil
 import threading
@@ -18,13 +17,13 @@ from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
-from deploy.comparison.directory import SENT_JOB, is_begun
+from deploy.comparison.directory import is_begun
 from deploy.job.cost import price_and_limit
 from deploy.job.creation import check_resources, newest_original, submit_job, upload_packages
 from deploy.job.following import follow_job, settled
-from deploy.job.job import RenderedJob, render
-from deploy.job.ledger import Submission, attempt_label, find_attempt, record_status
-from deploy.job.training import JobOptions, JobRequest
+from deploy.job.job import Job, job_of
+from deploy.job.ledger import Attempt, Submission, find_attempt, find_in
+from deploy.job.work import JobOptions, Work
 from deploy.planning.cost_rule import cost_question
 from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
 from deploy.platform.api import ApiError, Clock, JobStatus, retried
@@ -36,7 +35,7 @@ from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
 from deploy.tiers.output import say
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.base.run_files.records import RESULT, read_json, record_failure
+from trainer.base.run_files.records import RESULT, record_failure
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
 from trainer.base.storage import Address, expanded, write_whole
 from trainer.base.storage.gcs import connect
@@ -52,21 +51,21 @@ class LocalRunner:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def check(self, run: JobRequest) -> None:
-        """Checks nothing beyond what `request_on` does."""
+    def check(self, run: Work) -> None:
+        """Checks nothing beyond what `work_on` does."""
 
-    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Raises UserError if the data do not exist."""
         for data in {run.training.config.data for run, _ in runs if run.training}:
             path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
-    def run(self, run: JobRequest, job_dir: Path) -> int:
+    def run(self, run: Work, job_dir: Path) -> int:
         """Returns the exit code of a run."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
@@ -99,33 +98,6 @@ Log = Callable[[object], object]  # writes a line
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
 
-@dataclasses.dataclass(frozen=True)
-class SentJob:
-    """Describes a job that was or may have been submitted; `output` is its job directory, gs://…"""
-
-    project: str
-    region: str
-    submission: str
-    output: str = ""
-
-    @classmethod
-    def read(cls, folder: Path) -> "SentJob | None":
-        """Returns the job of a folder, or None; UserError if the record is damaged."""
-        file = folder / SENT_JOB
-        if not file.exists():
-            return None
-        try:
-            return cls(**read_json(file)[0])
-        except TypeError:
-            raise UserError(
-                f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
-            ) from None
-
-    def write(self, folder: Path) -> None:
-        """Records the job, before it is submitted."""
-        write_whole(folder / SENT_JOB, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-
-
 class Stopped(Exception):
     """Ends a run that `stop` interrupted."""
 
@@ -146,7 +118,7 @@ class VertexRunner:
         """Reads the configuration when it is first needed, after the command itself was checked."""
         return read_gcp_config(self._args, with_project=True)
 
-    def check(self, run: JobRequest) -> None:
+    def check(self, run: Work) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
         if run.tier.spec.get("baseOutputDirectory"):
             raise UserError(
@@ -156,7 +128,7 @@ class VertexRunner:
         self._job(run)
         memory_lines([run], plan=self._args.plan, force=self._args.force)
 
-    def costs(self, runs: Sequence[tuple[JobRequest, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         if not runs:
             return
@@ -180,17 +152,17 @@ class VertexRunner:
         if self._args.dry_run:
             yield from cost_question(jobs, self._options.max_cost, each=True).lines()
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
         if not runs:
             return
         jobs = {name: self._job(run) for name, run in {run.tier.name: run for run, _ in runs}.items()}
         with api_errors(self._gcp):
-            new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(SentJob.read(job_dir)))
+            new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(find_in(job_dir)))
         if new:
             priced = [(jobs[name], count) for name, count in new.items()]
             cost_question(priced, self._options.max_cost, each=True).agree()
-        checks = {(job.output.split("/")[2], job.image.uri, *job.request.inputs.values()): job for job in jobs.values()}
+        checks = {(job.output.split("/")[2], job.image.uri, *job.work.inputs.values()): job for job in jobs.values()}
         for bucket in {bucket for bucket, *_ in checks}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
         backend = self._open(self._gcp.project, self._gcp.region)
@@ -199,17 +171,17 @@ class VertexRunner:
             for job in checks.values():
                 check_resources(job)
 
-    def run(self, run: JobRequest, job_dir: Path) -> int:
+    def run(self, run: Work, job_dir: Path) -> int:
         """Submits the run's job, or finds it again, follows it and fetches its results; returns its exit code."""
         job_dir.mkdir(parents=True, exist_ok=True)
         try:
             with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-                sent, print_line = SentJob.read(job_dir), partial(print, file=log)
+                sent, print_line = find_in(job_dir), partial(print, file=log)
                 name = self._earlier(sent)
                 if not (sent and name):
                     sent, name = self._send(run, job_dir, sent)
                 status = self._follow(sent, name, print_line)
-                _fetch(sent, status, job_dir, print_line)
+                _fetch(sent.attempts[-1].output, status, job_dir, print_line)
                 return exit_code(status)
         except Stopped:
             return INTERRUPTED
@@ -220,32 +192,33 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _earlier(self, sent: SentJob | None) -> str:
+    def _earlier(self, sent: Submission | None) -> str:
         """Returns the name of a job that was sent before and runs or has succeeded; "" if a new one is needed."""
         if sent is None:
             return ""
-        backend = self._open(sent.project, sent.region)
+        backend = self._open(sent.attempts[-1].project, sent.attempts[-1].region)
         # Its doubles are cancelled; one that ended itself goes on in another job.
-        jobs = retried(partial(backend.jobs, attempt_label(sent.submission)), self._clock)
+        jobs = retried(partial(backend.jobs, sent.label), self._clock)
         status = newest_original(jobs, backend, self._clock)
         status = settled(status, self._clock.now()) if status else None
         return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
 
-    def _job(self, run: JobRequest, submission: str = "check", job_dir: str = "") -> RenderedJob:
+    def _job(self, run: Work, submission: str = "check", job_dir: str = "") -> Job:
         options = dataclasses.replace(self._options, submission=submission)
         options = with_limits(run, options)
-        return render(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
+        return job_of(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
 
-    def _send(self, run: JobRequest, job_dir: Path, previous: SentJob | None) -> tuple[SentJob, str]:
+    def _send(self, run: Work, job_dir: Path, previous: Submission | None) -> tuple[Submission, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
         (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
         with self._uploading:  # the first run builds and uploads; the others find the packages
             self._check_stop()  # the lock may have taken minutes
             submission = next(self._submissions)
-            job = self._job(run, submission, previous.output if previous else "")
+            job = self._job(run, submission, previous.attempts[-1].output if previous else "")
             upload_packages(job.packages, job.gcp.bucket)
         self._check_stop()
-        sent = SentJob(job.gcp.project, job.gcp.region, submission, job.output)
+        price = job.tier.price_per_hour
+        sent = Submission(submission, [Attempt(job.tier.name, job.gcp.project, job.gcp.region, price, job.output)])
         sent.write(job_dir)
         try:
             return sent, submit_job(job, Submission(submission), self._open, self._clock)
@@ -255,15 +228,17 @@ class VertexRunner:
             record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
 
-    def _follow(self, sent: SentJob, name: str, print_line: Log) -> JobStatus:
-        backend, gcp = self._open(sent.project, sent.region), GcpConfig(sent.project, sent.region, "")
+    def _follow(self, sent: Submission, name: str, print_line: Log) -> JobStatus:
+        place = sent.attempts[-1].project, sent.attempts[-1].region
+        backend, gcp = self._open(*place), GcpConfig(*place, "")
         try:
             status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
         except Stopped:
             say(f"{name} is still running; cancel it: python -m deploy cancel {name}")
             raise
         with suppress(LookupError, UserError):  # the comparison does not need this folder's records
-            record_status(*find_attempt(sent.submission), status, self._clock.now())
+            record, attempt = find_attempt(sent.submission)
+            record.record_status(attempt, status, self._clock.now())
         return status
 
     def _open(self, project: str, region: str) -> Backend:
@@ -282,13 +257,13 @@ class VertexRunner:
             self._check_stop()
 
 
-def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: Log) -> None:
+def _fetch(output: str, status: JobStatus, job_dir: Path, print_line: Log) -> None:
     """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
 
     result.json is written last, because it marks the copy as complete.
     """
     try:
-        folder = fetched(sent.output, "output")
+        folder = fetched(output, "output")
         shutil.copytree(folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
         if (folder / RESULT).is_file():
             write_whole(job_dir / RESULT, (folder / RESULT).read_bytes())
@@ -300,4 +275,4 @@ def _fetch(sent: SentJob, status: JobStatus, job_dir: Path, print_line: Log) -> 
         print_line(describe_failure(status))
         record_failure(job_dir, describe_failure(status) or status.state)
     elif not (job_dir / RESULT).is_file():
-        raise UserError(f"{sent.output} has no result.json, though the job succeeded: remove {job_dir} to run it again")
+        raise UserError(f"{output} has no result.json, though the job succeeded: remove {job_dir} to run it again")

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from deploy.job.job import RenderedJob
+from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
-from deploy.job.training import with_tensorboard
+from deploy.job.work import with_tensorboard
 from deploy.platform import buckets
 from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, retried
 from deploy.platform.errors import StateUnknownError
@@ -14,7 +14,7 @@ from deploy.platform.rest import Backend
 from deploy.tiers.gcp_config import check_continent
 from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
-from deploy.tiers.tier import LABEL, PRICE_LABEL
+from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
@@ -157,9 +157,9 @@ def look_for(label: str, backend: Backend, clock: Clock, since: float, listings:
         clock.sleep(LOOK_S)
 
 
-def check_resources(job: RenderedJob) -> None:
+def check_resources(job: Job) -> None:
     """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
-    inputs = {name: address for name, address in job.request.inputs.items() if address.startswith("gs://")}
+    inputs = {name: address for name, address in job.work.inputs.items() if address.startswith("gs://")}
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
         check_continent(bucket, job.gcp.region, buckets.location(bucket))
     for name, address in inputs.items():
@@ -174,34 +174,26 @@ def upload_packages(packages: Sequence[Package], bucket: str) -> None:
         say(f"package {package.uri(bucket)}")
 
 
-def submit_job(job: RenderedJob, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
-    """Reserves the job directory, creates the job, returns its name; records the attempt before and after.
+def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
+    """Reserves the job directory, creates the job, returns its name; the ledger has each step before and after it.
 
     After Ctrl-C it raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may appear
     later.
     """
     project, region = job.gcp.project, job.gcp.region
-    job = dataclasses.replace(job, spec=with_tensorboard(job.spec, job.gcp))
-    backend = open_backend(project, region)
+    spec = with_tensorboard(job.spec, job.gcp)
     attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
     record.attempts.append(attempt)
     record.write()
-    reservation = Reservation(job.output, record.label, job.gcp, open_backend, clock)
-
-    def before_request() -> None:
-        reservation.renew()
-        attempt.sent_at = clock.now()
-        record.write()
-
-    creation = Creation(backend, custom_job(job, record.label), clock, before_request)
+    reservation = Reservation(record, open_backend, clock)
+    request = dataclasses.replace(job.request(record.label), spec=spec)
+    creation = Creation(open_backend(project, region), request, clock, reservation.renew)
     try:
         reservation.take()
-        attempt.job, attempt.state = creation.run(), "SUBMITTED"
-        record.write()
-        page = (
-            f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{attempt.job.rsplit('/', 1)[-1]}"
-        )
-        say(f"submitted {attempt.job}\n{page}?project={project}")
+        reservation.complete(creation.run())
+        number = attempt.job.rsplit("/", 1)[-1]
+        page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
+        say(f"submitted {attempt.job}\n{page}")
     except KeyboardInterrupt:
         _interrupted(creation, record)
         if attempt.job:
@@ -251,11 +243,3 @@ def _finds(record: Submission) -> str:
 def watch_hint(name: str) -> str:
     """Returns the commands for a job that is no longer watched."""
     return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"
-
-
-def custom_job(job: RenderedJob, label: str) -> CustomJob:
-    """Builds the request; `label` is unique to this attempt, so it finds a job whose response was lost."""
-    usd = job.tier.price_per_hour
-    price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
-    labels = {**job.options.labels, LABEL: label, **price}
-    return CustomJob(job.name, job.spec, labels, job.options.kms_key)

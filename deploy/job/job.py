@@ -1,4 +1,4 @@
-"""Builds the full CustomJobSpec of what is to run on a tier, or reports why that job could only fail."""
+"""Defines a job: what runs, where, under which limits, as what is sent; or reports why it could only fail."""
 
 import copy
 import dataclasses
@@ -6,22 +6,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.job.script import Script, ScriptRequest
-from deploy.job.training import (
+from deploy.job.script import Script, ScriptRun
+from deploy.job.work import (
     TASK,
     UNREACHABLE,
     JobOptions,
-    JobRequest,
-    TrainingRequest,
+    Training,
+    Work,
     check_devices,
     tensorboard_name,
 )
+from deploy.platform.api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
 from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_rules import check_format, check_same_region
-from deploy.tiers.tier import Tier
+from deploy.tiers.tier import LABEL, PRICE_LABEL, Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import output_address
@@ -43,26 +44,39 @@ Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
-class RenderedJob:
-    """Holds a job that is ready to be submitted: its display name, job directory (`output`), spec and warnings."""
+class Job:
+    """Holds a job, checked: what runs on its tier, where, under which limits; and what that means as a CustomJobSpec.
+
+    `output`: its job directory, gs://…; `about`: lines for people on its image.
+    """
 
     name: str
-    tier: Tier
+    work: Work
     gcp: GcpConfig
-    request: JobRequest
+    options: JobOptions
+    image: Image
     output: str
     spec: Mapping[str, Any]
     packages: tuple[Package, ...]
-    image: Image
-    about: tuple[str, ...]  # its image
+    about: tuple[str, ...]
     warnings: tuple[str, ...]
-    options: JobOptions
+
+    @property
+    def tier(self) -> Tier:
+        """Returns the machines, with the limits of the job."""
+        return self.work.tier
+
+    def request(self, label: str) -> CustomJob:
+        """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
+        usd = self.tier.price_per_hour
+        price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
+        return CustomJob(self.name, self.spec, {**self.options.labels, LABEL: label, **price}, self.options.kms_key)
 
 
-def request_on(tier: Tier, program: Program) -> JobRequest:
+def work_on(tier: Tier, program: Program) -> Work:
     """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
     if isinstance(program, Script):
-        return ScriptRequest(tier, program)
+        return ScriptRun(tier, program)
     overrides, expected = program, tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
         count = overrides.values["expect_devices"]
@@ -74,25 +88,25 @@ def request_on(tier: Tier, program: Program) -> JobRequest:
     in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
     config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
-    return TrainingRequest(tier, overrides, config)
+    return Training(tier, overrides, config)
 
 
-def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> RenderedJob:
-    """Returns the job of a request; builds its packages. Raises UserError if it is known to fail."""
-    request = dataclasses.replace(request, tier=_limited(request.tier, options))
-    tier, image = request.tier, request.choose_image(options)
+def job_of(work: Work, gcp: GcpConfig, options: JobOptions) -> Job:
+    """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
+    work = dataclasses.replace(work, tier=_limited(work.tier, options))
+    tier, image = work.tier, work.choose_image(options)
     check_region(tier, gcp)
     if options.kms_key:
         check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
         check_same_region("kms_key", options.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
-    output = _output(spec, request, gcp, options.folder)
+    output = _output(spec, work, gcp, options.folder)
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     if options.tensorboard:
         spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
-    written = request.write(spec, gcp, options, image)
+    written = work.write(spec, gcp, options, image)
     table, warned = load_machines(), written.warnings
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
@@ -108,7 +122,7 @@ def render(request: JobRequest, gcp: GcpConfig, options: JobOptions) -> Rendered
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
             *warned,
         )
-    return RenderedJob(name, tier, gcp, request, output, spec, written.packages, image, about, warned, options)
+    return Job(name, work, gcp, options, image, output, spec, written.packages, about, warned)
 
 
 def _limited(tier: Tier, options: JobOptions) -> Tier:
@@ -135,12 +149,12 @@ def _limited(tier: Tier, options: JobOptions) -> Tier:
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
 
 
-def _output(spec: Mapping[str, Any], request: JobRequest, gcp: GcpConfig, folder: str) -> str:
-    if request.job_dir:
-        address = output_address(request.job_dir, "job_dir")
+def _output(spec: Mapping[str, Any], work: Work, gcp: GcpConfig, folder: str) -> str:
+    if work.job_dir:
+        address = output_address(work.job_dir, "job_dir")
         if address is None:
             raise UserError(
-                f"job_dir={request.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
+                f"job_dir={work.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
             )
         return checked_address("job_dir", str(address))
     in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")

@@ -1,4 +1,11 @@
-"""Stores what was submitted from this folder: one JSON file per submission, written before and after each step."""
+"""Records what was sent, and says when it must not be sent again: the only place that knows.
+
+Each job has its record in its own job directory, OUTPUT/submission.json. It names the submission that may write there:
+it is replaced only if its generation is still the one that was read, from whichever machine, and only once no job of
+that submission runs or can still appear. runs/submitted/ is an index of the records, with one file a submission, which
+is written before and after each step, and made again from the jobs' labels and records where it is missing. A run of a
+comparison has its file in its own folder too.
+"""
 
 import dataclasses
 import json
@@ -11,18 +18,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.job.cost import format_duration, time_and_cost
+from deploy.job.cost import format_duration, time_and_cost, usd_per_hour
 from deploy.platform import buckets
 from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.rest import Backend
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import tell
+from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
+from trainer.base.run_files.records import read_json
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running
 
 SUBMISSIONS = Path("runs/submitted")
+RECORD = "submission.json"
+RECORD_OF_0_2 = "vertex.json"  # what version 0.2 called the file of a comparison's run
+SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
+# So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
+LISTED_S = 60.0
+
+OpenBackend = Callable[[str, str], Backend]  # (project, region)
 
 
 @dataclasses.dataclass
@@ -63,11 +79,17 @@ class Submission:
         """Returns whether the command follows no job: repeated, it makes another."""
         return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
 
-    def write(self) -> None:
-        """Replaces the file of this submission."""
-        SUBMISSIONS.mkdir(parents=True, exist_ok=True)
-        content = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
-        write_whole(SUBMISSIONS / f"{self.submission}.json", content)
+    def write(self, folder: Path | None = None) -> None:
+        """Replaces the file of this submission in the index; of a comparison's run in its `folder`."""
+        file = folder / RECORD if folder else SUBMISSIONS / f"{self.submission}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    def record_status(self, attempt: Attempt, status: JobStatus, now: float) -> None:
+        """Stores the final status of an attempt."""
+        attempt.state, attempt.error = status.state, status.error
+        attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, now)[1]
+        self.write()
 
 
 def attempt_label(submission: str, attempt: int = 1) -> str:
@@ -75,14 +97,21 @@ def attempt_label(submission: str, attempt: int = 1) -> str:
     return f"{submission}-{attempt}"
 
 
+def _read(path: Path) -> Submission:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
+    return Submission(**{**content, "attempts": attempts})
+
+
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
 def _read_all() -> Iterator[Submission]:
-    """Yields all submissions, the newest first."""
+    """Yields all submissions of the index, the newest first."""
     for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
-            yield Submission(**{**content, "submission": path.stem, "attempts": attempts})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            yield dataclasses.replace(_read(path), submission=path.stem)
+        except _DAMAGED as error:
             raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
 
@@ -95,6 +124,31 @@ def find_attempt(job: str) -> tuple[Submission, Attempt]:
     raise LookupError(job)
 
 
+def find_elsewhere(job: str, gcp: GcpConfig, backend: Backend, clock: Clock) -> tuple[Submission, Attempt]:
+    """Returns the same of what another folder or machine sent, by the jobs' labels, and adds it to the index.
+
+    The record of a job directory tells the command. Raises UserError if the region has no such job.
+    """
+    labels = [(status.labels.get(LABEL, ""), status) for status in retried(backend.jobs, clock)]
+    named = (label for label, status in labels if job in (label.rpartition("-")[0], label, status.name))
+    if not (submission := next(named, "").rpartition("-")[0]):
+        raise UserError(
+            f"{job}: neither this folder nor {gcp.region} has such a submission: see `python -m deploy jobs`"
+        )
+    record = Submission(submission)
+    for label, status in sorted((pair for pair in labels if pair[0].rpartition("-")[0] == submission),
+                                key=lambda pair: pair[1].created or 0.0):  # fmt: skip
+        content: dict[str, Any] = {}
+        with suppress(UserError, PlatformFault, ValueError):
+            content = json.loads(buckets.read(f"{status.output}/{RECORD}")[0] or "{}")
+        if content.get("submission") == label:
+            record.command, record.sources = content.get("command", ""), content.get("sources", [])
+        place = content.get("tier", ""), gcp.project, gcp.region, usd_per_hour(status), status.output
+        record.attempts.append(Attempt(*place, status.state if status.over else "SUBMITTED", status.name))
+    record.write()
+    return record, record.attempts[-1]
+
+
 def find_interrupted(command: str, sources: list[str]) -> Submission | None:
     """Returns the newest submission of this command and these packages, if it did not follow its job to the end."""
     for record in _read_all():
@@ -105,31 +159,40 @@ def find_interrupted(command: str, sources: list[str]) -> Submission | None:
     return None
 
 
-def record_status(record: Submission, attempt: Attempt, status: JobStatus, now: float) -> None:
-    """Stores the final status of an attempt."""
-    attempt.state, attempt.error = status.state, status.error
-    attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, now)[1]
-    record.write()
+def find_in(folder: Path) -> Submission | None:
+    """Returns the submission of a comparison's run, also of version 0.2, or None; UserError if the file is damaged."""
+    file, old = folder / RECORD, folder / RECORD_OF_0_2
+    try:
+        if file.exists():
+            return _read(file)
+        if not old.exists():
+            return None
+        file, content = old, read_json(old)[0]
+        place = content["project"], content["region"], None, content.get("output", "")
+        return Submission(content["submission"], [Attempt("", *place)])
+    except _DAMAGED:
+        raise UserError(
+            f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
+        ) from None
 
 
-SUBMISSION_RECORD = "submission.json"
-SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
-# So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
-LISTED_S = 60.0
-
-OpenBackend = Callable[[str, str], Backend]  # (project, region)
+def is_sent(folder: Path) -> bool:
+    """Returns whether a job of a comparison's run was, or may have been, submitted."""
+    return any((folder / name).exists() for name in (RECORD, RECORD_OF_0_2))
 
 
 class Reservation:
-    """Represents the right of one submission to write to the job directory `output`.
+    """Represents the right of one submission to write to the job directory of its last attempt.
 
     An account that may not write there is warned, and reserves nothing: the job's account may have the permission.
     """
 
-    def __init__(self, output: str, label: str, gcp: GcpConfig, open_backend: OpenBackend, clock: Clock) -> None:
-        self._output, self._uri, self._clock, self._open = output, f"{output}/{SUBMISSION_RECORD}", clock, open_backend
-        self._about = {"submission": label, "project": gcp.project, "region": gcp.region, "host": platform.node(),
-                       "machine": _machine(), "process": os.getpid()}  # fmt: skip
+    def __init__(self, record: Submission, open_backend: OpenBackend, clock: Clock) -> None:
+        self._record, self._attempt, self._clock, self._open = record, record.attempts[-1], clock, open_backend
+        self._output, self._uri = self._attempt.output, f"{self._attempt.output}/{RECORD}"
+        place = {"project": self._attempt.project, "region": self._attempt.region}
+        self._about = {"submission": record.label, **place, "host": platform.node(), "machine": _machine(),
+                       "process": os.getpid()}  # fmt: skip
         self._generation: int | None = None  # of the record; None: not reserved
 
     def take(self) -> None:
@@ -143,12 +206,23 @@ class Reservation:
             tell(f"warning: {error}: make sure that no other job writes to {self._output}")
 
     def renew(self) -> None:
-        """Shows that the submission goes on, and that it sends a request now.
+        """Shows, here and there, that the submission goes on, and that it sends a request now.
 
         Raises UserError if another submission took the directory meanwhile, as while this machine slept.
         """
         if self._generation is not None:
             self._write(self._generation, sending=True)
+        self._attempt.sent_at = self._clock.now()
+        self._record.write()
+
+    def complete(self, job: str) -> None:
+        """Records the job that was created; without what makes the index again if the bucket does not take it."""
+        self._attempt.job, self._attempt.state = job, "SUBMITTED"
+        self._record.write()
+        if self._generation is not None:
+            sent = {"job": job, "tier": self._attempt.tier, "command": self._record.command}
+            with suppress(UserError, PlatformFault):
+                self._write(self._generation, sending=True, **sent, sources=self._record.sources)
 
     def release(self) -> None:
         """Frees the directory, as no job was created. Does nothing if that fails, or if it was not reserved."""
@@ -157,10 +231,11 @@ class Reservation:
             if json.loads(text or "{}").get("submission") == self._about["submission"]:
                 buckets.delete(self._uri, generation)
 
-    def _write(self, generation: int, *, sending: bool) -> None:
-        record = {**self._about, "time": self._clock.now(), "sending": sending}
+    def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
+        content = {**self._about, "time": self._clock.now(), "sending": sending, **more}
         try:
-            self._generation = buckets.write(self._uri, json.dumps(record, indent=2) + "\n", generation)
+            text = json.dumps(content, indent=2) + "\n"
+            self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
         except Conflict:
             raise UserError(
                 f"{self._output}: another submission into it began meanwhile: use another --name or --job_dir"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.job.training import JobOptions, JobRequest, WrittenSpec, warnings_of_script
+from deploy.job.work import JobOptions, Work, Written, warnings_of_script
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
 from deploy.tiers.packages import DIST, CodeArchive, Package, built
@@ -90,7 +90,7 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptRequest(JobRequest):
+class ScriptRun(Work):
     """Holds a script that is to run on a tier."""
 
     script: Script
@@ -118,14 +118,14 @@ class ScriptRequest(JobRequest):
         if held != self.script.name:
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
-    def in_job_dir(self, job_dir: str) -> "ScriptRequest":
-        return ScriptRequest(self.tier, self.script.replace(job_dir=job_dir))
+    def in_job_dir(self, job_dir: str) -> "ScriptRun":
+        return ScriptRun(self.tier, self.script.replace(job_dir=job_dir))
 
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image; never the one that was built in this folder, which holds the trainer."""
         return choose_image(self.tier, options.image, None, options.packages)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         package = built(options.packages[0])
         listed = "code/requirements.txt" in package.files
         if image.plain and not (listed or options.force):
@@ -144,7 +144,7 @@ class ScriptRequest(JobRequest):
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return WrittenSpec((package, starter()), about, tuple(warnings_of_script(self.tier)))
+        return Written((package, starter()), about, tuple(warnings_of_script(self.tier)))
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""

@@ -188,7 +188,7 @@ def test_a_missing_result_is_reported(command: Command, cloud: Emulator) -> None
 
 
 def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
-    file = tmp_path / "out" / "cpu" / "repeat-1" / "vertex.json"
+    file = tmp_path / "out" / "cpu" / "repeat-1" / "submission.json"
     command("cpu")
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')

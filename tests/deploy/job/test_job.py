@@ -15,8 +15,8 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.api.submit import describe
-from deploy.job.job import NCCL_SETTINGS, RenderedJob, render, request_on
-from deploy.job.training import JobOptions
+from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
+from deploy.job.work import JobOptions
 from deploy.platform.clients import to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
@@ -37,17 +37,17 @@ FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
 PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
 
 
-def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> RenderedJob:
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
     options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
     on = load_tier(tier) if isinstance(tier, str) else tier
-    return render(request_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
+    return job_of(work_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
 
 
-def trained(made: RenderedJob) -> TrainConfig:
-    return made.request.training.config
+def trained(made: Job) -> TrainConfig:
+    return made.work.training.config
 
 
-def task(made: RenderedJob, pool: int = 0) -> Any:
+def task(made: Job, pool: int = 0) -> Any:
     spec = made.spec["workerPoolSpecs"][pool]
     return spec.get("containerSpec") or spec["pythonPackageSpec"]
 
@@ -266,7 +266,7 @@ def test_too_little_money_or_no_price_is_refused() -> None:
 @pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
 def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
     for name in ("initial_checkpoint", "initial_model"):
-        assert job("cpu", DIGITS, f"--{name}={given}").request.inputs[name] == given
+        assert job("cpu", DIGITS, f"--{name}={given}").work.inputs[name] == given
 
 
 def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import vertex_trainer
 from deploy.cli import jobs, submit, watch
-from deploy.job.script import ScriptRequest, read_script
+from deploy.job.script import ScriptRun, read_script
 from deploy.platform.clients import Session
 from deploy.report.collection import fetched
 from deploy.tiers.packages import built
@@ -161,7 +161,7 @@ def test_a_script_that_stalls_ends_as_stopped(
     Path("train.py").write_text(STALLS.replace("HANDLER", handler))
     script = read_script("train.py", "", "", [])
     shutil.unpack_archive(built(script.package()).build(), "unpacked", "zip")
-    _, plan = ScriptRequest(load_tier("cpu"), script).local_program(tmp_path / "job")
+    _, plan = ScriptRun(load_tier("cpu"), script).local_program(tmp_path / "job")
     limits = StopLimits(idle_s=1800.0)
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits.text, **plan}
     done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)

@@ -66,7 +66,7 @@ class JobOptions:
 
 
 @dataclasses.dataclass(frozen=True)
-class WrittenSpec:
+class Written:
     """Holds what writing a spec has chosen: the packages that go along, and lines about the image and of warning."""
 
     packages: tuple[Package, ...]
@@ -75,7 +75,7 @@ class WrittenSpec:
 
 
 @dataclasses.dataclass(frozen=True)
-class JobRequest(ABC):
+class Work(ABC):
     """Represents what is to run on a tier."""
 
     tier: Tier
@@ -86,7 +86,7 @@ class JobRequest(ABC):
         return {}
 
     @property
-    def training(self) -> "TrainingRequest | None":
+    def training(self) -> "Training | None":
         """Returns the request if the trainer runs, of which plans and checks know more; None for another program."""
         return None
 
@@ -113,7 +113,7 @@ class JobRequest(ABC):
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
 
     @abstractmethod
-    def in_job_dir(self, job_dir: str) -> "JobRequest":
+    def in_job_dir(self, job_dir: str) -> "Work":
         """Returns the same with another job directory."""
 
     @abstractmethod
@@ -121,12 +121,12 @@ class JobRequest(ABC):
         """Returns the image of the job. Raises UserError if it cannot run there."""
 
     @abstractmethod
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         """Makes the workers of `spec`, which has the tier's content, run it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingRequest(JobRequest):
+class Training(Work):
     """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
     overrides: Overrides
@@ -150,7 +150,7 @@ class TrainingRequest(JobRequest):
         return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
 
     @property
-    def training(self) -> "TrainingRequest":
+    def training(self) -> "Training":
         return self
 
     def arguments(self) -> list[str]:
@@ -159,9 +159,9 @@ class TrainingRequest(JobRequest):
     def check_folder(self, job_dir: Path) -> None:
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
-    def in_job_dir(self, job_dir: str) -> "TrainingRequest":
+    def in_job_dir(self, job_dir: str) -> "Training":
         config = dataclasses.replace(self.config, job_dir=job_dir)
-        return TrainingRequest(self.tier, self.overrides.replace(job_dir=job_dir), config)
+        return Training(self.tier, self.overrides.replace(job_dir=job_dir), config)
 
     def choose_image(self, options: JobOptions) -> Image:
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
@@ -181,7 +181,7 @@ class TrainingRequest(JobRequest):
                 check_module(where, module, module, options.packages, runs=True)
         return image
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> WrittenSpec:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
         tier, track = self.tier, self.config.track
         packages = tuple(map(built, options.packages)) if image.plain else ()
         of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
@@ -215,7 +215,7 @@ class TrainingRequest(JobRequest):
                 write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
-        return WrittenSpec((*packages, starter()) if started else packages, about, warned)
+        return Written((*packages, starter()) if started else packages, about, warned)
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
