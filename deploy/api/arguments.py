@@ -29,9 +29,9 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded
 
 
-def parser(verb: str, description: str, usage: str) -> Parser:
-    """Returns a parser for `python -m deploy VERB` whose errors are one line."""
-    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+def parser(verb: str, description: str, usage: str, usual: Sequence[str] = ()) -> Parser:
+    """Returns a parser for `python -m deploy VERB` whose errors are one line; its --help shows the `usual` flags."""
+    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, usual=usual)
 
 
 def usd(text: str) -> float:

@@ -53,7 +53,9 @@ def read_comparison(folder: Path, code: int) -> Comparison:
 
 def comparison_flags() -> Parser:
     """Returns the parser of `compare`."""
-    cli = parser("compare", DESCRIPTION, "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    usual = ("out", "on", "repeats", "scaling", "project", "region", "bucket", "package", "max_cost", "spot")
+    usage = "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]"
+    cli = parser("compare", DESCRIPTION, usage, usual)
     cli.add_argument("tiers", nargs="+", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files")
     cli.add_argument(
         "--out", default="runs/comparison", metavar="FOLDER", help="folder of the comparison (default: %(default)s)"

@@ -193,6 +193,19 @@ def submit_flags() -> Parser:
         "submit",
         "Submits a job to Vertex AI and follows it to its end.",
         "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]",
+        (
+            "project",
+            "region",
+            "bucket",
+            "package",
+            "image",
+            "script",
+            "max_cost",
+            "spot",
+            "timeout",
+            "dry_run",
+            "detach",
+        ),
     )
     cli.add_argument("tiers", nargs="*", metavar="TIER", help="a file such as job_configs/l4x4.yaml, or its bare name, "
                      "l4x4; of several the next is tried where there are no machines")  # fmt: skip
