@@ -23,7 +23,7 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
     import tensorflow as tf
 
 SMALL = [
-    "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
+    "--data=digits", "--image_size=8", "--width=8", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--steps=4",
 ]  # fmt: skip
 
@@ -100,11 +100,13 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
-    """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
+    """A classifier, or the model that flags name, that trains in a second: `small_config("--replicas=2")`."""
 
     def make(*flags: str) -> TrainConfig:
         from tests.support import of_model  # imports TensorFlow, not quietly
 
+        if not any(flag.startswith(("--model", "--recipe")) for flag in flags):
+            flags = ("--model=mlp", *flags)
         return resolve([*of_model(SMALL, flags), f"--job_dir={tmp_path / 'job'}", *flags]).config
 
     return make
