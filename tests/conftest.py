@@ -23,7 +23,7 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
     import tensorflow as tf
 
 SMALL = [
-    "--data=digits", "--image_size=8", "--width=8", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
+    "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--steps=4",
 ]  # fmt: skip
 
