@@ -172,7 +172,7 @@ def test_a_loss_is_what_the_step_returns(name: str) -> None:
         means.add(logs, 1.0, timed=True)
         assert logs.means()["loss"] == pytest.approx(logs.means()["mse"], rel=1e-12)
     assert means.means()["loss"] == pytest.approx(means.means()["mse"], rel=1e-12)
-        assert means.means()["mse"] > 0.1
+    assert means.means()["mse"] > 0.1
         found = Evaluation(setup.model, setup.replicas, setup.dataset.train, 16, setup.dataset.as_fit)()
         assert found["val_loss"] == pytest.approx(found["val_mse"], rel=1e-12)
         assert found.keys() == {"val_loss", "val_mse"}
