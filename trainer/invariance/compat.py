@@ -119,6 +119,17 @@ def separate_collectives() -> None:
     )
 
 
+def await_silent_workers(seconds: int) -> None:
+    """Makes the next strategy of several workers wait so long for one that does not answer.
+
+    TensorFlow would abort the sums of all workers after half a minute, and a process cannot go on after that.
+    """
+    module = "tensorflow.python.distribute.collective_all_reduce_strategy"
+    extended = _private(f"{module}.CollectiveAllReduceExtended")
+    _private(f"{module}.CollectiveAllReduceExtended._check_health_timeout", owner=extended)
+    extended._check_health_timeout = seconds
+
+
 def uses_onednn() -> bool:
     """Returns whether TensorFlow computes with oneDNN here: the processor decides, or TF_ENABLE_ONEDNN_OPTS."""
     return bool(_private("tensorflow.python.util._pywrap_util_port.IsMklEnabled")())

@@ -123,14 +123,14 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
                 )
         if (loaded is None and answers is None) or not inputs:
             return f"not compared: {why if inputs else 'the rows do not fit its inputs'}"
-        expected, again = _called(trained, x), _called(trained, x)
+        expected, again = _called(trained, x, 2)
         if _apart(expected, again, tolerance):
             return "not compared: two calls on the same rows differ, as the model draws at random when it is called"
         if loaded is None:
             if _apart(interface.serve(expected), answers, tolerance):
                 return f"{DIFFERS} in the predictions of saved_model/"
             return "saved_model/ predicts as the model in memory"
-        if _apart(expected, _called(loaded, x), tolerance):
+        if _apart(expected, *_called(loaded, x, 1), tolerance):
             return f"{DIFFERS} in its predictions{_first_layer_apart(trained, loaded, x, tolerance)}"
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):
             return "model.keras predicts as the model in memory"
@@ -144,13 +144,19 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
     return "model.keras predicts and evaluates as the model in memory"
 
 
-def _called(model: keras.Model, x: Any) -> Any:
-    """Returns what a model predicts; no variable changes. A stateful layer, whose state is not saved, begins anew."""
+def _called(model: keras.Model, x: Any, times: int) -> list[Any]:
+    """Returns what each of some calls predicts; no variable changes in the end.
+
+    A stateful layer, whose state is not saved, begins each call anew.
+    """
+    predictions = []
     with keras.StatelessScope():
-        for layer in all_layers(model):
-            if getattr(layer, "stateful", False):
-                layer.reset_state()
-        return model(x, training=False)
+        for _ in range(times):
+            for layer in all_layers(model):
+                if getattr(layer, "stateful", False):
+                    layer.reset_state()
+            predictions.append(model(x, training=False))
+    return predictions
 
 
 def _apart(before: Any, after: Any, tolerance: float) -> bool:
