@@ -120,14 +120,13 @@ def separate_collectives() -> None:
 
 
 def await_silent_workers(seconds: int) -> None:
-    """Makes the next strategy of several workers wait so long for one that does not answer.
+    """Makes the next strategy of several workers wait so long for one that sends TensorFlow no heartbeat.
 
-    TensorFlow would abort the sums of all workers after half a minute, and a process cannot go on after that.
+    TensorFlow would abort the sums of all workers after ten seconds, and no process can go on after that.
     """
-    module = "tensorflow.python.distribute.collective_all_reduce_strategy"
-    extended = _private(f"{module}.CollectiveAllReduceExtended")
-    _private(f"{module}.CollectiveAllReduceExtended._check_health_timeout", owner=extended)
-    extended._check_health_timeout = seconds
+    context, limit = _private("tensorflow.python.eager.context.context")(), {"heartbeat_timeout_in_ms": 1000 * seconds}
+    name = "tensorflow.python.eager.context.Context.configure_coordination_service"
+    context.configure_coordination_service = functools.partial(_private(name, "", owner=context, **limit), **limit)
 
 
 def uses_onednn() -> bool:

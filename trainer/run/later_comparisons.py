@@ -17,7 +17,7 @@ from trainer.training.checkpoint import sharded, snapshot, variables_of
 from trainer.training.loop import Cuts, Hook
 
 _POWERS = tuple(10**exponent for exponent in range(3, 16))
-_LAST_SECONDS = 300.0  # that the end of a run waits for a comparison
+_LAST_SECONDS = 300.0  # that the end of a run waits for a comparison, unless its budget is spent
 _STARTED = ReplicaVerdict(None, reason="the run ended meanwhile")
 
 
@@ -47,7 +47,7 @@ class LaterComparisons:
     def _act(self, progress: Progress) -> None:
         """Takes the verdict of a child that has ended, at the end of the run of each, and starts another child."""
         if self._child and (self._child.ended or progress.ends):
-            verdict = self._child.verdict(_LAST_SECONDS)
+            verdict = self._child.verdict(0.0 if progress.budget_spent else _LAST_SECONDS)
             self.close()
             self._take(verdict)
         if progress.step in self._steps and not progress.ends:

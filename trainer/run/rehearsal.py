@@ -130,7 +130,7 @@ def compare_saved(setup: TrainingSetup, folder: Path) -> str:
             if _apart(interface.serve(expected), answers, tolerance):
                 return f"{DIFFERS} in the predictions of saved_model/"
             return "saved_model/ predicts as the model in memory"
-        if _apart(expected, *_called(loaded, x, 1), tolerance):
+        if _apart(expected, _called(loaded, x, 1)[0], tolerance):
             return f"{DIFFERS} in its predictions{_first_layer_apart(trained, loaded, x, tolerance)}"
         if not (is_whole and loaded.compiled and isinstance(data, tuple) and len(data) > 1):
             return "model.keras predicts as the model in memory"
