@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
