@@ -105,8 +105,9 @@ def tf_batches(config: TrainConfig) -> Any:
 
 
 def both(config: TrainConfig) -> Any:
-    """Returns the list that Keras's image_dataset_from_directory(subset="both") returns."""
-    return list(tf_batches(config))
+    """Returns what Keras's image_dataset_from_directory(subset="both") returns: a list, shuffled anew in each epoch."""
+    train, evaluation = tf_batches(config)
+    return [train.unbatch().shuffle(20, seed=3).batch(7).apply(tf.data.experimental.assert_cardinality(8)), evaluation]
 
 
 def batches_and_arrays(config: TrainConfig) -> Any:

@@ -216,10 +216,6 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         return replace(dataset, drawn=_differs(training, training.first))
     cut = f", its batches cut anew into global_batch_size={config.global_batch_size}" if training.batched else ""
     with dataset.reading():
-        log.info(
-            f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "
-            "every worker from its start: a run that resumes at step N first reads and drops N steps"
-        )
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
         again: Any = training.anew()
         if _differs(training, again.read_head):
@@ -230,6 +226,10 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
                 f"data={config.data}: two readings of its first examples differ: {remedy} (augmentation belongs into "
                 "the model, or --augment), or a resumed run and other workers would train on other numbers"
             )
+        log.info(  # with the count last, as to count the rows of batches shuffles them once more
+            f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "
+            "every worker from its start: a run that resumes at step N first reads and drops N steps"
+        )
         # Evaluation after `shuffle(…)` and `take` or `skip` would be of rows that are trained on in the next epoch.
         if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
             raise UserError(
