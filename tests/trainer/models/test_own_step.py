@@ -173,9 +173,9 @@ def test_a_loss_is_what_the_step_returns(name: str) -> None:
         assert logs.means()["loss"] == pytest.approx(logs.means()["mse"], rel=1e-12)
     assert means.means()["loss"] == pytest.approx(means.means()["mse"], rel=1e-12)
     assert means.means()["mse"] > 0.1
-        found = Evaluation(setup.model, setup.replicas, setup.dataset.train, 16, setup.dataset.as_fit)()
-        assert found["val_loss"] == pytest.approx(found["val_mse"], rel=1e-12)
-        assert found.keys() == {"val_loss", "val_mse"}
+    found = Evaluation(setup.model, setup.replicas, setup.dataset.train, 16, setup.dataset.as_fit)()
+    assert found["val_loss"] == pytest.approx(found["val_mse"], rel=1e-12)
+    assert found.keys() == {"val_loss", "val_mse"}
 
 
 def test_a_step_that_calls_keras_own_gives_the_numbers_of_keras_own() -> None:
