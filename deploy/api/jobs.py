@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -21,6 +23,7 @@ from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.rest import Backend
+from deploy.report.plots import axes
 from deploy.tiers.gcp_config import (
     GcpConfig,
     checked_region,
@@ -33,9 +36,9 @@ from deploy.tiers.gcp_config import (
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.records import MODEL, RESULT, mapping, number
+from trainer.base.run_files.records import MODEL, RESULT, STATS, mapping, number, parse_stats
 from trainer.base.settings.fields import Parser, whole
-from trainer.base.storage import parse
+from trainer.base.storage import expanded, parse
 
 KERAS_FILE = "model.keras"
 
@@ -44,14 +47,41 @@ KERAS_FILE = "model.keras"
 class RunResult:
     """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
 
-    `content`: the whole file.
+    `content`: the whole file; `place`: the job directory.
     """
 
     state: str
     steps: int
     wall_seconds: float | None
     metrics: Mapping[str, float]
-    content: Mapping[str, Any]
+    content: Mapping[str, Any] = dataclasses.field(repr=False)
+    place: str
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
+        if parse(self.place, "run"):
+            text = buckets.read(f"{self.place}/{STATS}")[0]
+        else:
+            text = (expanded(self.place) / STATS).read_text(encoding="utf-8")
+        epochs = [{**mapping(entry, "losses"), **mapping(entry, "metrics")}
+                  for entry in parse_stats(text) if entry["kind"] == "epoch"]  # fmt: skip
+        names = dict.fromkeys(name for values in epochs for name in values)
+        return {name: [math.nan if (value := number(of.get(name))) is None else value for of in epochs]
+                for name in names}  # fmt: skip
+
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads without the code of this package."""
+        return load_trained(self.place)
+
+    def plot(self) -> Any:
+        """Draws the losses of training and evaluation by epoch, and returns matplotlib's axes."""
+        drawn = axes(self.place, "epoch")
+        for name, values in self.history.items():
+            if "loss" in name:
+                drawn.plot(range(1, len(values) + 1), values, label=name)
+        drawn.legend()
+        return drawn
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
@@ -64,7 +94,7 @@ class RunResult:
         values = {**mapping(final, "losses"), **mapping(final, "metrics")}
         metrics = {name: value for name, value in values.items() if number(value) is not None}
         seconds = number(content.get("wall_seconds"))
-        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content)
+        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content, place)
 
 
 class VertexJob:
@@ -151,22 +181,35 @@ class VertexJob:
 
     def model(self) -> Any:
         """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""
-        import keras  # the one use of TensorFlow here, and only by a user's program
+        return load_trained(self.output)
 
-        from trainer.base.storage.staging import Staged
-
-        address = parse(f"{self.output}/{MODEL}", "model")
-        assert address
-        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
-        if not (folder / KERAS_FILE).is_file():
-            raise UserError(f"{address}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
-        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+    def _repr_html_(self) -> str:
+        region, number = (self.name.split("/")[at] for at in (3, -1))
+        page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}"
+        return f'<a href="{page}?project={self.gcp.project}">job {number}</a> in {region}'
 
     def _record(self, status: JobStatus) -> None:
         """Stores the final status in this folder's record of the job, if there is one."""
         if self.attempt:
             record, attempt = self.attempt
             record.record_status(attempt, status, self.session.clock.now())
+
+
+def load_trained(job_dir: str) -> Any:
+    """Returns the keras.Model in a job directory, which may be at gs://. Raises UserError if there is none."""
+    import keras  # the one use of TensorFlow here, and only by a user's program
+
+    from trainer.base.storage.staging import Staged
+
+    address = parse(f"{job_dir}/{MODEL}", "model")
+    folder = expanded(f"{job_dir}/{MODEL}")
+    if address:
+        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
+    if not (folder / KERAS_FILE).is_file():
+        raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the optimizer's state, which the file has only with --save_optimizer
+        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
 
 
 def add_target(cli: Parser) -> None:

@@ -17,7 +17,7 @@ from trainer.base.errors import UserError
 from trainer.base.run_files.records import RESULT
 from trainer.base.storage import local_path
 
-_STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
+_STEP = re.compile(r"(step|epoch) +([\d,]+)/([\d,]+)")  # begins a line of progress
 
 
 def train(
@@ -40,20 +40,20 @@ def train(
         if stream:
             print(line, file=stream, flush=True)
         if bar and (step := _STEP.match(line)):
-            bar(*(int(count.replace(",", "")) for count in step.groups()))
+            bar(step[1], *(int(count.replace(",", "")) for count in step.groups()[1:]))
 
     run_program("trainer.task", words, show)
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 
-def _notebook_bar() -> Callable[[int, int], None] | None:
-    """Returns what shows a step of all in a notebook; None elsewhere."""
+def _notebook_bar() -> Callable[[str, int, int], None] | None:
+    """Returns what shows a step or epoch of all in a notebook; None elsewhere."""
     if "ipykernel" not in sys.modules:
         return None
     display: Any = importlib.import_module("IPython.display")
 
-    def html(step: int, total: int) -> Any:
-        return display.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
+    def html(unit: str, done: int, total: int) -> Any:
+        return display.HTML(f'<progress value="{done}" max="{total}"></progress> {unit} {done:,} of {total:,}')
 
-    handle = display.display(html(0, 1), display_id=True)
-    return lambda step, total: handle.update(html(step, total))
+    handle = display.display(html("step", 0, 1), display_id=True)
+    return lambda unit, done, total: handle.update(html(unit, done, total))

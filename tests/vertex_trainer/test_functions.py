@@ -260,6 +260,8 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     result = train("mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True)
     assert (result.state, result.steps, {*result.metrics}) == ("done", 4, {"loss", "accuracy"})
     assert "done: 4 steps" in stream.getvalue()
+    assert result.model().output_shape == (None, 10)
+    assert len(repr(result)) < 200
     with pytest.raises(UserError, match="unknown flag --stepz"):
         train("mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
     assert capsys.readouterr().out == ""

@@ -140,7 +140,8 @@ class Reporter:
         entry = self._entry("report", progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
         self._append(entry)
-        self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
+        if not (self.by_epoch and self._final):  # then they are those of the last epoch
+            self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
         if self._bar:
             log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
             (step, shown_at), now = self._shown, progress.step
@@ -159,6 +160,7 @@ class Reporter:
         entry: StatsEntry = {**self._entry("epoch", progress, self._since_epoch), **by_kind(means)}
         self._append(entry)
         if self.by_epoch:
+            self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
             total = math.ceil(progress.total_steps / progress.steps_per_epoch)
             self._show(progress, f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}", means, entry)
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
