@@ -66,6 +66,8 @@ _FLAGS: dict[str, tuple[str, str] | tuple[str, str, dict[str, Any]]] = {
     "package": ("PATH", "a Python package of yours, or one .py file, to ship with the job"),
     "max_package_mb": ("MB", f"largest size of --package (default: {MOST_MB})",
                        {"type": whole(1, 100_000), "default": MOST_MB}),
+    "include": ("GLOB", "files of --package or of a script's folder that go along though git does not track them, as "
+                "data/*.json", {"action": "append", "default": []}),
     "prices": ("FILE", "YAML of your own prices, in USD an hour"),
     "price_per_hour": ("TIER=USD", "the price of all machines of a tier", {"action": "append", "default": []}),
     "baseline": ("TIER", "base of the speed-ups (default: the first)"),

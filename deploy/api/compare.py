@@ -67,7 +67,7 @@ def comparison_flags() -> Parser:
     cli.add_argument("--on", choices=("local", "vertex"), default="local", help="processes of this machine (default), "
                      "or jobs of Vertex AI, without restarts; the flags of `submit` say where")  # fmt: skip
     cli.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
-    add_flags(cli, *OF_VERTEX, "max_package_mb", "prices", "baseline", "price_per_hour", "script", "module")
+    add_flags(cli, *OF_VERTEX, "max_package_mb", "include", "prices", "baseline", "price_per_hour", "script", "module")
     cli.set_defaults(name="", disable_retries=True, backend="")
     add_plan_flags(cli)
     add_json_flag(cli)

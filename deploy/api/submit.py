@@ -88,11 +88,11 @@ def read_options(args: argparse.Namespace, program: Program) -> JobOptions:
     own_image = args.image != "" and not installs(args.image)
     if isinstance(program, Script):
         subject = program.subject
-        packages: Sequence[Package] = [program.package(args.max_package_mb)]
+        packages: Sequence[Package] = [program.package(args.max_package_mb, args.include)]
     elif own_image and args.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     else:
-        packages = [] if own_image else packages_with(args.package, args.max_package_mb)
+        packages = [] if own_image else packages_with(args.package, args.max_package_mb, args.include)
         subject = str(program.values.get("recipe") or program.values.get("model") or "job")
         subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return JobOptions(
@@ -198,7 +198,7 @@ def submit_flags() -> Parser:
                      "l4x4; of several the next is tried where there are no machines")  # fmt: skip
     cli.add_argument("--machine_type", default="", metavar="NAME", help="a machine instead of a TIER, as g2-standard-4")
     cli.add_argument("--accelerator", default="", metavar="NAME[:COUNT]", help="its accelerators, as NVIDIA_L4:1")
-    add_flags(cli, *OF_VERTEX, "max_package_mb", "prices", "script", "module")
+    add_flags(cli, *OF_VERTEX, "max_package_mb", "include", "prices", "script", "module")
     cli.add_argument("--name", default="", metavar="TEXT", help="display name (default: recipe, tier and time)")
     cli.add_argument("--tensorboard_instance", default="", metavar="NAME", help="the TensorBoard of Vertex AI that "
                      "shows the job's logs/: its full name or id, or `create`; it costs by what it stores")  # fmt: skip

@@ -1,8 +1,8 @@
 """Finds credentials in the files that are to go along with a job.
 
-A file that is a credential by its name never goes. Text is judged by detect-secrets, with all its detectors and filters,
-which verifies nothing over the network; six expressions find what it misses, in every file, text or not. What detect-secrets
-takes for a credential and is empty, prose, a reference or a checksum is dropped.
+A file that is a credential by its name never goes. Text is judged by detect-secrets, with all its detectors and
+filters, which verifies nothing over the network; six expressions find what it misses, in every file, text or not. What
+detect-secrets takes for a credential and is empty, prose, a reference or a checksum is dropped.
 """
 
 import re
@@ -26,9 +26,10 @@ _PUBLIC = re.compile(rb"-----BEGIN (CERTIFICATE|[A-Z ]*PUBLIC KEY)-----")
 
 # What detect-secrets misses.
 _EXPRESSIONS = {
-    "a private key": rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{50}",
-    "a token of a service": rb"\b(ya29\.|GOCSPX-|AIza|gh[oprsu]_|github_pat_|glpat-|hf_(?=[A-Za-z]{30})|npm_(?=\w{36})|dckr_pat_"
-    rb"|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-)[\w=-]{20,}",
+    "a private key": rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-\d"
+    rb"|AGE-SECRET-KEY-1[0-9A-Z]{50}",
+    "a token of a service": rb"\b(ya29\.|GOCSPX-|AIza|gh[oprsu]_|github_pat_|glpat-|hf_(?=[A-Za-z]{30})"
+    rb"|npm_(?=\w{36})|dckr_pat_|hvs\.|dapi(?=[0-9a-f]{32})|dop_v1_|glsa_|ATATT3|gsk_|r8_(?=\w{37})|sk-)[\w=-]{20,}",
     "a signed address": rb"(X-Goog-Signature|X-Amz-Signature|[?&]sig)=[\w%+/]{32,}|/webhooks/\d+/[\w-]{30,}"
     rb"|://(?=[\w-]*\d)[\w-]{20,}@[\w\[]",
     "a token": rb"(?i)(token|client-key-data|identitytoken|\"auth|_auth|refresh_token)[\"']?[ \t]*[:=]"
@@ -39,13 +40,16 @@ _EXPRESSIONS = {
 _PATTERNS = {kind: re.compile(expression) for kind, expression in _EXPRESSIONS.items()}
 
 # What detect-secrets finds and is no credential: values, and lines of checksums, which look random.
-_EMPTY = re.compile(r"(?i)(null|none|true|false|~|password|passwd|secret|token|your[_-].*|projects/.*)?|.*\s.*|[\w-]*-key")
+_EMPTY = re.compile(
+    r"(?i)(null|none|true|false|~|password|passwd|secret|token|your[_-].*|projects/.*)?|.*\s.*|[\w-]*-key"
+)
 _CHECKSUM = re.compile(r"(?i)sha|md5|hash|digest|checksum|commit|etag|integrity|revision")
 
 
 def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
-    """Yields each credential in a file: its kind, with its line. `as_text`: whether detect-secrets reads it if it is text.
+    """Yields each credential in a file: its kind, with its line.
 
+    `as_text`: whether detect-secrets reads the file, if it is text.
     Raises UserError without detect-secrets.
     """
     with path.open("rb") as file:

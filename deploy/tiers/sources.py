@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from deploy.tiers.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
-from trainer.base.log import log
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
 MB = 1e6
+MOST_NAMES = 12  # of files that are left out, in a line
 ALLOW = "#!allow:"  # begins a line of ours in an ignore file that names a file which goes along, whatever it looks like
 _SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
 IGNORE_FILES = (".gitignore", ".gcloudignore")
@@ -34,7 +34,8 @@ class Sources:
 
     def __str__(self) -> str:
         count = f"{len(self.files)} file{'s' if len(self.files) > 1 else ''}, {self.size / MB:.1f} MB"
-        return f"{count}; {len(self.left_out)} left out (--verbose names them)" if self.left_out else count
+        names = ", ".join(self.left_out[:MOST_NAMES]) + ", …" * (len(self.left_out) > MOST_NAMES)
+        return f"{count}; {len(self.left_out)} left out: {names}" if names else count
 
 
 def user_sources(
@@ -79,8 +80,6 @@ def user_sources(
                         f"package: {name}, line {statement.line}, imports {lost}, which does not go along: git or "
                         f".gcloudignore ignores it: take it out of there, or give --include={PurePosixPath(lost).name}"
                     )
-    for name in left_out:
-        log.debug(f"left out: {name}")
     return Sources(files, tuple(left_out), size)
 
 
