@@ -17,9 +17,8 @@ from deploy.job.job import Program, work_on
 from deploy.job.work import Work
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.machine_table import Price
 from deploy.tiers.output import say
-from deploy.tiers.tier import NO_CHANGES, SpecChanges, Tier, check_tiers, load_tier
+from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 
@@ -68,25 +67,6 @@ class ComparisonRequest:
         for run in runs:
             runner.check(run)
         return {run.tier.name: run for run in runs}
-
-
-def read_tiers(
-    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
-) -> list[Tier]:
-    """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
-
-    `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
-    other. Raises UserError for a price of another tier.
-    """
-    loaded = [load_tier(name, price_file, changes) for name in names]
-    tiers = {tier.name: tier for tier in loaded}
-    if len(tiers) < len(loaded):
-        ((twice, _),) = Counter(tier.name for tier in loaded).most_common(1)
-        raise UserError(f"{twice} is given twice: tiers are named after their files")
-    check_tiers(usd_by_tier, list(tiers), "price_per_hour")
-    for name, usd in usd_by_tier.items():
-        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
-    return list(tiers.values())
 
 
 def run_comparison(

@@ -8,7 +8,7 @@ from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
 from deploy.job.work import with_tensorboard
 from deploy.platform import buckets
-from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, retried
+from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Backend
 from deploy.tiers.gcp_config import check_continent
@@ -191,9 +191,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     try:
         reservation.take()
         reservation.complete(creation.run())
-        number = attempt.job.rsplit("/", 1)[-1]
-        page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
-        say(f"submitted {attempt.job}\n{page}")
+        say(f"submitted {attempt.job}\n{console_page(attempt.job, project)}")
     except KeyboardInterrupt:
         _interrupted(creation, record)
         if attempt.job:

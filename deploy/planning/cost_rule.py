@@ -23,7 +23,8 @@ class CostQuestion(NamedTuple):
 
     def agree(self) -> None:
         """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
-        if self.refusal and not (sys.stdin and sys.stdin.isatty() and agrees(f"{self.text}: submit it?")):
+        answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
+        if self.refusal and not (answers and agrees(f"{self.text}: submit it?")):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 
@@ -67,7 +68,7 @@ def cost_question(
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if much else advice
         much = much or any(tier.accelerators for tier in unpriced)
-    return CostQuestion(text, refusal if much and not jobs[0][0].options.check else "")
+    return CostQuestion(text, refusal if much and not jobs[0][0].order.asked.check else "")
 
 
 def _most_usd(tier: Tier) -> float | None:

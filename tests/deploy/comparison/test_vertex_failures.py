@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.api import compare as comparison_run
-from deploy.api.arguments import parse as parse_command
-from deploy.api.submit import read_options
+from deploy.api.arguments import called
+from deploy.api.compare import CompareOptions
+from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
 from deploy.job.creation import upload_packages
 from deploy.platform.clients import Session
+from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
@@ -32,9 +33,10 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 ) -> None:
     """Neither the first run nor those that wait for it submit a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-    found, overrides = parse_command(comparison_run.comparison_flags(), [*names, *target, *image, *JOB])
-    tiers = comparison.read_tiers(names, "", {})
-    runner = VertexRunner(found, read_options(found, overrides), session)
+    words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
+    asked, overrides, _ = called("compare", CompareOptions, names, words)
+    tiers = read_tiers(names, "", {})
+    runner = VertexRunner(order_of(asked, overrides), session)
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
