@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from deploy.platform import api, buckets
-from deploy.platform.api import ApiError, Clock, backoff, retried
+from deploy.platform.api import ApiError, Clock, backoff, console_page, retried
 from deploy.platform.rest import Backend
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
@@ -205,11 +205,10 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     folder = Staged(address, "run").fetch(_DESCRIBING.__contains__, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info, (result, _) = read_run_info(folder)[0], read_result(folder)
-    page = f"https://console.cloud.google.com/vertex-ai/locations/{gcp.region}/training/{job.rsplit('/', 1)[-1]}"
     description = {
         "run": run, "recipe": mapping(info, "config").get("recipe"), "commit": info.get("git_commit"),
         "data": mapping(info, "data").get("content"), "steps": result.get("steps"), **mapping(result, "final"),
-        **({"job": page} if job else {}),
+        **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
     elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"

@@ -269,7 +269,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
     where: dict[str, Any] = {**WHERE, "bucket": str(bucket).rstrip("/"), "image_size": 8, "epochs": 2}
 
     def trained(google: Emulator, job: dict[str, Any]) -> None:
-        folder = plant(tmp_path / "run", [0.1, 0.1], devices=["GPU:0"])
+        folder = plant(tmp_path / "run", [0.1, 0.1], losses=[2.0, 1.0], epochs=True)
         (folder / "model").mkdir()
         model.save(folder / "model" / "model.keras")
         google.begin(job)
@@ -290,7 +290,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
         == f"https://console.cloud.google.com/vertex-ai/locations/us-central1/training/{number}?project=my-proj"
     )
     assert (done.result.state, done.cost is not None, capsys.readouterr().out) == ("done", True, "")
-    assert [len(values) for values in done.history.values()]
+    assert done.history["loss"] == [2.0, 1.0]
     assert [list(weights.shape) for weights in done.model.get_weights()] == [[2, 1], [1]]
     cloud.run = lambda google, job: google.end(job, "FAILED", "out of memory")
     with pytest.raises(PlatformFault, match="out of memory"):
