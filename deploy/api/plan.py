@@ -16,7 +16,7 @@ from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast, forecast
 from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
@@ -26,7 +26,7 @@ from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.options import Value, option, read_prices, seconds, switch, usd
 from deploy.tiers.output import printed_on, say
-from deploy.tiers.tier import read_tiers, tier_names
+from deploy.tiers.tier import STRATEGIES, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
 from trainer.base.settings.resolution import Overrides

@@ -11,15 +11,14 @@ from typing import TextIO
 
 from deploy.api.arguments import called
 from deploy.api.jobs import VertexJob
-from deploy.job.cost import price_and_limit
+from deploy.job.cost import CostQuestion, cost_question, price_and_limit
 from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
 from deploy.job.following import PrintLine, show, watch_job
 from deploy.job.job import Job, Program, job_of, work_on
 from deploy.job.ledger import Submission, find_interrupted
 from deploy.job.script import Script
 from deploy.job.work import CHECK_S, JobOptions, Order
-from deploy.planning.cost_rule import CostQuestion, cost_question
-from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, with_limits
+from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
 from deploy.platform.api import ApiError, JobStatus
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors, exit_code, stocked_out
@@ -59,16 +58,78 @@ class SubmitOptions(JobOptions):
                            "(docs/serving.md)")  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True)
+class PreparedSubmission:
+    """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
+
+    `about`: lines for people; `register`: the name of a model, and the image that serves it.
+    """
+
+    order: Order
+    jobs: Sequence[Job]
+    record: Submission
+    session: Session
+    about: Sequence[str]
+    register: tuple[str, str] = ("", "")
+
+    @property
+    def question(self) -> CostQuestion:
+        """Returns what is to be asked about the cost."""
+        return cost_question(
+            [(job.tier, 1) for job in self.jobs], planned_usd(self.jobs), self.order.asked, alternatives=True
+        )
+
+    def send(self) -> "SubmittedJob":
+        """Creates the job, or finds the one that an interrupted call with the same arguments created.
+
+        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
+        """
+        jobs = self.jobs
+        with api_errors(jobs[0].gcp):
+            if interrupted := self._interrupted():
+                return interrupted
+            self.question.agree()
+            for job in jobs:
+                check_resources(job)
+            packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
+            upload_packages(list(packages.values()), jobs[0].gcp.bucket)
+            submitted = SubmittedJob(self, self.record, jobs)
+            submitted.create()
+            return submitted
+
+    def _interrupted(self) -> "SubmittedJob | None":
+        """Returns the job of the same command that was not followed to its end; None if there is none.
+
+        It goes on with the tiers and regions after that job's own.
+        """
+        earlier = find_interrupted(self.record.command, self.record.sources)
+        if earlier is None:
+            return None
+        attempt = earlier.attempts[-1]
+        backend = self.session.open(self.order.asked.backend, attempt.project, attempt.region)
+        attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
+        if not attempt.job:
+            return None
+        say(f"goes on with {attempt.job}, which the same command submitted before")
+        if earlier.detached:
+            attempt.state = "SUBMITTED"
+            earlier.write()
+        order = dataclasses.replace(self.order, submission=earlier.submission)
+        places = [(job.tier.name, job.gcp.region) for job in self.jobs]
+        place = (attempt.tier, attempt.region)
+        left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
+        jobs = [job_of(job.work, job.gcp, with_limits(job.work, order)) for job in left]
+        submitted = SubmittedJob(self, earlier, jobs)
+        submitted.resume(attempt.job)
+        return submitted
+
+
 class SubmittedJob(VertexJob):
     """Represents the newest job of a submission; where there are no machines for it, `wait` goes on with the next."""
 
-    def __init__(
-        self, record: Submission, jobs: Sequence[Job], backend: str, session: Session,
-        max_wait_s: float | None = None, register: tuple[str, str] = ("", ""),
-    ) -> None:  # fmt: skip
-        self.record, self.rendered, self._next, self._max_wait_s = record, jobs[0], list(jobs[1:]), max_wait_s
-        self._register = register  # the name of a model, and the image that serves it
-        super().__init__("", jobs[0].gcp, backend, session, None)
+    def __init__(self, prepared: PreparedSubmission, record: Submission, jobs: Sequence[Job]) -> None:
+        self.record, self.rendered, self._next, self._register = record, jobs[0], list(jobs[1:]), prepared.register
+        super().__init__("", jobs[0].gcp, prepared.order.asked.backend, prepared.session, None)
 
     def create(self) -> None:
         """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
@@ -95,7 +156,18 @@ class SubmittedJob(VertexJob):
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
         """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
         with api_errors(self.gcp):
-            while status := self._follow_newest(print_line):
+            while True:
+                attempt, max_wait_s = self.record.attempts[-1], self.rendered.order.asked.max_wait or math.inf
+                if self.rendered.tier.strategy == "FLEX_START":  # the service ends the wait itself
+                    max_wait_s += FLEX_START_SLACK_S
+                status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
+                                   max_wait_s=max_wait_s)  # fmt: skip
+                if status is None:
+                    attempt.state = "INTERRUPTED"
+                    self.record.write()
+                    return None
+                self.name = attempt.job = status.name
+                self.record.record_status(attempt, status, self.session.clock.now())
                 if not (self._next and stocked_out(status)):
                     break
                 self._turn()
@@ -106,97 +178,14 @@ class SubmittedJob(VertexJob):
                         raise
                     return None
             name, image = self._register
-            if status and name and exit_code(status) == DONE:
+            if name and exit_code(status) == DONE:
                 registration = read_registration(self.output, name, image, self.gcp, self.name)
                 register_run(registration, "", self.backend, self.session.clock)
-        return status
-
-    def _follow_newest(self, print_line: PrintLine) -> JobStatus | None:
-        attempt, max_wait_s = self.record.attempts[-1], self._max_wait_s or math.inf
-        if self.rendered.tier.strategy == "FLEX_START":  # the service ends the wait itself
-            max_wait_s += FLEX_START_SLACK_S
-        status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
-                           max_wait_s=max_wait_s)  # fmt: skip
-        if status is None:
-            attempt.state = "INTERRUPTED"
-            self.record.write()
-            return None
-        self.name = attempt.job = status.name
-        self.record.record_status(attempt, status, self.session.clock.now())
         return status
 
     def _turn(self) -> None:
         say(f"{self.rendered.name}: {self.record.attempts[-1].error}", "tries the next")
         self.rendered = self._next.pop(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class PreparedSubmission:
-    """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
-
-    `about`: lines for people; `register`: the name of a model, and the image that serves it.
-    """
-
-    order: Order
-    jobs: Sequence[Job]
-    record: Submission
-    session: Session
-    about: Sequence[str]
-    register: tuple[str, str] = ("", "")
-
-    @property
-    def question(self) -> CostQuestion:
-        """Returns what is to be asked about the cost."""
-        return cost_question([(job, 1) for job in self.jobs], self.order.asked.max_cost, alternatives=True)
-
-    def send(self) -> SubmittedJob:
-        """Creates the job, or finds the one that an interrupted call with the same arguments created.
-
-        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
-        """
-        jobs = self.jobs
-        with api_errors(jobs[0].gcp):
-            if interrupted := self._interrupted():
-                return interrupted
-            self.question.agree()
-            for job in jobs:
-                check_resources(job)
-            packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
-            upload_packages(list(packages.values()), jobs[0].gcp.bucket)
-            submitted = self._submitted(self.record, jobs)
-            submitted.create()
-            return submitted
-
-    def _submitted(self, record: Submission, jobs: Sequence[Job]) -> SubmittedJob:
-        return SubmittedJob(
-            record, jobs, self.order.asked.backend, self.session, self.order.asked.max_wait, self.register
-        )
-
-    def _interrupted(self) -> SubmittedJob | None:
-        """Returns the job of the same command that was not followed to its end; None if there is none.
-
-        It goes on with the tiers and regions after that job's own.
-        """
-        earlier = find_interrupted(self.record.command, self.record.sources)
-        if earlier is None:
-            return None
-        attempt = earlier.attempts[-1]
-        backend = self.session.open(self.order.asked.backend, attempt.project, attempt.region)
-        attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
-        if not attempt.job:
-            return None
-        say(f"goes on with {attempt.job}, which the same command submitted before")
-        if earlier.detached:
-            attempt.state = "SUBMITTED"
-            earlier.write()
-        order = dataclasses.replace(self.order, submission=earlier.submission)
-        places = [(job.tier.name, job.gcp.region) for job in self.jobs]
-        place = (attempt.tier, attempt.region)
-        left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        jobs = [job_of(job.work, job.gcp, with_limits(job.work, order)) for job in left]
-        submitted = self._submitted(earlier, jobs)
-        submitted.resume(attempt.job)
-        return submitted
 
 
 def submit(

@@ -39,7 +39,7 @@ class Prediction(Work):
         spec["workerPoolSpecs"][0]["containerSpec"] = {
             "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
         }  # fmt: skip
-        return Written((), (f"runs in {image.uri}, the image of the version",), ())
+        return (), (f"runs in {image.uri}, the image of the version",), ()
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:

@@ -17,14 +17,13 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.job.cost import price_and_limit
+from deploy.job.cost import CostQuestion, cost_question, price_and_limit
 from deploy.job.creation import check_resources, newest_original, submit_job, upload_packages
 from deploy.job.following import follow_job, settled
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Attempt, Submission, find_attempt, find_in
 from deploy.job.work import Order, Work
-from deploy.planning.cost_rule import cost_question
-from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
+from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.api import ApiError, Clock, JobStatus, retried
 from deploy.platform.clients import Session
 from deploy.platform.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
@@ -152,7 +151,11 @@ class VertexRunner:
         limit = "" if self._order.asked.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
         if self._dry_run:
-            yield from cost_question(jobs, self._order.asked.max_cost, each=True).lines()
+            yield from self._question(jobs).lines()
+
+    def _question(self, jobs: Sequence[tuple[Job, int]]) -> CostQuestion:
+        counts = [(job.tier, count) for job, count in jobs]
+        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, each=True)
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
@@ -162,8 +165,7 @@ class VertexRunner:
         with api_errors(self._gcp):
             new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(find_in(job_dir)))
         if new:
-            priced = [(jobs[name], count) for name, count in new.items()]
-            cost_question(priced, self._order.asked.max_cost, each=True).agree()
+            self._question([(jobs[name], count) for name, count in new.items()]).agree()
         checks = {(job.output.split("/")[2], job.image.uri, *job.work.inputs.values()): job for job in jobs.values()}
         for bucket in {bucket for bucket, *_ in checks}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read

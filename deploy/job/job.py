@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
-import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from deploy.job.cost import limited
 from deploy.job.script import Script, ScriptRun
 from deploy.job.work import (
     TASK,
@@ -28,9 +28,6 @@ from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
-
-START_S = 600  # starting the machines and pulling the image take some minutes
-
 
 # Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
@@ -103,21 +100,22 @@ def work_on(tier: Tier, program: Program) -> Training | ScriptRun:
 
 def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
-    work = dataclasses.replace(work, tier=_limited(work.tier, order))
+    work = dataclasses.replace(work, tier=limited(work.tier, order.asked))
     tier, image = work.tier, work.choose_image(order)
     check_region(tier, gcp)
     if order.asked.kms_key:
         check_format("EncryptionSpec.kmsKeyName", order.asked.kms_key, "kms_key")
         check_same_region("kms_key", order.asked.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
-    output = _output(spec, work, gcp, order.folder)
+    # Without the tier: the next one of a fallback resumes from the checkpoints of the last.
+    output = _output(spec, work, gcp, order.asked.name or f"{order.subject}-{order.submission}")
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
     if order.asked.tensorboard_instance:
         spec["tensorboard"] = tensorboard_name(order.asked.tensorboard_instance, spec, gcp)
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
-    written = work.write(spec, gcp, order, image)
-    table, warned = load_machines(), written.warnings
+    packages, written, warned = work.write(spec, gcp, order, image)
+    table = load_machines()
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
         task = pool["containerSpec"]  # without a command it is taken to run the trainer
@@ -125,38 +123,14 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
         variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
-    about = (*filter(None, [image.about]), *written.about)
+    about = (*filter(None, [image.about]), *written)
     if tier.price.inferred and gcp.region != table.region:
         warned = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
             *warned,
         )
-    return Job(name, work, gcp, order, image, output, spec, written.packages, about, warned)
-
-
-def _limited(tier: Tier, order: Order) -> Tier:
-    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
-    scheduling = dict(tier.spec.get("scheduling", {}))
-    if order.asked.disable_retries:
-        scheduling["disableRetries"] = True
-    if order.asked.max_wait is not None and tier.strategy == "FLEX_START":
-        scheduling["maxWaitDuration"] = f"{math.ceil(order.asked.max_wait)}s"
-    if order.asked.max_cost is not None:
-        hourly = tier.price_per_hour
-        if hourly is None:
-            raise UserError(
-                f"max_cost={order.asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
-                "--prices=FILE"
-            )
-        seconds = math.floor(order.asked.max_cost / hourly * 3600)
-        if seconds < START_S:
-            raise UserError(
-                f"max_cost={order.asked.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
-                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
-            )
-        scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
-    return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
+    return Job(name, work, gcp, order, image, output, spec, packages, about, warned)
 
 
 def _output(spec: Mapping[str, Any], work: Work, gcp: GcpConfig, folder: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.job.work import Order, Work, Written, warnings_of_script
+from deploy.job.work import Order, Work, Written
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
 from deploy.tiers.packages import DIST, CodeArchive, Package, built
@@ -70,9 +70,8 @@ class Script:
         beside = self.folder.parent / "requirements.txt"
         listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
         if whole and not listed and beside.is_file():
-            installed = user_sources(beside)  # refuses credentials in it
-            listed, doubtful = beside, dict.fromkeys((*sources.doubtful, *installed.doubtful))
-            sources = dataclasses.replace(sources, doubtful=tuple(doubtful))
+            user_sources(beside)  # refuses credentials in it
+            listed = beside
         if listed:
             code["requirements.txt"] = listed
         if not whole and self.command[0] not in code:
@@ -134,7 +133,11 @@ class ScriptRun(Work):
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return Written((package, starter()), about, tuple(warnings_of_script(self.tier)))
+        warned = (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left",
+        ) * (self.tier.strategy == "SPOT")
+        return (package, starter()), about, warned
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""

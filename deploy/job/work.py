@@ -103,22 +103,9 @@ class Order:
     built_image: BuiltImage | None = None
     limits: str = ""
 
-    @property
-    def folder(self) -> str:
-        """Returns the name of the job directory below the bucket's jobs/.
 
-        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
-        """
-        return self.asked.name or f"{self.subject}-{self.submission}"
-
-
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """Holds what writing a spec has chosen: the packages that go along, and lines about the image and of warning."""
-
-    packages: tuple[Package, ...]
-    about: tuple[str, ...]
-    warnings: tuple[str, ...]
+# What writing a spec has chosen: packages that go along, lines about the image, and warnings.
+Written = tuple[tuple[Package, ...], tuple[str, ...], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +213,7 @@ class Training(Work):
                 write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
-        return Written((*packages, starter()) if started else packages, about, warned)
+        return (*packages, starter()) if started else packages, about, warned
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -310,15 +297,6 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
-
-
-def warnings_of_script(tier: Tier) -> Iterator[str]:
-    """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
-    if tier.strategy == "SPOT":
-        yield (
-            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
-            "AIP_CHECKPOINT_DIR, is left"
-        )
 
 
 CREATE = "create"

@@ -7,12 +7,12 @@ from dataclasses import replace
 from deploy.job.job import Job
 from deploy.job.work import JobOptions, Order, Work
 from deploy.planning.forecast import Forecast, forecast
-from deploy.planning.strategy_costs import STRATEGIES, Offer
+from deploy.planning.strategy_costs import Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.report.text_tables import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
-from deploy.tiers.tier import Tier
+from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -94,6 +94,11 @@ def estimate(job: Job) -> Offer | None:
     with suppress(UserError):
         return _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
     return None
+
+
+def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
+    """Returns the least and the most USD of each job by its plan, as `cost_question` takes them."""
+    return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
 
 
 def with_limits(work: Work, order: Order) -> Order:

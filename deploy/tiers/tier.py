@@ -13,14 +13,15 @@ from typing import Any
 
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.options import option, seconds, switch
-from deploy.tiers.spec_rules import check_shape, check_spec
+from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets: the value of the first is unique to an attempt.
 LABEL, PRICE_LABEL = "submission", "usd-per-hour"
-FLEX_START = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
+_FLEXIBLE = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
+STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # of scheduling, in words
 SECRETS = "TRAINER_SECRETS"  # a job's variable: JSON of the names of secrets, by variable, which its starter reads
 
 
@@ -130,7 +131,7 @@ class SpecChanges:
         if self.spot:
             scheduling.pop("maxWaitDuration", None)
         scheduling |= {"strategy": "SPOT"} if self.spot else {}
-        scheduling = {**FLEX_START, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
+        scheduling = {**_FLEXIBLE, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
         scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
         changed |= {"scheduling": scheduling} if scheduling else {}
         variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
@@ -225,9 +226,27 @@ class Tier(TierFacts):
         return float(timeout[:-1]) if timeout else DEFAULT_TIMEOUT_S
 
     @property
+    def usd_by_strategy(self) -> dict[str, float | None]:
+        """Returns USD an hour of all machines, by the strategies that they are offered under; None: not known.
+
+        A price that the user gave for the tier is that of its own strategy.
+        """
+        machine = load_machines().machines.get(self.machine_type)
+        offered = [kind for kind in (machine.strategies if machine else ()) or STRATEGIES
+                   if kind != "FLEX_START" or FLEX_START.fullmatch(self.accelerator_type)]  # fmt: skip
+        usd = {kind: self.price.under(kind) for kind in offered}
+        return usd if self.price_per_hour is None else {**usd, self.strategy: self.price_per_hour}
+
+    @property
     def most_usd(self) -> float | None:
         """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
+
+    @property
+    def bound_usd(self) -> float | None:
+        """Returns the same; if the price of its strategy is not known, by the dearest of another one."""
+        prices = [usd for kind in STRATEGIES if (usd := self.price.known_under(kind)) is not None]
+        return self.most_usd or (max(prices) * self.timeout_s / 3600 if prices else None)
 
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
