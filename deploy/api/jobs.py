@@ -17,7 +17,7 @@ from deploy.platform import buckets
 from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import (
     GcpConfig,
     checked_region,
@@ -78,7 +78,7 @@ class VertexJob:
         return f"<job {self.name}>"
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> Platform:
         """Returns the client for the job's project and region."""
         return self.session.open(self.kind, self.gcp.project, self.gcp.region)
 
@@ -86,7 +86,7 @@ class VertexJob:
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            return with_reason(retried(partial(self.backend.state, self.name), self.session.clock))
+            return with_reason(retried(partial(self.backend.get, self.name), self.session.clock))
 
     @property
     def exit_code(self) -> int:
@@ -119,7 +119,7 @@ class VertexJob:
         """Cancels as `cancel` does, and prints as a command. `confirm` raises UserError if the job is to go on."""
         backend, clock = self.backend, self.session.clock
         with api_errors(self.gcp):
-            status = retried(partial(backend.state, self.name), clock)
+            status = retried(partial(backend.get, self.name), clock)
             if not status.over:
                 confirm(status)
                 status = cancel_and_wait(backend, self.name, clock)

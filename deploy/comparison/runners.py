@@ -28,7 +28,7 @@ from deploy.platform.api import ApiError, Clock, JobStatus, retried
 from deploy.platform.clients import Session
 from deploy.platform.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
 from deploy.tiers.output import say
@@ -244,7 +244,7 @@ class VertexRunner:
             record.record_status(attempt, status, self._clock.now())
         return status
 
-    def _open(self, project: str, region: str) -> Backend:
+    def _open(self, project: str, region: str) -> Platform:
         return self._session.open(self._order.asked.backend, project, region)
 
     def _check_stop(self) -> None:

@@ -18,7 +18,7 @@ import yaml
 
 from deploy.platform import api, buckets
 from deploy.platform.api import ApiError, Clock, backoff, console_page, retried
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.output import say
@@ -111,7 +111,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": dict(properties), "required": list(properties)}
 
 
-def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelVersion:
+def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
     """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
     for wait in backoff(_WAIT_S):
@@ -130,7 +130,7 @@ def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelV
     raise AssertionError("backoff never ends")
 
 
-def versions_of(name: str, backend: Backend) -> list[ModelVersion] | None:
+def versions_of(name: str, backend: Platform) -> list[ModelVersion] | None:
     """Returns the versions of a model, the newest first; None if there is no such model."""
     try:
         return [_version(model) for model in backend.listed(f"{backend.parent}/models/{name}:listVersions", "models")]
@@ -140,13 +140,13 @@ def versions_of(name: str, backend: Backend) -> list[ModelVersion] | None:
         raise
 
 
-def find_version(reference: str, backend: Backend) -> ModelVersion:
+def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
     name, _, version = reference.partition("@")
     return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
 
 
-def set_alias(version: ModelVersion, alias: str, backend: Backend) -> ModelVersion:
+def set_alias(version: ModelVersion, alias: str, backend: Platform) -> ModelVersion:
     """Moves an alias to a version, from whichever has it."""
     path = f"{version.name}@{version.version}:mergeVersionAliases"
     return _version(backend.call("POST", path, json={"versionAliases": [alias]}))
@@ -160,7 +160,7 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-def _finish(operation: Mapping[str, Any], backend: Backend, clock: Clock) -> None:
+def _finish(operation: Mapping[str, Any], backend: Platform, clock: Clock) -> None:
     """Waits for an upload. Raises ApiError if it fails or does not end."""
     deadline = clock.now() + _OPERATION_S
     while not operation.get("done"):
@@ -216,7 +216,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     return Registration(model, about, None if address else folder / MODEL)
 
 
-def register_run(registration: Registration, alias: str, backend: Backend, clock: Clock) -> ModelVersion:
+def register_run(registration: Registration, alias: str, backend: Platform, clock: Clock) -> ModelVersion:
     """Uploads what is missing, makes the version unless it is there, and moves `alias` to it if one is given."""
     artifact, files = str(registration.model["artifactUri"]), registration.about.files
     for name in files:

@@ -1,5 +1,6 @@
 """Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
+import json
 import shutil
 import signal
 import threading
@@ -195,5 +196,27 @@ def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: 
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')
     with pytest.raises(UserError, match=f"^{file} is damaged: see `python -m deploy jobs`"):
+        command("cpu")
+    assert len(cloud.jobs) == 1
+
+
+def test_the_jobs_of_version_0_2_are_found_and_nothing_is_paid_twice(
+    command: Command, cloud: Emulator, tmp_path: Path
+) -> None:
+    """Its runs have vertex.json, which names the submission."""
+    command("cpu")
+    folder = tmp_path / "out" / "cpu" / "repeat-1"
+    record = json.loads((folder / "submission.json").read_text())
+    (sent,) = record["attempts"]
+    (folder / "submission.json").unlink()
+    (folder / "result.json").unlink()
+    shutil.rmtree("runs")
+    old = {"project": sent["project"], "region": sent["region"], "submission": record["submission"]}
+    (folder / "vertex.json").write_text(json.dumps({**old, "output": sent["output"]}))
+    command("cpu")
+    assert (len(cloud.jobs), rows(tmp_path)[0].state) == (1, "done")
+    (folder / "result.json").unlink()
+    (folder / "vertex.json").write_text('{"job": 1}')
+    with pytest.raises(UserError, match=f"^{folder / 'vertex.json'} is damaged: see `python -m deploy jobs`"):
         command("cpu")
     assert len(cloud.jobs) == 1
