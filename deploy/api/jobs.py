@@ -215,14 +215,8 @@ def attach(
     gcp = GcpConfig(project, region if full_name else checked_region(region), "")
     if not (full_name or name.isdecimal()):  # a submission from elsewhere
         with api_errors(gcp):
-            try:
-                attempt = find_elsewhere(
-                    name, gcp, session.open(backend or BACKENDS[0], project, region), session.clock
-                )
-            except LookupError:
-                raise UserError(
-                    f"job {job!r}: {region} has no such submission: give its job's name, as {forms}"
-                ) from None
+            opened = session.open(backend or BACKENDS[0], project, region)
+            attempt = find_elsewhere(name, gcp, opened, session.clock)
         name = attempt[1].job
     if name.isdecimal():
         name = f"projects/{project}/locations/{region}/customJobs/{name}"

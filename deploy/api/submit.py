@@ -17,7 +17,7 @@ from deploy.job.following import PrintLine, show, watch_job
 from deploy.job.job import Job, Program, job_of, work_on
 from deploy.job.ledger import Submission, find_interrupted
 from deploy.job.script import Script
-from deploy.job.work import CHECK_S, JobOptions, Order
+from deploy.job.work import CHECK_S, JobOptions, Order, Training
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
 from deploy.platform.api import ApiError, JobStatus
 from deploy.platform.clients import SESSION, Session
@@ -226,7 +226,8 @@ def prepare(
     jobs = _candidates(asked, program, order, unfollowed)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
-    memory = memory_lines([] if asked.check else [job.work for job in jobs], asked)  # which makes missing plans
+    works = [] if asked.check else [job.work for job in jobs]
+    memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
     return PreparedSubmission(order, jobs, record, session, [*describe(jobs), *memory], register)
 
 
@@ -272,7 +273,8 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
         task = work.tier.spec["workerPoolSpecs"][0]
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
-        if work.training and not {"recipe", "model"} & {*work.training.overrides.values, *in_file}:
+        named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *in_file}
+        if not named:
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
         for region in regions:
             gcp = read_gcp_config(asked.project, region, asked.bucket)

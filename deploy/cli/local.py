@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.api.arguments import command_line
 from deploy.cli.arguments import parse_program, parser
 from deploy.job.job import work_on
-from deploy.job.work import JobOptions
+from deploy.job.work import JobOptions, Training
 from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
 from deploy.tiers.options import declare
 from deploy.tiers.tier import load_tier
@@ -55,4 +55,4 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{outcome.error or 'interrupted'}: the same command {given} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code if request.training else outcome.status or outcome.code
+    return outcome.code if isinstance(request, Training) else outcome.status or outcome.code

@@ -14,7 +14,7 @@ from typing import Any
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.job import Program, work_on
-from deploy.job.work import Work
+from deploy.job.work import Training, Work
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.output import say
@@ -59,8 +59,8 @@ class ComparisonRequest:
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
         runs = [work_on(self.tiers[0], self.program)]
-        first = runs[0].training
-        rows = first.config.rows_per_replica(first.tier.devices) if first else 0
+        first = runs[0]
+        rows = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
             runs.append(work_on(tier, self.program.replace(**weak)))

@@ -22,7 +22,7 @@ from deploy.job.creation import check_resources, newest_original, submit_job, up
 from deploy.job.following import follow_job, settled
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Attempt, Submission, find_attempt, find_in
-from deploy.job.work import Order, Work
+from deploy.job.work import Order, Training, Work
 from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.api import ApiError, Clock, JobStatus, retried
 from deploy.platform.clients import Session
@@ -58,7 +58,7 @@ class LocalRunner:
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Raises UserError if the data do not exist."""
-        for data in {run.training.config.data for run, _ in runs if run.training}:
+        for data in {run.config.data for run, _ in runs if isinstance(run, Training)}:
             path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
@@ -127,7 +127,7 @@ class VertexRunner:
                 "each run has a separate folder in --bucket"
             )
         self._job(run)
-        memory_lines([run], self._order.asked)
+        memory_lines([run], plan=self._order.asked.plan, force=self._order.asked.force)
 
     def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
@@ -143,12 +143,13 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        yield from memory_lines([run for run, _ in runs], self._order.asked)
+        asked = self._order.asked
+        yield from memory_lines([run for run, _ in runs], plan=asked.plan, force=asked.force)
         yield from cost_lines(job for job, _ in jobs)
         most = sum(count * (job.tier.most_usd or 0.0) for job, count in jobs)
         unknown = sum(count for job, count in jobs if job.tier.most_usd is None)
         more = f", and {unknown} without a known price" if unknown else ""
-        limit = "" if self._order.asked.max_cost else "; --max_cost=USD limits each of them"
+        limit = "" if asked.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
         if self._dry_run:
             yield from self._question(jobs).lines()

@@ -1,7 +1,5 @@
-"""Knows what a job costs: per hour, at most, and up to now; whether that is much; and how max_cost limits it."""
+"""Knows what a job costs: per hour, at most, and up to now, and whether that is so much that it is asked about."""
 
-import dataclasses
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -16,33 +14,7 @@ from deploy.tiers.tier import PRICE_LABEL, Tier
 from trainer.base.errors import UserError
 from trainer.base.log import duration
 
-START_S = 600  # starting the machines and pulling the image take some minutes
-
 format_duration = partial(duration, hours_always=True)
-
-
-def limited(tier: Tier, asked: JobOptions) -> Tier:
-    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
-    scheduling = dict(tier.spec.get("scheduling", {}))
-    if asked.disable_retries:
-        scheduling["disableRetries"] = True
-    if asked.max_wait is not None and tier.strategy == "FLEX_START":
-        scheduling["maxWaitDuration"] = f"{math.ceil(asked.max_wait)}s"
-    if asked.max_cost is not None:
-        hourly = tier.price_per_hour
-        if hourly is None:
-            raise UserError(
-                f"max_cost={asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
-                "--prices=FILE"
-            )
-        seconds = math.floor(asked.max_cost / hourly * 3600)
-        if seconds < START_S:
-            raise UserError(
-                f"max_cost={asked.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
-                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
-            )
-        scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
-    return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
 
 
 def price_and_limit(tier: Tier) -> str:

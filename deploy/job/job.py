@@ -2,15 +2,16 @@
 
 import copy
 import dataclasses
+import math
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.job.cost import limited
 from deploy.job.script import Script, ScriptRun
 from deploy.job.work import (
     TASK,
     UNREACHABLE,
+    JobOptions,
     Order,
     Training,
     Work,
@@ -28,6 +29,8 @@ from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
+
+START_S = 600  # starting the machines and pulling the image take some minutes
 
 # Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
@@ -100,7 +103,7 @@ def work_on(tier: Tier, program: Program) -> Training | ScriptRun:
 
 def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
-    work = dataclasses.replace(work, tier=limited(work.tier, order.asked))
+    work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
     tier, image = work.tier, work.choose_image(order)
     check_region(tier, gcp)
     if order.asked.kms_key:
@@ -131,6 +134,30 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
             *warned,
         )
     return Job(name, work, gcp, order, image, output, spec, packages, about, warned)
+
+
+def _limited(tier: Tier, asked: JobOptions) -> Tier:
+    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
+    scheduling = dict(tier.spec.get("scheduling", {}))
+    if asked.disable_retries:
+        scheduling["disableRetries"] = True
+    if asked.max_wait is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(asked.max_wait)}s"
+    if asked.max_cost is not None:
+        hourly = tier.price_per_hour
+        if hourly is None:
+            raise UserError(
+                f"max_cost={asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
+                "--prices=FILE"
+            )
+        seconds = math.floor(asked.max_cost / hourly * 3600)
+        if seconds < START_S:
+            raise UserError(
+                f"max_cost={asked.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
+                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+            )
+        scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
+    return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
 
 
 def _output(spec: Mapping[str, Any], work: Work, gcp: GcpConfig, folder: str) -> str:

@@ -119,11 +119,6 @@ class Work(ABC):
         default_factory=dict, kw_only=True
     )  # addresses that are read, by flag
 
-    @property
-    def training(self) -> "Training | None":
-        """Returns the request if the trainer runs, of which plans and checks know more; None for another program."""
-        return None
-
     @abstractmethod
     def arguments(self) -> list[str]:
         """Returns the arguments of the program, beside those of the tier's file."""
@@ -147,10 +142,6 @@ class Training(Work):
 
     overrides: Overrides
     config: TrainConfig
-
-    @property
-    def training(self) -> "Training":
-        return self
 
     def arguments(self) -> list[str]:
         place = [f"--job_dir={self.job_dir}"] if self.job_dir else []

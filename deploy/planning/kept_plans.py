@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from deploy.job.job import Job
-from deploy.job.work import JobOptions, Order, Work
+from deploy.job.work import Order, Training, Work
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.strategy_costs import Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
@@ -88,11 +88,11 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 def estimate(job: Job) -> Offer | None:
     """Returns what the kept plan estimates of the job; None without a plan or a price."""
-    tier, training = job.tier, job.work.training
-    if job.order.asked.check or training is None or tier.most_usd is None:
+    work, tier = job.work, job.tier
+    if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
     with suppress(UserError):
-        return _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
+        return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
     return None
 
 
@@ -108,7 +108,8 @@ def with_limits(work: Work, order: Order) -> Order:
     """
     if order.asked.check:
         return order
-    tier, training, factor, hours = work.tier, work.training, order.asked.stop_if_over, 0.0
+    tier, factor, hours = work.tier, order.asked.stop_if_over, 0.0
+    training = work if isinstance(work, Training) else None
     if order.asked.stop_if_idle and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
     if order.asked.stop_if_idle and training is None and tier.workers > 1:
@@ -124,18 +125,18 @@ def with_limits(work: Work, order: Order) -> Order:
     return replace(order, limits=StopLimits(order.asked.stop_if_idle, factor * hours * 3600, factor).text)
 
 
-def memory_lines(works: Iterable[Work], asked: JobOptions) -> list[str]:
+def memory_lines(works: Iterable[Work], *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
     Nothing of a script: what it does is not known.
 
-    asked: with `plan` a plan that is missing is made first. Raises UserError if a run cannot fit, by more than the
-    error of the prediction, unless `force`.
+    plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
+    prediction, unless `force`.
     """
     tiers: dict[str, list[str]] = {}
-    for training in filter(None, (work.training for work in works)):
+    for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
-        if asked.plan:
+        if plan:
             plan_of(training.config, training.overrides)
         try:
             known, unknown = _known(tier, training.config), "--plan measures it (some steps on this CPU)"
@@ -149,7 +150,7 @@ def memory_lines(works: Iterable[Work], asked: JobOptions) -> list[str]:
             why = "that of its devices is not in the table of machines" if known else unknown
             line = f"whether it fits the memory is not known: {why}"
         cannot = fit is not None and fit.verdict == TOO_LARGE
-        if cannot and not asked.force:
+        if cannot and not force:
             raise UserError(f"{tier.name}: the run does not fit its memory: {line}: --force sends it anyway")
         tiers.setdefault(f"warning: does not fit the memory: {line}" if cannot else line, []).append(tier.name)
     return [f"{', '.join(dict.fromkeys(names))}: {line}" for line, names in tiers.items()]

@@ -16,7 +16,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from deploy.__main__ import main
 from deploy.api.submit import describe
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
-from deploy.job.work import JobOptions, Order
+from deploy.job.work import JobOptions, Order, Training
 from deploy.platform.clients import to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
@@ -48,7 +48,8 @@ def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> J
 
 
 def trained(made: Job) -> TrainConfig:
-    return made.work.training.config
+    assert isinstance(made.work, Training)
+    return made.work.config
 
 
 def task(made: Job, pool: int = 0) -> Any:
