@@ -89,26 +89,19 @@ def upload_request(
 
 def schemata(about: Servable) -> dict[str, str]:
     """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
-    if about.latent_dim:
-        whole = {"type": "integer"}
-        schemas = {"instance": _object({"seed": whole, **({"label": whole} if about.classes else {})}),
-                   "prediction": _object({"b64": {"type": "string"}})}  # fmt: skip
-    else:
-        schemas = {}
-        for kind, values in (("instance", about.inputs), ("prediction", about.outputs)):
-            properties: dict[str, Any] = {}
-            for name, (dtype, shape) in values.items():
-                properties[name] = {"type": _TYPES[dtype[0]]}
-                for size in reversed(shape):  # nested lists of this shape
-                    bounds = {"minItems": size, "maxItems": size} if size else {}
-                    properties[name] = {"type": "array", "items": properties[name], **bounds}
-            # One value stands without its name.
-            schemas[kind] = next(iter(properties.values())) if len(properties) == 1 else _object(properties)
+    schemas = {}
+    for kind, values in (("instance", about.requested), ("prediction", about.answered)):
+        properties: dict[str, Any] = {}
+        for name, (dtype, shape) in values.items():
+            properties[name] = {"type": _TYPES[dtype[0]]}
+            for size in reversed(shape):  # nested lists of this shape
+                bounds = {"minItems": size, "maxItems": size} if size else {}
+                properties[name] = {"type": "array", "items": properties[name], **bounds}
+        # One value stands without its name, but not those of a generator.
+        alone = len(properties) == 1 and not about.latent_dim
+        whole = {"type": "object", "properties": properties, "required": [*properties]}
+        schemas[kind] = next(iter(properties.values())) if alone else whole
     return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in schemas.items()}
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(properties), "required": list(properties)}
 
 
 def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
