@@ -111,7 +111,7 @@ BY_CONTENT = {
     "conn.py": 'connect(host="h", user="me", password="s3cr3t-pw")',
     "mongo.env.txt": "MONGO=mongodb+srv://me:hunter2horse@cluster0.x.mongodb.net",
 }
-HARMLESS = {
+HARMLESS: dict[str, str | bytes] = {
     "id_rsa.pub": "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAABgQC7 me@host",
     "ca.crt": "-----BEGIN CERTIFICATE-----\nMII\n",
     "pub.txt": "-----BEGIN PUBLIC KEY-----\nMIIBIjANBgkqhkiG9w0\n",

@@ -133,10 +133,8 @@ def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: st
 
 
 def test_the_largest_size_is_a_flag(mine: Path, capsys: Capture, refused: Command) -> None:
-    with open(mine / "weights.bin", "wb") as file:
-        file.truncate(101 * 10**6)
+    (mine / "weights.bin").write_bytes(bytes(2 * 10**6))
     flags = ["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]
-    assert "at most 100 MB" in refused(*flags)
-    (mine / "weights.bin").write_bytes(b"few, or the archive takes ten seconds")
-    assert main([*flags, "--max_package_mb=200"]) == 0
+    assert "at most 1 MB" in refused(*flags, "--max_package_mb=1")
+    assert main([*flags, "--max_package_mb=3"]) == 0
     assert "ships my_models: 4 files" in capsys.readouterr().out
