@@ -42,8 +42,8 @@ def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -
     nets = {"nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
     assert names(package.build(), "code/") == {*FILES, *nets}
     assert "ours/in_job/on_path/vertex_report.py" in names(package.build(), "")
-    assert package.about == ("ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
-                             "vertex_report.py; requirements.txt is installed at each start")  # fmt: skip
+    about = "ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
+    assert package.about == f"{about}vertex_report.py; requirements.txt is installed at each start"
     before = package.build().read_bytes()
     package.build().unlink()
     assert package.build().read_bytes() == before, "the archive depends on its files alone"
