@@ -341,9 +341,12 @@ def compilation(config: TrainConfig) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_onednn")
 def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
-    """A run that auto compiles, killed before its first step and once later, against one that was told to compile."""
+    """A run that auto compiles, killed before its first step and in the midst of a call, against one told to compile.
+
+    It goes on with another report interval, which is also that of its programs.
+    """
     final: dict[str, dict[str, Any]] = {}
-    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 100]
+    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 70]
 
     class Killed(BaseException):
         pass
@@ -354,8 +357,10 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
         return control
 
     def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
-        if first in stops:
-            stops.remove(first)
+        for stop in [stop for stop in stops if first <= stop < first + count]:
+            stops.remove(stop)
+            if stop > first:
+                call(self, iterator, first, stop - first)
             raise Killed
         return call(self, iterator, first, count)
 
@@ -368,8 +373,9 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
     for _ in range(2):
         with pytest.raises(Killed):
             run_job(auto)
-        assert compilation(auto)["compiled"] is True
-    run_job(auto)
+        assert (compilation(auto)["compiled"], compilation(auto)["at_once"]) == (True, 50)
+    run_job(auto := small_config(*flags, f"--job_dir={tmp_path}/auto", "--report_every_steps=7"))
+    assert compilation(auto)["at_once"] == 7
     assert compilation(auto)["why"].startswith("on this processor")
     assert largest_difference(final[compiled.job_dir], final[auto.job_dir]) == 0
 
