@@ -57,6 +57,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.desk
+	$(RUN) -m benchmarks.serving
 	$(RUN) -m benchmarks.gan_quality --minutes=2
 
 clean:

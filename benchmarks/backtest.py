@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.runner import make_parser, print_table, program, save
-from deploy.planning.interval import Interval
-from deploy.planning.scaling import Measurement, interval, step_seconds
+from deploy.planning.extrapolation import Measurement, interval, step_seconds
+from deploy.planning.step_time import Interval
 from trainer.base.settings.yaml_file import read_yaml
 
 TABLES = Path(__file__).with_name("published_times.yaml")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.runner import compare, count, elapsed, make_parser, program, quartiles, ratios, save
 from deploy.comparison import execution
-from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.runners import LocalRunner
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE
 from trainer.base.settings.resolution import Overrides

@@ -19,10 +19,9 @@ from google.auth.credentials import AnonymousCredentials
 
 from benchmarks.runner import compare, elapsed, make_parser, program, save
 from deploy.cli import submit
-from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.rest import Backend
-from deploy.vertex.retry import SYSTEM_CLOCK
-from deploy.vertex.session import BACKENDS, Sdk, Session
+from deploy.platform.api import SYSTEM_CLOCK
+from deploy.platform.clients import BACKENDS, Gcloud, Sdk, Session
+from deploy.platform.rest import Backend
 from tests.deploy.emulator import Emulator
 
 SUBMIT = "submit l4x4 --recipe=wgan_gp_photos --data=gs://bucket/photos --bucket=gs://bucket --project=p"

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.runner import elapsed
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.listed_bucket import listed_bucket
 from benchmarks.runner import counts, elapsed, make_parser, print_table, program, save
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from deploy.report.html_page import write_report
 from tests.deploy.planted import noisy, plant
 from trainer.base.storage.local_files import Address

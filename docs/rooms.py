@@ -34,10 +34,11 @@ base
     "deploy": """
 __main__
 cli
-client
+api
 comparison
 planning
-vertex, report, localrun
+job
+platform, report
 tiers
 in_job
 """,

@@ -41,7 +41,7 @@ WALKS = (
     Walk("a tier's name to the request (`deploy submit l4x4`)", "l4x4", "deploy.__main__",
          ("submit", "l4x4", "--recipe=wgan_gp_digits", "--bucket=gs://bucket", "--project=project",
           "--region=us-central1", "--dry_run", "--json"),
-         "deploy/vertex/submission.py:custom_job"),
+         "deploy/job/job.py:request"),
     Walk("a number of stats.jsonl to a cell of the table (`step_seconds`)", STEP_SECONDS, "deploy.__main__",
          ("report", "run"), "deploy/report/text_tables.py:milliseconds"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from tests import workers
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 

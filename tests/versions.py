@@ -29,7 +29,7 @@ JOBS = tuple(
 # Of the Pythons that have the newest TensorFlow, as the default one: syntax, imports, jobs, the wheel, Google's SDK.
 ON_EVERY_PYTHON = (
     "trainer/invariance/test_compat.py", *JOBS, "trainer/base/settings/test_resolution.py", "deploy/test_main.py",
-    "deploy/tiers/test_packages.py", "deploy/vertex/test_backends.py",
+    "deploy/tiers/test_packages.py", "deploy/platform/test_backends.py",
 )  # fmt: skip
 # Training on 1, 2 and 4 replicas, in float64 and in 16 bits; several workers; layers that draw; data of users; saving,
 # resuming and exporting; every data format; gs:// with the real client; the command lines.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 
 ROOT = Path(__file__).parents[1]
 LIMIT_SECONDS = 240

@@ -8,12 +8,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from deploy.client.comparison_run import Comparison, compare
-    from deploy.client.job_handle import RunResult, VertexJob, attach
-    from deploy.client.job_list import jobs
-    from deploy.client.plan_request import Plan, plan
-    from deploy.client.prepared_job import submit
-    from deploy.client.training_process import train
+    from deploy.api.compare import Comparison, compare
+    from deploy.api.jobs import RunResult, VertexJob, attach, jobs
+    from deploy.api.plan import Plan, plan
+    from deploy.api.submit import submit
+    from deploy.api.training import train
     from trainer.base.errors import PlatformFault, UserError
 
 __all__ = [
@@ -21,9 +20,9 @@ __all__ = [
     "submit", "train",
 ]  # fmt: skip
 _MODULES = {
-    "deploy.client.comparison_run": ("Comparison", "compare"), "deploy.client.job_list": ("jobs",),
-    "deploy.client.job_handle": ("RunResult", "VertexJob", "attach"), "deploy.client.plan_request": ("Plan", "plan"),
-    "deploy.client.prepared_job": ("submit",), "deploy.client.training_process": ("train",),
+    "deploy.api.compare": ("Comparison", "compare"),
+    "deploy.api.jobs": ("RunResult", "VertexJob", "attach", "jobs"), "deploy.api.plan": ("Plan", "plan"),
+    "deploy.api.submit": ("submit",), "deploy.api.training": ("train",),
     "trainer.base.errors": ("PlatformFault", "UserError"),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.gpu import halves, network
 from benchmarks.gpu.part import kept, nvidia
 from benchmarks.runner import make_parser, positive, program, some_of
-from deploy.planning.gpu_constants import CONSTANTS, FILE
+from deploy.planning.step_time import CONSTANTS, FILE
 from trainer.base.storage import write_whole
 
 REHEARSED = "**A rehearsal on a CPU with tiny sizes: no number on this page is of a GPU.**"

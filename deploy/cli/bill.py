@@ -8,14 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.client.arguments import parser
-from deploy.tiers.spec_changes import LABEL
-from deploy.vertex.api import ApiError, unreadable_as_lost
-from deploy.vertex.errors import billing_errors
-from deploy.vertex.history import Attempt, attempt_label, find_attempt
-from deploy.vertex.rest import address, call, pages
-from deploy.vertex.retry import Clock, retried
-from deploy.vertex.session import SESSION, Session
+from deploy.api.arguments import parser
+from deploy.job.ledger import Attempt, attempt_label, find_attempt
+from deploy.platform.api import ApiError, Clock, retried, unreadable_as_lost
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import billing_errors
+from deploy.platform.rest import address, call, pages
+from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 
 _FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"

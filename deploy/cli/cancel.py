@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from deploy.client.arguments import parser
-from deploy.client.documents import add_json_flag, write_document
-from deploy.client.job_handle import add_target, attach
+from deploy.api.arguments import add_json_flag, parser, write_document
+from deploy.api.jobs import add_target, attach
+from deploy.job.cost import describe_run
+from deploy.platform.api import JobStatus
+from deploy.platform.clients import SESSION, Session
 from deploy.tiers.output import agrees, say
-from deploy.vertex.api import JobStatus
-from deploy.vertex.session import SESSION, Session
-from deploy.vertex.spending import describe_run
 from trainer.base.errors import DONE, UserError
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from deploy.client.comparison_run import compared
-from deploy.client.documents import write_document
-from deploy.vertex.session import SESSION, Session
+from deploy.api.arguments import write_document
+from deploy.api.compare import compared
+from deploy.platform.clients import SESSION, Session
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:

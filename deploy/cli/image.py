@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.client.arguments import add_flags, parser
+from deploy.api.arguments import add_flags, parser
+from deploy.platform.clients import not_installed
+from deploy.platform.errors import JobUnknown
 from deploy.tiers.gcp_config import read_project
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import DIST, Package, packages_with, write_copy
-from deploy.vertex.errors import JobUnknown
-from deploy.vertex.gcloud import not_installed
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 

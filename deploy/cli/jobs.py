@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from deploy.client.documents import write_document
-from deploy.client.job_list import jobs_flags, listed_jobs
+from deploy.api.arguments import write_document
+from deploy.api.jobs import jobs_flags, listed_jobs
+from deploy.job.cost import describe_run
+from deploy.job.following import LiveLines
+from deploy.platform.api import STOPPED, JobStatus
+from deploy.platform.clients import SESSION, Session
 from deploy.tiers.output import say
-from deploy.vertex.api import STOPPED, JobStatus
-from deploy.vertex.job_progress import LiveLines
-from deploy.vertex.session import SESSION, Session
-from deploy.vertex.spending import describe_run
 from trainer.base.errors import DONE
 
 

@@ -10,10 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.client.arguments import add_flags, command_line, parse_program, parser
-from deploy.localrun.processes import LocalJob, checkpoint_step, on_signals
-from deploy.localrun.workers import local_workers
-from deploy.tiers.job_spec import request_on
+from deploy.api.arguments import add_flags, command_line, parse_program, parser
+from deploy.job.job import work_on
+from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
         if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
             raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
-    request = request_on(tier, program)
+    request = work_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
     request.check_folder(job_dir)  # fails here rather than in workers that wait for each other

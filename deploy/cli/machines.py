@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from deploy.client.arguments import add_flags, parser
-from deploy.client.documents import add_json_flag, write_document
+from deploy.api.arguments import add_flags, add_json_flag, parser, write_document
 from deploy.report.text_tables import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.output import say

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Sequence
 
-from deploy.client.arguments import parse
-from deploy.client.documents import write_document
-from deploy.client.plan_request import plan_flags, planned
+from deploy.api.arguments import parse, write_document
+from deploy.api.plan import plan_flags, planned
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole

@@ -1,23 +1,65 @@
 """Answers a file of rows with a registered model: `python -m deploy predict MODEL ROWS OUT --tier=TIER`."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from deploy.client.arguments import add_flags, command_line, parser
-from deploy.client.documents import add_json_flag
-from deploy.client.job_flags import CHANGES, new_submission, read_changes
-from deploy.client.prepared_job import PreparedSubmission, check_wait, describe
+from deploy.api.arguments import add_flags, add_json_flag, command_line, parser
+from deploy.api.submit import CHANGES, PreparedSubmission, check_wait, describe, new_submission, read_changes
+from deploy.job.job import job_of
+from deploy.job.ledger import Submission
+from deploy.job.work import JobOptions, Work, Written
+from deploy.platform.api import retried
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import api_errors
+from deploy.platform.registry import find_version
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
-from deploy.tiers.job_request import JobOptions
-from deploy.tiers.job_spec import render
-from deploy.tiers.prediction import PredictionRequest
-from deploy.tiers.spec_changes import read_labels
-from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import api_errors
-from deploy.vertex.history import Submission
-from deploy.vertex.registry import find_version
-from deploy.vertex.retry import retried
-from deploy.vertex.session import SESSION, Session
+from deploy.tiers.images import Image
+from deploy.tiers.tier import load_tier, read_labels
 from trainer.base.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction(Work):
+    """Holds what is predicted: `model`, for people; the addresses of its files, of the rows and of the answers."""
+
+    model: str
+    artifact: str
+    image: str
+    rows: str
+    out: str
+
+    @property
+    def job_dir(self) -> str:
+        return self.out
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        return {"rows": self.rows, "model": self.artifact}
+
+    @property
+    def about(self) -> str:
+        return f"answers the rows of {self.rows} with {self.model}"
+
+    def arguments(self) -> list[str]:
+        return [self.artifact, f"--rows_file={self.rows}", f"--out={self.out}"]
+
+    def check_folder(self, job_dir: Path) -> None:
+        raise UserError(f"out={job_dir}: use an address as gs://BUCKET/FOLDER")
+
+    def in_job_dir(self, job_dir: str) -> "Prediction":
+        return dataclasses.replace(self, out=job_dir)
+
+    def choose_image(self, options: JobOptions) -> Image:
+        return Image(self.image)
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        spec["workerPoolSpecs"][0].pop("pythonPackageSpec", None)
+        spec["workerPoolSpecs"][0]["containerSpec"] = {
+            "imageUri": image.uri, "command": ["python", "-m", "trainer.predict"], "args": self.arguments(),
+        }  # fmt: skip
+        return Written((), (f"runs in {image.uri}, the image of the version",), ())
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -45,11 +87,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
-    request = PredictionRequest(tier, str(version), version.artifact, version.image, rows, out)
+    request = Prediction(tier, str(version), version.artifact, version.image, rows, out)
     options = JobOptions(
         f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission(), max_cost=args.max_cost,
         max_wait_s=args.max_wait, labels=read_labels(args.labels), kms_key=args.kms_key,
     )  # fmt: skip
-    job = render(request, gcp, options)
+    job = job_of(request, gcp, options)
     record = Submission(options.submission, command=command_line("predict", arguments), sources=[str(version)])
     return PreparedSubmission(args, options, [job], record, session, describe([job])).run("predict")

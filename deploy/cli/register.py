@@ -3,12 +3,11 @@
 import json
 from collections.abc import Sequence
 
-from deploy.client.arguments import add_flags, parser
+from deploy.api.arguments import add_flags, parser
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import api_errors
+from deploy.platform.registry import checked_alias, checked_name, read_registration, register_run
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
-from deploy.vertex.errors import api_errors
-from deploy.vertex.registration import read_registration, register_run
-from deploy.vertex.registry import checked_alias, checked_name
-from deploy.vertex.session import SESSION, Session
 from trainer.base.errors import DONE
 
 

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from deploy.client.arguments import add_flags, parser, read_prices
-from deploy.client.comparison_run import read_comparison
-from deploy.client.documents import add_json_flag, write_document
+from deploy.api.arguments import add_flags, add_json_flag, parser, read_prices, write_document
+from deploy.api.compare import read_comparison
 from deploy.report.html_page import write_report
 from trainer.base.errors import DONE
 from trainer.base.storage import is_remote, local_path

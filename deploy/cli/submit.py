@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from deploy.client.prepared_job import prepare
-from deploy.vertex.session import SESSION, Session
+from deploy.api.submit import prepare
+from deploy.platform.clients import SESSION, Session
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:

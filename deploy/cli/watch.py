@@ -3,13 +3,12 @@
 import signal
 from collections.abc import Sequence
 
-from deploy.client.arguments import parser
-from deploy.client.documents import add_json_flag, write_document
-from deploy.client.job_handle import add_target, attach
-from deploy.localrun.processes import on_signals
-from deploy.vertex.errors import exit_code
-from deploy.vertex.logs import WatchLine, show
-from deploy.vertex.session import SESSION, Session
+from deploy.api.arguments import add_json_flag, parser, write_document
+from deploy.api.jobs import add_target, attach
+from deploy.job.following import WatchLine, show
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import exit_code
+from deploy.platform.local import on_signals
 from trainer.base.errors import INTERRUPTED
 
 

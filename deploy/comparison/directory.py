@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deploy.job.ledger import is_sent
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.records import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
 from trainer.base.storage import make_writable, write_whole
-
-SENT_JOB = "vertex.json"  # the job that was or may have been submitted for a run: the same command finds it again
 
 
 def check_folder(out: Path, request: Mapping[str, Any]) -> None:
@@ -72,7 +71,7 @@ def any_begun(out: Path) -> bool:
 def is_begun(job_dir: Path) -> bool:
     """Returns whether the run has produced anything, or its job may still do so."""
     state = read_result(job_dir)[0].get("state")
-    sent = (job_dir / SENT_JOB).exists() and state != "failed"
+    sent = is_sent(job_dir) and state != "failed"
     reported = (job_dir / STATS).is_file() or any((job_dir / CHECKPOINTS).glob("*"))
     return sent or reported or state == "done"
 

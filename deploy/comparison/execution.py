@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
-from deploy.comparison.local_runner import LocalRunner
-from deploy.comparison.vertex_runner import VertexRunner
-from deploy.localrun.processes import on_signals
+from deploy.comparison.runners import LocalRunner, VertexRunner
+from deploy.job.job import Program, work_on
+from deploy.job.work import Work
+from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.job_request import JobRequest
-from deploy.tiers.job_spec import Program, request_on
 from deploy.tiers.machine_table import Price
 from deploy.tiers.output import say
-from deploy.tiers.spec_changes import NO_CHANGES, SpecChanges
-from deploy.tiers.tier import Tier, check_tiers, load_tier
+from deploy.tiers.tier import NO_CHANGES, SpecChanges, Tier, check_tiers, load_tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 
@@ -56,17 +54,17 @@ class ComparisonRequest:
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
 
-    def resolve(self, runner: Runner) -> dict[str, JobRequest]:
+    def resolve(self, runner: Runner) -> dict[str, Work]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
-        runs = [request_on(self.tiers[0], self.program)]
+        runs = [work_on(self.tiers[0], self.program)]
         first = runs[0].training
         rows = first.config.rows_per_replica(first.tier.devices) if first else 0
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
-            runs.append(request_on(tier, self.program.replace(**weak)))
+            runs.append(work_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)
         return {run.tier.name: run for run in runs}
@@ -92,7 +90,7 @@ def read_tiers(
 
 
 def run_comparison(
-    plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner, parallel: int = 1
+    plan: ComparisonRequest, runs: Mapping[str, Work], out: Path, runner: Runner, parallel: int = 1
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
@@ -123,9 +121,7 @@ def run_comparison(
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announce(
-    plan: ComparisonRequest, runs: Mapping[str, JobRequest], out: Path, runner: Runner
-) -> list[tuple[JobRequest, Path]]:
+def announce(plan: ComparisonRequest, runs: Mapping[str, Work], out: Path, runner: Runner) -> list[tuple[Work, Path]]:
     """Prints what is trained and what the runs may cost that are not done yet; returns these with their folders."""
     check_folder(out, plan.summary(runner.name, 1))
     first = plan.tiers[0].name
@@ -138,7 +134,7 @@ def announce(
     return [(runs[name], job_dir) for name, job_dir in missing]
 
 
-def _run(run: JobRequest, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
+def _run(run: Work, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
     """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
     job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from deploy.job.job import Job
 from deploy.planning.kept_plans import estimate
 from deploy.planning.strategy_costs import STRATEGIES
-from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.output import agrees, say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
@@ -33,7 +33,7 @@ class CostQuestion(NamedTuple):
 
 
 def cost_question(
-    jobs: Sequence[tuple[RenderedJob, int]], max_cost: float | None,
+    jobs: Sequence[tuple[Job, int]], max_cost: float | None,
     *, alternatives: bool = False, each: bool = False,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about jobs, so many of each.

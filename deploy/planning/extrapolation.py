@@ -8,8 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.planning.interval import Interval
-from deploy.planning.scaling import Measurement, interval
+from deploy.planning.step_time import Interval
 from deploy.report.collection import Collection
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
@@ -19,6 +18,39 @@ from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
+
+COUNTED = 0.25  # of b, if the rows of both measured times are the same
+SLOWER_BY_ROWS = 0.08  # a step takes ratio ** this as long where rows shrink by `ratio`, which the times did not show
+ROWS_STAY = Interval(0.877, 1.0, 1.34)  # published over predicted
+ROWS_SHRINK, NO_GAIN = 0.9, 1.05  # the least of published over predicted; the most of published over `many`
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Holds a step on `devices` GPUs of one machine, each with `rows` rows in one pass, as seconds of a fixed batch."""
+
+    devices: int
+    rows: float
+    seconds: float
+
+
+def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
+    """Returns the seconds on `devices` GPUs with `rows` rows each in one pass, from `few` and more GPUs."""
+    stays = (many.devices * many.seconds - few.devices * few.seconds) / (many.devices - few.devices)
+    stays = min(max(stays, 0.0), many.seconds)
+    if few.rows == many.rows:
+        stays *= COUNTED
+    shrunk = 1.0 if few.rows > many.rows else max(1.0, many.rows / rows) ** SLOWER_BY_ROWS
+    return ((many.seconds - stays) * many.devices / devices + stays) * shrunk
+
+
+def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> Interval:
+    """Returns the prediction with its interval."""
+    seconds = step_seconds(few, many, devices, rows)
+    if few.rows == many.rows == rows:
+        return ROWS_STAY.times(seconds)
+    return Interval(ROWS_SHRINK * seconds, seconds, max(NO_GAIN * many.seconds, seconds))
+
 
 START_DOUBT = Interval(0.5, 1.0, 2.0)  # of the start-up of a short run, which machines and disks change
 _BATCH = ("global_batch_size", "micro_batches")  # which may differ if the rows of a pass are those of a tier

@@ -4,13 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
-from deploy.planning.interval import Interval
-from deploy.planning.step_time import arithmetic, step_seconds
+from deploy.planning.step_time import Interval, arithmetic, step_seconds
 from deploy.planning.strategy_costs import STRATEGIES, Offer, lost_by_preemption, offers, prices
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.tiers.images import choose_image
+from deploy.tiers.images import choose_image, install_seconds
 from deploy.tiers.machine_table import Machines
-from deploy.tiers.plain_image import install_seconds
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from deploy.job.job import Job
+from deploy.job.work import JobOptions, Work
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.strategy_costs import STRATEGIES, Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.report.text_tables import figures
-from deploy.tiers.job_request import JobOptions, JobRequest
-from deploy.tiers.job_spec import RenderedJob
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import Tier
@@ -65,7 +65,7 @@ def _offer(tier: Tier, forecast: Forecast | None) -> Offer | None:
     return next((offer for offer in (forecast.offers if forecast else ()) if offer.strategy == tier.strategy), None)
 
 
-def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
+def cost_lines(jobs: Iterable[Job]) -> list[str]:
     """Returns what the kept plan of each job estimates, with a warning if that is more than where it is stopped."""
     lines = dict[str, None]()
     for job in jobs:
@@ -86,9 +86,9 @@ def cost_lines(jobs: Iterable[RenderedJob]) -> list[str]:
     return [*lines]
 
 
-def estimate(job: RenderedJob) -> Offer | None:
+def estimate(job: Job) -> Offer | None:
     """Returns what the kept plan estimates of the job; None without a plan or a price."""
-    tier, training = job.tier, job.request.training
+    tier, training = job.tier, job.work.training
     if job.options.check or training is None or tier.most_usd is None:
         return None
     with suppress(UserError):
@@ -96,7 +96,7 @@ def estimate(job: RenderedJob) -> Offer | None:
     return None
 
 
-def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
+def with_limits(request: Work, options: JobOptions) -> JobOptions:
     """Returns the options of a job that takes along the limits at which it ends itself; those of a check as they are.
 
     Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
@@ -119,7 +119,7 @@ def with_limits(request: JobRequest, options: JobOptions) -> JobOptions:
     return replace(options, limits=StopLimits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
 
 
-def memory_lines(requests: Iterable[JobRequest], *, plan: bool, force: bool) -> list[str]:
+def memory_lines(requests: Iterable[Work], *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
     Nothing of a script: what it does is not known.

@@ -5,11 +5,65 @@ fused operations move less, and small ones compute below the full rate. On sever
 replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel for one.
 """
 
-from deploy.planning.gpu_constants import CONSTANTS
-from deploy.planning.interval import Interval
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
 from deploy.tiers.machine_table import Rates
 from trainer.base.run_files.plan_file import StepPlan, Work
 from trainer.base.settings.train_config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Holds a number between two others; the middle is the best guess."""
+
+    low: float
+    middle: float
+    high: float
+
+    def times(self, factor: float) -> Interval:
+        """Returns all three numbers multiplied by a factor."""
+        return Interval(self.low * factor, self.middle * factor, self.high * factor)
+
+    def plus(self, other: Interval) -> Interval:
+        """Returns the sum, whose ends are the sums of the ends: both may err the same way at once."""
+        return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+    def product(self, other: Interval) -> Interval:
+        """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
+        return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
+
+    @property
+    def half_width(self) -> float:
+        """Returns half of the width, relative to the middle of the two ends."""
+        return (self.high - self.low) / (self.high + self.low)
+
+
+FILE = Path(__file__).with_name("gpu_constants.json")
+
+
+@dataclass(frozen=True)
+class GpuConstants:
+    """Holds what it takes to start an operation or an all-reduce, and what a GPU holds beside tensors."""
+
+    source: str  # "assumed", or "measured on GPU, DATE"
+    launch_seconds: float
+    all_reduce_seconds: float  # on one machine
+    context_gib: float  # of CUDA
+    workspace_gib: float  # of cuDNN and cuBLAS
+    nccl_gib: float  # buffers, on a machine with several GPUs
+
+
+def read_constants(path: Path = FILE) -> GpuConstants:
+    """Returns the constants in a file. Raises TypeError for missing or unknown names."""
+    return GpuConstants(**json.loads(path.read_text(encoding="utf-8")))
+
+
+CONSTANTS = read_constants()
+
 
 NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from deploy.planning.interval import Interval
+from deploy.planning.step_time import Interval
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.spec_rules import FLEX_START
 from deploy.tiers.tier import Tier

@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.planning.gpu_constants import CONSTANTS
-from deploy.planning.interval import Interval
-from deploy.planning.step_time import arithmetic, step_seconds
+from deploy.planning.step_time import CONSTANTS, Interval, arithmetic, step_seconds
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deploy.report.collection import Collection
-from deploy.report.repeats import common, largest, median, spread
 from deploy.report.run_reader import RunRecord
 from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
-from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary
+from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary, common, largest, median, spread
 from deploy.tiers.machine_table import accelerator_of
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps

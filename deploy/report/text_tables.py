@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deploy.report.repeats import Spread
+from deploy.report.tier_summary import Spread
 
 
 def figures(value: float, digits: int = 3) -> str:

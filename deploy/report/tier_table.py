@@ -10,9 +10,8 @@ from typing import Any
 from deploy.report import measures
 from deploy.report.collection import Collection
 from deploy.report.measures import NO_IMAGES, UNTOLD
-from deploy.report.repeats import spread
 from deploy.report.text_tables import markdown_table, terminal_table
-from deploy.report.tier_summary import TierSummary, in_units
+from deploy.report.tier_summary import TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 
 _MANY = 10  # more columns with one reason are called measurements

@@ -2,9 +2,11 @@
 
 import argparse
 import dataclasses
+import itertools
 import re
 
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.storage import parse
@@ -87,3 +89,36 @@ def checked_address(flag: str, address: str) -> str:
     if parsed is None or "//" in address.removeprefix("gs://"):
         raise UserError(f"{flag}={address}: an address looks like gs://bucket or gs://bucket/folder")
     return str(parsed).rstrip("/")
+
+
+class NoMachines(UserError):
+    """Reports that a region does not have the tier's accelerator; another one may."""
+
+
+def check_region(tier: Tier, gcp: GcpConfig) -> None:
+    """Raises NoMachines if neither of Google's two pages has the tier's accelerator in the region."""
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
+    regions = [*itertools.chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
+    if gcp.region not in regions:
+        raise NoMachines(
+            f"region={gcp.region} has no {tier.accelerator_type} for training: use --region= with one of "
+            f"{', '.join(regions)}"
+        )
+
+
+def check_continent(bucket: str, region: str, location: str) -> None:
+    """Raises UserError if the bucket is on another continent than the region.
+
+    `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
+    https://cloud.google.com/storage/docs/locations
+    """
+    if location and _continent(location) != _continent(region):
+        raise UserError(
+            f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
+            "price: use a bucket or a region of the same continent"
+        )
+
+
+def _continent(location: str) -> str:
+    word = re.split(r"[-\d]", location.lower())[0]
+    return {"us": "northamerica", "nam": "northamerica", "eu": "europe", "eur": "europe"}.get(word, word)

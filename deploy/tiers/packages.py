@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path
 
 import trainer
-from deploy.tiers.checkout import COPIES, ROOT, beside
 from deploy.tiers.sources import MOST_MB, user_sources
+from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded

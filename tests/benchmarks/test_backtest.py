@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks.backtest import TABLES, Case, as_planned, by_source, cases, left_out, range_of, table
-from deploy.planning.scaling import ROWS_STAY, Measurement
+from deploy.planning.extrapolation import ROWS_STAY, Measurement
 from deploy.planning.step_time import BAND
 
 STAY = [case for case in cases() if case.rows_stay and not case.held]

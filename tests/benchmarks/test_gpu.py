@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu import part
 from benchmarks.gpu.__main__ import DONE, REHEARSED, constants, run_parts
 from benchmarks.gpu.network import summary
-from deploy.planning.gpu_constants import CONSTANTS, FILE, read_constants
+from deploy.planning.step_time import CONSTANTS, FILE, read_constants
 from tests.docs.sources import ROOT
 from tests.fixtures import Patch
 

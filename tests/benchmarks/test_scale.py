@@ -5,7 +5,7 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks import scale
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from trainer.base.errors import PlatformFault
 from trainer.cluster import meeting
 from trainer.cluster.cluster_spec import Cluster

@@ -18,18 +18,16 @@ from google.auth.credentials import AnonymousCredentials
 import vertex_trainer
 from deploy.__main__ import main
 from deploy.cli import cancel, compare, submit, watch
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
+from deploy.platform.api import Clock
+from deploy.platform.clients import Gcloud, Sdk, Session
+from deploy.platform.errors import exit_code
+from deploy.platform.local import LocalJob, local_workers
+from deploy.platform.rest import Backend
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import exit_code
-from deploy.vertex.gcloud import Gcloud
-from deploy.vertex.rest import Backend
-from deploy.vertex.retry import Clock
-from deploy.vertex.session import Sdk, Session
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.storage import gcs, staging

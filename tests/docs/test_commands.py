@@ -19,7 +19,7 @@ import pytest
 
 from deploy.__main__ import main as deploy
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.vertex.session import Session
+from deploy.platform.clients import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT
@@ -184,12 +184,12 @@ Rule = Callable[[Command, Session], None]
 CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
     "deploy compare": "deploy.comparison.execution.make_writable",
-    "deploy plan": "deploy.client.plan_request.plan_of",
+    "deploy plan": "deploy.api.plan.plan_of",
     "deploy prices": "deploy.cli.prices.read_skus",
     "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy report": "deploy.cli.report.write_report",
     "deploy track": "deploy.cli.track.track",
-    "deploy serve": "deploy.cli.serve.os.execv",
+    "deploy serve": "deploy.__main__.os.execv",
     "deploy register": "deploy.cli.register.read_registration",
     "deploy predict": "deploy.cli.predict.find_version",
 }

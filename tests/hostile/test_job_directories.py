@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deploy.job import ledger as record
 from deploy.report.collection import collect
 from deploy.report.html_page import to_html, write_report
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
 from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
-from deploy.vertex import history as record
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from trainer.base.errors import DONE, UserError

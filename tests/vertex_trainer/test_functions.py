@@ -12,10 +12,10 @@ import keras
 import pytest
 
 import vertex_trainer
+from deploy.api.call_arguments import as_arguments
 from deploy.cli import submit as verb
-from deploy.client.call_arguments import as_arguments
-from deploy.vertex.errors import STATE_UNKNOWN
-from deploy.vertex.session import Session
+from deploy.platform.clients import Session
+from deploy.platform.errors import STATE_UNKNOWN
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, run
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import planted_plan

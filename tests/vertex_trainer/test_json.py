@@ -8,13 +8,13 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from deploy.__main__ import main
-from deploy.client.documents import SCHEMA_VERSION
-from deploy.vertex import session as sessions
-from deploy.vertex.session import Session
+from deploy.api.arguments import SCHEMA_VERSION
+from deploy.platform import clients as sessions
+from deploy.platform.clients import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
 from tests.deploy.planted import plant, planted_plan
-from tests.deploy.vertex.test_registry import a_run, registered
+from tests.deploy.platform.test_registry import a_run, registered
 
 SCHEMA = json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8"))
 IMAGE = ["--image=us-docker.pkg.dev/p/r/x:1"]

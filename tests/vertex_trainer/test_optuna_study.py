@@ -12,7 +12,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from deploy.vertex.session import Session
+from deploy.platform.clients import Session
 from examples import optuna_study
 from tests.deploy.conftest import ROOT, Job, output_of, put
 from tests.deploy.emulator import Emulator

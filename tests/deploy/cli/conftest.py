@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from tests.deploy.conftest import FlyingClock, Job, run
 from tests.deploy.emulator import Emulator
 

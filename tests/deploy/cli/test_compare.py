@@ -18,10 +18,10 @@ import pytest
 from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
-from deploy.comparison.local_runner import LocalRunner
+from deploy.comparison.runners import LocalRunner
+from deploy.job.work import Work
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.tiers.job_request import JobRequest
 from deploy.tiers.machine_table import Price
 from deploy.tiers.tier import Tier, TierFacts
 from tests.deploy.conftest import ROOT, Capture, Command
@@ -50,14 +50,14 @@ class Planting(LocalRunner):
         self.script, self.stopped = script, False
         self.asked: list[tuple[str, str, list[str]]] = []
 
-    def check(self, run: JobRequest) -> None:
+    def check(self, run: Work) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def preflight(self, runs: Sequence[tuple[JobRequest, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         pass
 
-    def run(self, run: JobRequest, job_dir: Path) -> int:
+    def run(self, run: Work, job_dir: Path) -> int:
         tier = run.tier.facts
         self.asked.append((tier.name, job_dir.name, run.arguments()[:-1]))
         code = self.script(tier, job_dir)

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
-from deploy.vertex import creation, reservation
-from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
-from deploy.vertex.session import Session
+from deploy.job import creation, ledger
+from deploy.platform.clients import Session
+from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
@@ -187,7 +187,7 @@ def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, fly
     """Its response has the name: nobody waits for a list any more."""
     cloud.faults = [Fault(POSTS, 503)]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert reservation.LISTED_S <= flying.slept < reservation.LISTED_S + creation.LOOK_S
+    assert ledger.LISTED_S <= flying.slept < ledger.LISTED_S + creation.LOOK_S
 
 
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
@@ -195,7 +195,7 @@ def reserved(cloud: Emulator, now: float, **changed: Any) -> None:
     done = subprocess.Popen([sys.executable, "-c", ""])
     done.wait()
     about = {"submission": "s1", "project": "my-proj", "region": "us-central1", "host": "desk", "time": now,
-             "machine": reservation._machine(), "process": done.pid, "sending": False}  # fmt: skip
+             "machine": ledger._machine(), "process": done.pid, "sending": False}  # fmt: skip
     cloud.objects[RECORD] = json.dumps({**about, **changed}).encode()
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from deploy.cli import jobs, submit, watch
+from deploy.platform.clients import Session
 from deploy.tiers.tier import load_tier
-from deploy.vertex.session import Session
 from tests.deploy.cli.test_watch import SDK
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
-from tests.deploy.vertex.test_backends import PARENT, SPEC
+from tests.deploy.platform.test_backends import PARENT, SPEC
 
 JOB_FLAGS = [*WHERE, *JOB, "--backend=sdk"]
 PRICE = {"usd-per-hour": "3-6000"}

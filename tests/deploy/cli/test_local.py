@@ -16,8 +16,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import local
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import LocalWorker, free_addresses, local_workers
+from deploy.platform.local import LocalJob, LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
 from tests.support import refused

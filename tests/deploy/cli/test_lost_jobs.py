@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.vertex.session import Session
+from deploy.platform.clients import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
-from tests.deploy.vertex.test_backends import SPEC
+from tests.deploy.platform.test_backends import SPEC
 from tests.support import refused
 from trainer.base.errors import UserError
 

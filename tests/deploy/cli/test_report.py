@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from deploy.client.arguments import read_prices
+from deploy.api.arguments import read_prices
 from deploy.report.plots import pareto_front
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample

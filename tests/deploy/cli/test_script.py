@@ -13,14 +13,13 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
-from deploy.localrun import processes
-from deploy.localrun.processes import LocalJob
-from deploy.localrun.workers import local_workers
+from deploy.job.script import WORKER, ScriptRun, read_script
+from deploy.platform import local as processes
+from deploy.platform.clients import Session
+from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.tiers.script import WORKER, ScriptRequest, read_script
 from deploy.tiers.tier import load_tier
-from deploy.vertex.session import Session
 from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.local_files import Address
@@ -138,7 +137,7 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
                   "if child: print('pids', os.getpid(), child)\ntime.sleep(300)")  # fmt: skip
     said: list[str] = []
     tier, folder = load_tier("cpu"), tmp_path / "job"
-    program = ScriptRequest(tier, read_script(str(path), "", "", [])).local_program(folder)
+    program = ScriptRun(tier, read_script(str(path), "", "", [])).local_program(folder)
     job = LocalJob(local_workers(tier, [], folder, "local-1", program=program), print)
 
     def say(name: str, line: str) -> None:
@@ -169,7 +168,7 @@ def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:
     path = script("import sys\nfor _ in range(1_000): print('x' * 16_000)\nsys.stdout.write('y' * 8_000_000 + '\\n')\n"
                   "print('{\"step\": 5, \"loss\": 0.5}')")  # fmt: skip
     code = f"import sys\nfrom {WORKER} import main\ncode = main()\nsys.exit(open('/proc/self/status').read())"
-    _, plan = ScriptRequest(load_tier("cpu"), read_script(str(path), "", "", [])).local_program(tmp_path / "job")
+    _, plan = ScriptRun(load_tier("cpu"), read_script(str(path), "", "", [])).local_program(tmp_path / "job")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **plan}
     done = run([sys.executable, "-c", code], env=environment)
     assert (done.returncode, len(done.stdout)) == (1, 1_000 * 16_001 + 8_000_001 + len('{"step": 5, "loss": 0.5}\n'))

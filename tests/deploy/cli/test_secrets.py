@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import submit
-from deploy.vertex.session import Session
+from deploy.platform.clients import Session
 from tests.deploy.conftest import WHERE, Capture
 from tests.deploy.emulator import Emulator
 

@@ -11,11 +11,11 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
+from deploy.platform.clients import Session
+from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import packages_with
 from deploy.tiers.tier import load_tier
-from deploy.vertex.errors import STATE_UNKNOWN, JobUnknown
-from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError

@@ -11,12 +11,11 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import jobs, submit
-from deploy.planning.interval import Interval
+from deploy.planning.step_time import Interval
 from deploy.planning.strategy_costs import Offer
-from deploy.tiers.job_spec import to_yaml
+from deploy.platform.clients import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
-from deploy.vertex.session import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.emulator import PARENT, Emulator, ends
 from trainer.base.errors import UserError

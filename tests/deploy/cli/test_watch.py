@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
+from deploy.api.jobs import attach
 from deploy.cli import cancel, jobs, submit, watch
-from deploy.client.job_handle import attach
-from deploy.vertex.api import JobStatus
-from deploy.vertex.errors import JobUnknown, stocked_out
-from deploy.vertex.history import Attempt, Submission
-from deploy.vertex.retry import RETRY_S
-from deploy.vertex.session import Session
+from deploy.job.ledger import Attempt, Submission
+from deploy.platform.api import RETRY_S, JobStatus
+from deploy.platform.clients import Session
+from deploy.platform.errors import JobUnknown, stocked_out
 from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
-from tests.deploy.vertex.test_backends import PARENT, SPEC
+from tests.deploy.platform.test_backends import PARENT, SPEC
 from trainer.base.errors import UserError
 
 EXITED = "workerpool0-0 exited with a non-zero status of"

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import submit
+from deploy.platform.api import ApiError
+from deploy.platform.clients import Session
+from deploy.platform.errors import describe_error, gcloud_error
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.vertex.api import ApiError
-from deploy.vertex.error_messages import gcloud_error
-from deploy.vertex.errors import describe_error
-from deploy.vertex.session import Session
 from tests.deploy.conftest import WHERE, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.errors import UserError

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.client import comparison_run
-from deploy.client.arguments import parse as parse_command
-from deploy.client.job_flags import read_options
+from deploy.api import compare as comparison_run
+from deploy.api.arguments import parse as parse_command
+from deploy.api.submit import read_options
 from deploy.comparison import execution as comparison
-from deploy.comparison.vertex_runner import VertexRunner
-from deploy.vertex.session import Session
-from deploy.vertex.submission import upload_packages
+from deploy.comparison.runners import VertexRunner
+from deploy.job.creation import upload_packages
+from deploy.platform.clients import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
@@ -46,7 +46,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
             time.sleep(0.01)
         runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.vertex_runner.upload_packages", stopped)
+    monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
     plan = comparison.ComparisonRequest(tiers, overrides)
     assert comparison.run_comparison(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
@@ -188,7 +188,7 @@ def test_a_missing_result_is_reported(command: Command, cloud: Emulator) -> None
 
 
 def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: Path) -> None:
-    file = tmp_path / "out" / "cpu" / "repeat-1" / "vertex.json"
+    file = tmp_path / "out" / "cpu" / "repeat-1" / "submission.json"
     command("cpu")
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import compare
+from deploy.platform.clients import Session
 from deploy.tiers.tier import JOB_CONFIGS
-from deploy.vertex.session import Session
 from tests.deploy.conftest import (
     JOB,
     WHERE,
@@ -56,7 +56,7 @@ def test_every_run_is_a_job_without_restarts_and_all_are_reported(
     assert (one.simulated, two.simulated, two.speed_up) == ("", "", pytest.approx(2, rel=0.01))
     assert "one machine" not in shown  # each job has its own machines
     job_dir = tmp_path / "out" / "l4x2" / "repeat-1"
-    kept = {"run.json", "stats.jsonl", "result.json", "vertex.json", "billed.json", "step-00000500.png"}
+    kept = {"run.json", "stats.jsonl", "result.json", "submission.json", "billed.json", "step-00000500.png"}
     assert {file.name for file in job_dir.rglob("*") if file.is_file()} == kept
     assert "workerpool0-0  trains on 2" in Path(f"{job_dir}.log").read_text()
     assert (tmp_path / "out" / "report.html").read_text().count('alt="samples of') == 2

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.client.plan_request import Plan
+from deploy.api.plan import Plan
 from deploy.planning.forecast import forecast
-from deploy.planning.interval import Interval
-from deploy.planning.step_time import all_reduce_seconds, arithmetic, compute_seconds, step_seconds
+from deploy.planning.step_time import Interval, all_reduce_seconds, arithmetic, compute_seconds, step_seconds
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tiers.availability import check_continent
-from deploy.tiers.gcp_config import checked_address, checked_region
+from deploy.tiers.gcp_config import check_continent, checked_address, checked_region
 from tests.deploy.conftest import needs_gcloud, run
 from tests.support import refused
 from trainer.base.errors import UserError

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.job.cost import price_and_limit
 from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
-from deploy.tiers.spec_changes import SpecChanges
 from deploy.tiers.spec_rules import ENUMS
-from deploy.tiers.tier import JOB_CONFIGS, load_tier
-from deploy.vertex.spending import price_and_limit
+from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier
 from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
 

@@ -14,12 +14,11 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import image
+from deploy.platform.errors import JobUnknown
+from deploy.tiers import images
 from deploy.tiers import packages as package
-from deploy.tiers import plain_image
-from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered
+from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
 from deploy.tiers.packages import Package, built, packages_with, trainer_package, user_package
-from deploy.tiers.plain_image import requirements
-from deploy.vertex.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import trainer_commit
@@ -63,7 +62,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
         "deploy/tiers/machines.yaml",
         "deploy/Dockerfile",
         "deploy/cloudbuild.yaml",
-        "deploy/vertex/gcloud.py",
+        "deploy/platform/clients.py",
     } <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks")) or "__pycache__" in name]
     (sdist,) = wheel.parent.glob("*.tar.gz")
@@ -186,7 +185,7 @@ def test_an_image_is_built_from_a_clean_copy(tmp_path: Path, capsys: Capture, mo
     dockerfile = (context / "Dockerfile").read_text()
     assert "USER trainer" in dockerfile
     assert f"FROM {PLAIN_IMAGE}\n" in dockerfile, "as without an image"
-    monkeypatch.setattr(plain_image, "versions", dict)
+    monkeypatch.setattr(images, "versions", dict)
     newest, _ = requirements(1)
     assert f'TENSORFLOW="{newest}"' in dockerfile
     assert steps["substitutions"]["_TENSORFLOW"] == newest

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.tiers.images import PLAIN_IMAGE
-from deploy.tiers.plain_image import requirements, starter
+from deploy.tiers.images import PLAIN_IMAGE, requirements, starter
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 
@@ -58,7 +57,7 @@ def command(capsys: Capture, *flags: str) -> tuple[list[str], list[str], dict[st
 @pytest.fixture
 def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that runs the start command with a plan, and returns it with its log."""
-    monkeypatch.setattr("deploy.client.job_flags.packages_with", lambda *_: [])
+    monkeypatch.setattr("deploy.api.submit.packages_with", lambda *_: [])
     (_, *code), arguments, _ = command(capsys)
     cloud.objects[code[2].removeprefix("gs://")] = starter().build().read_bytes()
     code[1] = code[1].replace("(2, 4, 8, 16, 0)", "(0.1, 0)")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from tests.fixtures import Log, Make, Patch
 from tests.support import refused
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError

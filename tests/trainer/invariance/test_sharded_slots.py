@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from tests import workers
 from tests.support import largest_difference, refused, run_job, run_steps, small
 from trainer.base.errors import DONE

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from deploy.localrun.workers import free_addresses
+from deploy.platform.local import free_addresses
 from trainer.base.errors import UserError
 
 

@@ -1,0 +1,1 @@
+"""Holds the functions behind the verbs and vertex_trainer, and the flags that both take."""

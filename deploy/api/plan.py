@@ -1,0 +1,357 @@
+"""Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs, with intervals.
+
+`planned` reads what was asked for and forecasts each tier; a Plan formats the forecasts and says what follows.
+"""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TextIO
+
+from deploy.api.arguments import add_flags, add_json_flag, parse, parser, read_prices, seconds, usd
+from deploy.api.call_arguments import FlagValue, as_arguments
+from deploy.comparison.execution import read_tiers
+from deploy.planning.extrapolation import Extrapolation, estimate
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast, forecast
+from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
+from deploy.planning.step_time import CONSTANTS, Interval
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
+from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
+from deploy.report.collection import collect
+from deploy.report.plots import pareto_front
+from deploy.report.text_tables import figures, markdown_table, money, terminal_table
+from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_region
+from deploy.tiers.images import remembered
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.output import printed_on, say
+from deploy.tiers.tier import tier_names
+from trainer.base.errors import UserError
+from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
+from trainer.base.settings.fields import Parser
+from trainer.base.settings.resolution import Overrides
+from trainer.base.storage import expanded, make_writable
+
+DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
+
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started.
+"""
+Choice = tuple[Forecast, Offer]
+Measure = Callable[[Offer], Interval]
+MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
+TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
+_TEXTS = 3  # of the titles: texts, not numbers
+
+
+@dataclass(frozen=True)
+class OfferChoice:
+    """Holds a tier under a scheduling strategy, with the hours and the USD of the whole job. `region`: "" for any."""
+
+    tier: str
+    region: str
+    strategy: str
+    hours: Interval
+    usd: Interval
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Returns the flags of `submit` that ask for this strategy and region."""
+        return {"spot": self.strategy == "SPOT", "flex_start": self.strategy == "FLEX_START", "region": self.region}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
+
+    `forecasts`: of each tier, "TIER@REGION" where regions were planned; `names`: of each tier, as `submit` takes it.
+    """
+
+    plan: StepPlan
+    forecasts: Sequence[Forecast]
+    about: str  # what is trained
+    assumed: Sequence[str]  # of the runs that times come from
+    within_hours: float | None = None  # the most hours and USD that the user asked for
+    budget_usd: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def offers(self) -> list[Choice]:
+        """Returns every offer with its tier, the cheapest first."""
+        pairs = [(forecast, offer) for forecast in self.forecasts for offer in forecast.offers]
+        return sorted(pairs, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))
+
+    def place(self, forecast: Forecast) -> tuple[str, str]:
+        """Returns the tier of a forecast as `submit` takes it, and its region; "" for any."""
+        tier, _, region = forecast.tier.partition("@")
+        return self.names.get(tier, tier), region
+
+    def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
+        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
+
+        Prefers offers whose upper ends meet both limits; falls back to those whose middle does. Raises UserError if
+        there is none.
+        """
+        hours = seconds(within) / 3600 if within else float("inf")
+        most = float("inf") if budget is None else budget
+        for end in ("high", "middle"):
+            for of_tier, offer in self.offers:  # the cheapest first
+                if getattr(offer.hours, end) <= hours and getattr(offer.usd, end) <= most:
+                    return OfferChoice(*self.place(of_tier), offer.strategy, offer.hours, offer.usd)
+        raise UserError(f"no tier ends within={within or 'any time'} for budget={budget}: {' '.join(self.sentences())}")
+
+    def cells(self) -> list[list[str]]:
+        """Returns a row for each offer, then one for each tier without any."""
+        efficient = pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])
+        rows = [_cells(forecast, offer, index in efficient) for index, (forecast, offer) in enumerate(self.offers)]
+        return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
+
+    def __str__(self) -> str:
+        """Returns the table, and what is to be said about it."""
+        table = terminal_table(TITLES, self.cells(), _TEXTS)
+        return "\n".join([self.about, "", table, *self.sentences(), "", *self.notes()])
+
+    def to_markdown(self) -> str:
+        """Returns the table with everything that is said about it."""
+        lines = [*self.sentences(), *self.notes()]
+        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), lines, _TEXTS)}"
+
+    def to_json(self) -> str:
+        """Returns every number."""
+        content: dict[str, Any] = {
+            "about": self.about, "sentences": [*self.sentences()], "notes": [*self.notes()],
+            "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
+        }  # fmt: skip
+        return json.dumps(content, indent=2) + "\n"
+
+    def sentences(self) -> Iterator[str]:
+        """Yields what the user wants to know first."""
+        if not self.offers:
+            fits = [(forecast.fit, forecast.tier) for forecast in self.forecasts if forecast.fit]
+            if not fits or any(fit.verdict != TOO_LARGE for fit, _ in fits):
+                yield "No tier has both a time and a price."
+                return
+            batch, tier = max((fit.largest_batch, tier) for fit, tier in fits)
+            yield f"It fits no tier: the largest global batch that fits is {batch:,}, on {tier}."
+            return
+        by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
+        yield _best("The cheapest", self.offers, lambda offer: offer.usd)
+        yield _best("The fastest", by_time, lambda offer: offer.hours)
+        yield from _worth(self.forecasts)
+        yield from self._trial()
+        if self.within_hours is not None:
+            least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
+            wish = f"The cheapest that ends within {figures(self.within_hours)} hours"
+            yield _wished(
+                wish, self.offers, lambda offer: offer.usd, lambda offer: offer.hours, self.within_hours, least
+            )
+        if self.budget_usd is not None:
+            least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
+            wish = f"The fastest for {money(self.budget_usd)}"
+            yield _wished(wish, by_time, lambda offer: offer.hours, lambda offer: offer.usd, self.budget_usd, least)
+
+    def _trial(self) -> Iterator[str]:
+        """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
+
+        Both as the command would run them: in one region, each under the strategy of its file.
+        """
+        _, region = self.place(self.offers[0][0])
+        runs = [
+            pair for pair in self.offers if pair[1].strategy == pair[0].strategy and self.place(pair[0])[1] == region
+        ]
+        if not runs:
+            return
+        tried = {self.place(pair[0])[0]: pair for pair in (runs[0], min(runs, key=lambda pair: pair[1].hours.middle))}
+        steps = [forecast.step for forecast, _ in tried.values() if forecast.step]
+        if all(step.half_width <= MOST_DOUBT for step in steps):
+            return
+        usd = sum(
+            (each.install_seconds.plus(START_SECONDS).middle + _TRIED * each.step.middle) / 3600 * offer.usd_per_hour
+            for each, offer in tried.values()
+            if each.step
+        )
+        if usd > self.offers[0][1].usd.middle / 2:  # the run itself tells it for little more
+            return
+        widest = max(steps, key=lambda step: step.half_width)
+        place = f" --region={region}" if region else ""
+        yield (f"A step may take {widest.low / widest.middle:.2g} to {widest.high / widest.middle:.2g} times as long: "
+               f"try it: `python -m deploy compare {' '.join(tried)} --on=vertex{place} --steps={_TRIED} …`, with the "
+               f"flags of this plan but --epochs, costs about {money(usd)}.")  # fmt: skip
+
+    def notes(self) -> Iterator[str]:
+        """Yields how the numbers were made, what is assumed, and why one is missing."""
+        table, memory = load_machines(), self.plan.memory
+        bases = {forecast.basis for forecast in self.forecasts}
+        yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
+               f"up to {memory.worst_order:.2f} x as much in another order of operations, {FRAGMENTS:g} x that with "
+               f"fragments; {NEAR}: within the error of that. {CONSTANTS.source.capitalize()} of a GPU: "
+               f"{CONSTANTS.context_gib:g} GiB for CUDA, {CONSTANTS.workspace_gib:g} GiB of workspaces, "
+               f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
+        if BY_GRAPH in bases:
+            yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
+                   "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
+        if BY_RUNS in bases:
+            yield from self.assumed
+        yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
+               "Vertex AI's fee is in them, for spot by inference. The time to get machines is not included, nor are "
+               "saving and evaluation where no run shows them.")  # fmt: skip
+        installing = [forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds.middle]
+        if installing:
+            most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
+            yield (f"Hours and USD include the minutes in which each job installs TensorFlow first, a "
+                   f"guess: up to {_ranged(most)}; an own image (python -m deploy image) saves them.")  # fmt: skip
+        yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
+               f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
+        tiers: dict[str, list[str]] = {}
+        for each in self.forecasts:
+            for problem in each.problems:
+                tiers.setdefault(problem, []).append(each.tier)
+        yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
+
+
+def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
+    """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
+    by_kind: dict[tuple[str, str], list[Choice]] = {}
+    for each in forecasts:
+        for offer in each.offers:
+            by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
+    kinds = set()
+    for strategy in STRATEGIES:
+        for (kind, offered), pairs in by_kind.items():
+            if offered != strategy or kind in kinds or len(pairs) < 2:
+                continue
+            kinds.add(kind)
+            (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
+            ratios = (
+                f"{forecast.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
+                f"{offer.usd.middle / least.usd.middle:.2f} x the money"
+                for forecast, offer in others
+            )
+            yield f"Against {first.tier} ({STRATEGIES[strategy]}), by the middle values: {', '.join(ratios)}."
+
+
+def _best(wish: str, choices: Sequence[Choice], measure: Measure, doubt: str = "") -> str:
+    """Returns the first of the sorted choices, or the cheapest of those whose intervals reach to it: they are equal."""
+    least = measure(choices[0][1]).middle
+    equal = [choice for choice in choices if measure(choice[1]).low <= least]
+    best = min(equal, key=lambda choice: choice[1].usd.middle)
+    names = [f"{forecast.tier} as {STRATEGIES[offer.strategy]}" for forecast, offer in equal if offer is not best[1]]
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    others = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
+    hours, usd = _ranged(best[1].hours), _ranged(best[1].usd, money)
+    return f"{wish}: {doubt}{best[0].tier} as {STRATEGIES[best[1].strategy]}, {hours} hours, {usd}{others}."
+
+
+def _wished(
+    wish: str, choices: Sequence[Choice], measure: Measure, limited: Measure, most: float, least: str
+) -> str:  # fmt: skip
+    """Returns the best of the sorted choices that are surely, or perhaps, within `most`; `least` if there is none."""
+    for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
+        if within := [choice for choice in choices if getattr(limited(choice[1]), attribute) <= most]:
+            return _best(wish, within, measure, doubt)
+    return f"{wish}: none; {least}."
+
+
+def _ranged(value: Interval, text: Any = figures) -> str:
+    """Formats `1.20 (1.00 - 1.50)`."""
+    return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
+
+
+def _cells(forecast: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
+    fit = forecast.fit
+    needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
+    return [
+        forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
+        f"{fit.largest_batch:,}" if fit else "", _ranged(forecast.step.times(1e3)) if forecast.step else "",
+        _ranged(offer.hours) if offer else "", _ranged(offer.usd, money) if offer else "", "*" if efficient else "",
+    ]  # fmt: skip
+
+
+def plan_flags() -> Parser:
+    """Returns the parser of `plan`."""
+    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
+    cli.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
+                     "(default: all of job_configs/)")  # fmt: skip
+    cli.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
+                     "comparison, local or gs://: times come from it")  # fmt: skip
+    cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
+    cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
+    cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
+    cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
+                     "files of `prices`")  # fmt: skip
+    cli.add_boolean("fit", FIT)
+    add_flags(cli, "prices", "price_per_hour")
+    add_json_flag(cli)
+    return cli
+
+
+def plan(
+    *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, FlagValue] | None = None,
+    stream: TextIO | None = None, **flags: FlagValue,
+) -> Plan:  # fmt: skip
+    """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
+
+    `settings`: of the trainer; `flags`: those of `python -m deploy plan`. The first plan of new settings measures steps
+    on this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
+    """
+    if "out" in {**flags, **(settings or {})}:
+        raise UserError("out is of the command: a function writes no files")
+    arguments = as_arguments(tiers, {"recipe": recipe, "regions": list(regions), **flags}, settings)
+    with printed_on(stream):
+        return planned(*parse(plan_flags(), arguments))
+
+
+def planned(args: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
+    """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured."""
+    if args.regions and "REGION" not in args.prices:
+        raise UserError(
+            f"regions={args.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in which REGION "
+            "stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` makes one"
+        )
+    # Each region with its price file, or "", for any, with the only one.
+    regions = map(checked_region, args.regions.split(",")) if args.regions else [""]
+    places = [(region, args.prices.replace("REGION", region) if region else args.prices) for region in regions]
+    usd_by_tier = read_prices(args.price_per_hour)
+    names, sources = args.tiers or tier_names(), list(getattr(args, "from"))
+    specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
+    if out:
+        make_writable(out, "out")
+    step_plan = read_plan(expanded(args.plan)) if args.plan else plan_of(config, overrides)
+    if args.plan and step_plan.key != plan_key(config, step_plan.versions):
+        raise UserError(
+            f"plan={args.plan}: it is of other settings or sources, of {step_plan.model} on {step_plan.data}: leave it "
+            "out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
+        )
+    extrapolations: list[Extrapolation] = []
+    assumed: list[str] = []
+    if sources:
+        extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
+    by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
+    forecasts: list[Forecast] = []
+    for region, file in places:
+        for tier in read_tiers(names, file, usd_by_tier):
+            if region:
+                try:
+                    check_region(tier, GcpConfig("", region, ""))
+                except NoMachines:  # by both of Google's pages
+                    continue
+            extrapolation, own_image = by_name.get(tier.name), remembered() is not None
+            if args.fit and extrapolation:
+                say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
+            lever = cheapest_lever(tier, step_plan, config) if args.fit and not extrapolation else None
+            run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
+            of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
+            forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
+    as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
+    about = (
+        f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
+        f"global batch {config.global_batch_size}, {config.precision}"
+    )
+    within = args.within and args.within / 3600
+    return Plan(step_plan, forecasts, about, assumed, within, args.budget, as_typed)

@@ -1,1 +1,0 @@
-"""Holds the functions behind the verbs and vertex_trainer: flags, parsed once, and what they ask for."""

@@ -1,0 +1,245 @@
+"""Creates a job exactly once, however often the service fails, or the user interrupts it."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from deploy.job.job import Job
+from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
+from deploy.job.work import with_tensorboard
+from deploy.platform import buckets
+from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, retried
+from deploy.platform.errors import StateUnknownError
+from deploy.platform.rest import Backend
+from deploy.tiers.gcp_config import check_continent
+from deploy.tiers.output import say, tell
+from deploy.tiers.packages import Package
+from deploy.tiers.tier import LABEL
+from trainer.base.errors import PlatformFault, UserError
+
+SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
+CANCEL_POLL_S = 5.0
+
+
+def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
+    """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
+    retried(partial(backend.cancel, name), clock)
+    began = clock.now()
+    while True:
+        status = retried(partial(backend.state, name), clock)
+        if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
+            return status
+        clock.sleep(CANCEL_POLL_S)
+
+
+def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
+    """Returns, by the name of each job of one submission, oldest first, the job of which it is a duplicate, or itself.
+
+    A job that was created while an older one was not over is its duplicate. One created later is none: somebody pasted
+    the printed command again.
+    """
+    by_name: dict[str, JobStatus] = {}
+    original = None
+    for job in sorted(jobs, key=lambda job: (job.created or 0.0, job.name)):
+        if original is None or (original.over and (job.created or 0.0) > (original.ended or 0.0)):
+            original = job
+        by_name[job.name] = original
+    return by_name
+
+
+def cancel_duplicates(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> dict[str, JobStatus]:
+    """Cancels the duplicates among the jobs of one submission, and returns `originals`."""
+    by_name = originals(jobs)
+    for job in jobs:
+        if by_name[job.name].name != job.name and not job.over:
+            cancel_duplicate(job, by_name[job.name].name, backend, clock)
+    return by_name
+
+
+def cancel_duplicate(job: JobStatus, original: str, backend: Backend, clock: Clock) -> None:
+    """Cancels a job beside another one of the same submission."""
+    retried(partial(backend.cancel, job.name), clock)
+    tell(f"cancelled {job.name}: a duplicate of {original}")
+
+
+def newest_original(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> JobStatus | None:
+    """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
+    return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
+
+
+FIRST_WAIT_S = 5.0  # before a refused request is repeated
+CREATE_S = 300.0  # how long requests are repeated
+LISTINGS, LOOK_S = 10, 3.0  # a request is repeated only after so many lists without its job; seconds between them
+
+
+class Creation:
+    """Creates the job of one request. `before_request` is called immediately before each request is sent."""
+
+    def __init__(
+        self, backend: Backend, request: CustomJob, clock: Clock, before_request: Callable[[], None] = lambda: None
+    ) -> None:
+        self._backend, self._request, self._clock, self._before_request = backend, request, clock, before_request
+        self._unclear = False
+        self.name = ""  # of the job, as soon as it is known
+
+    @property
+    def may_exist(self) -> bool:
+        """Returns whether a request whose response is not known may have created the job."""
+        return self._unclear or self._backend.sent
+
+    def run(self) -> str:
+        """Creates the job and returns its name; after a lost response it looks for the job before it sends another.
+
+        Raises StateUnknownError if a job may have been created and none is listed.
+        """
+        began = self._clock.now()
+        for wait in backoff(FIRST_WAIT_S):
+            failure = self._send()
+            if failure is None:
+                if self._unclear:
+                    tell("warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it")
+                return self.name
+            last = not failure.transient or self._clock.now() + wait - began > CREATE_S
+            if last and not self._unclear:
+                raise failure
+            then = "looks for the job" if self._unclear else f"tries again after {wait:.0f} s"
+            tell(f"the submission failed ({failure}): {then}")
+            if not self._unclear:
+                self._clock.sleep(wait)
+            elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
+                return self.name
+            if last:
+                raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
+        raise AssertionError("backoff never ends")
+
+    def _send(self) -> ApiError | None:
+        self._before_request()
+        try:
+            self.name = self._backend.submit(self._request)
+        except ApiError as error:
+            self._unclear = self._unclear or error.may_have_succeeded
+            self._backend.sent = False
+            return error
+        return None
+
+    def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
+        """Returns the name of the job with the request's label; see `look_for`."""
+        label, since = self._request.labels[LABEL], self._clock.now() + seconds - LISTED_S
+        self.name = look_for(label, self._backend, self._clock, since, listings)
+        return self.name
+
+
+def look_for(label: str, backend: Backend, clock: Clock, since: float, listings: int = 1) -> str:
+    """Returns the name of the job with this label, and cancels its duplicates; "" if none is listed.
+
+    Looks until LISTED_S after `since`, the time of the last request, and so often, at least. Raises StateUnknownError
+    if jobs cannot be listed.
+    """
+    until, tell_at = since + LISTED_S, clock.now() + TELL_S
+    give_up = max(until, clock.now() + LISTED_S)  # if they cannot be listed
+    while True:
+        failure: ApiError | None = None
+        try:
+            if job := newest_original(backend.jobs(label), backend, clock):
+                return job.name
+            listings -= 1
+        except ApiError as error:
+            failure = error
+        now = clock.now()
+        if failure and (not failure.transient or now >= give_up):
+            reason = f"cannot check whether a lost response created a job ({failure})"
+            raise StateUnknownError(failure.code, reason)
+        if not failure and now >= until and listings <= 0:
+            return ""
+        if now >= tell_at:
+            tell_at = now + TELL_S
+            tell(f"looks for the job by its label {label}: for {max(until - now, 0.0):.0f} s more")
+        clock.sleep(LOOK_S)
+
+
+def check_resources(job: Job) -> None:
+    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
+    inputs = {name: address for name, address in job.work.inputs.items() if address.startswith("gs://")}
+    for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
+        check_continent(bucket, job.gcp.region, buckets.location(bucket))
+    for name, address in inputs.items():
+        if not buckets.exists(address):
+            raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+
+
+def upload_packages(packages: Sequence[Package], bucket: str) -> None:
+    """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
+    for package in packages:
+        buckets.upload(package.build(), package.uri(bucket))
+        say(f"package {package.uri(bucket)}")
+
+
+def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
+    """Reserves the job directory, creates the job, returns its name; the ledger has each step before and after it.
+
+    After Ctrl-C it raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may appear
+    later.
+    """
+    project, region = job.gcp.project, job.gcp.region
+    spec = with_tensorboard(job.spec, job.gcp)
+    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
+    record.attempts.append(attempt)
+    record.write()
+    reservation = Reservation(record, open_backend, clock)
+    request = dataclasses.replace(job.request(record.label), spec=spec)
+    creation = Creation(open_backend(project, region), request, clock, reservation.renew)
+    try:
+        reservation.take()
+        reservation.complete(creation.run())
+        number = attempt.job.rsplit("/", 1)[-1]
+        page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
+        say(f"submitted {attempt.job}\n{page}")
+    except KeyboardInterrupt:
+        _interrupted(creation, record)
+        if attempt.job:
+            raise KeyboardInterrupt(attempt.job) from None  # has been told
+        reservation.release()
+        raise
+    except StateUnknownError as error:
+        attempt.error = str(error)
+        record.write()
+        raise StateUnknownError(error.code, f"{error}: {_finds(record)}") from None
+    except (ApiError, UserError, PlatformFault) as error:
+        attempt.state, attempt.error = "NOT SUBMITTED", str(error)
+        record.write()
+        reservation.release()
+        raise
+    return attempt.job
+
+
+def _interrupted(creation: Creation, record: Submission) -> None:
+    """Records what became of a submission that Ctrl-C ended. Raises StateUnknownError if its job may appear later."""
+    attempt = record.attempts[-1]
+    attempt.state = "INTERRUPTED"
+    record.write()
+    if not (attempt.job or creation.name or creation.may_exist):
+        attempt.state, attempt.error = "NOT SUBMITTED", "stopped before the job was requested"
+        record.write()
+        return
+    attempt.error = "stopped while the job was created, and it is not listed yet"
+    try:
+        if not (attempt.job or creation.name):
+            tell(f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that")
+        attempt.job = attempt.job or creation.name or creation.look()
+    except (KeyboardInterrupt, StateUnknownError):
+        tell("not looked for any longer")
+    if not attempt.job:
+        record.write()
+        raise StateUnknownError(0, f"{attempt.error}: {_finds(record)}")
+    attempt.error = ""
+    record.write()
+    tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
+
+
+def _finds(record: Submission) -> str:
+    return f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
+
+
+def watch_hint(name: str) -> str:
+    """Returns the commands for a job that is no longer watched."""
+    return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"

@@ -1,0 +1,322 @@
+"""Prints states and logs of a job until it ends, which gcloud's own stream-logs never does."""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from deploy.job.cost import describe_run, format_duration, time_and_cost, usd_per_hour
+from deploy.job.creation import cancel_and_wait, cancel_duplicates, watch_hint
+from deploy.platform import buckets
+from deploy.platform.api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, LogEntry, parse_time, retried
+from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
+from deploy.platform.rest import Backend
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.output import say, tell
+from deploy.tiers.tier import LABEL
+from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
+from trainer.base.run_files.records import (
+    BILLED,
+    RESULT,
+    RUN_INFO,
+    STATS,
+    StatsEntry,
+    mapping,
+    number,
+    parse_stats,
+    positive,
+    whole,
+)
+from trainer.base.storage import Address, parse
+from trainer.base.storage.gcs import connect
+
+LOG_POLL_S = 10.0
+LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
+LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
+LAST_RETRY_S = 30.0  # for the last read of the logs
+LOOK_S = 60.0  # between looks for duplicates
+UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
+
+
+@dataclasses.dataclass(frozen=True)
+class WatchLine:
+    """Holds a line of a watch: what was seen of the job at `time`, or, with a `worker`, a line of its log."""
+
+    time: float  # seconds since 1970
+    text: str
+    worker: str = ""
+    severity: str = ""  # of the log's lines
+
+    def __str__(self) -> str:
+        severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
+        time = datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S UTC")
+        return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
+
+
+PrintLine = Callable[[WatchLine], object]
+
+
+def show(line: WatchLine) -> None:
+    """Prints a line for people."""
+    say(str(line))
+
+
+class LogTail:
+    """Prints the log of all workers in chronological order, each entry once."""
+
+    def __init__(self, backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
+        self._backend, self._name, self._gcp, self._clock, self._print = backend, name, gcp, clock, print_line
+        self._newest = 0.0
+        self._seen: dict[str, float] = {}
+        self._refusal = ""  # the error that was printed last, so that it is printed once
+
+    def print_new(self, retry_s: float = 0.0) -> None:
+        """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
+        try:
+            for entry in retried(self._read_new, self._clock, retry_s):
+                self._print(WatchLine(parse_time(entry.time) or 0.0, entry.text, entry.worker, entry.severity))
+            self._refusal = ""
+        except ApiError as error:
+            refusal = describe_error(error, self._gcp)
+            if (retry_s or not error.transient) and refusal != self._refusal:
+                self._refusal = refusal
+                tell(f"no logs: {refusal}")
+
+    def print_last(self) -> None:
+        """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._clock.sleep(LAST_LOGS_S)
+            self.print_new(LAST_RETRY_S)
+
+    def _read_new(self) -> list[LogEntry]:
+        """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
+        since = datetime.fromtimestamp(self._newest - LATE_S, UTC).isoformat(timespec="microseconds")
+        after = since.replace("+00:00", "Z") if self._newest else ""
+        entries = [entry for entry in self._backend.logs(self._name, after) if entry.id not in self._seen]
+        for entry in entries:
+            self._seen[entry.id] = parse_time(entry.time) or 0.0
+            self._newest = max(self._newest, self._seen[entry.id])
+        self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
+        return sorted(entries, key=lambda entry: (parse_time(entry.time), entry.id))
+
+
+def follow_job(
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
+    *, created: bool = False, max_wait_s: float = math.inf,
+) -> JobStatus:  # fmt: skip
+    """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
+
+    StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
+    only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
+    """
+    tail, shown = LogTail(backend, name, gcp, clock, print_line), ""
+    waiting = Waiting(clock, gcp.region, max_wait_s)
+    live: LiveLines | None = None
+    unseen, look_at = created, 0.0
+    while True:
+        status = _read_state(backend, name, gcp, clock, unseen=unseen)
+        unseen = False
+        if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
+            look_at = clock.now() + LOOK_S
+            label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
+            with contextlib.suppress(ApiError):
+                by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
+            original = by_name.get(status.name, status).name  # the job itself, if that is not known
+            if original != status.name:
+                print_line(WatchLine(clock.now(), f"follows {original}"))
+                tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
+                continue
+        live = live or LiveLines(status, clock)
+        news = [] if status.state == shown else [status.state]
+        shown = status.state
+        for line in (*news, *waiting.lines(status), *live.lines(status)):
+            print_line(WatchLine(clock.now(), line))
+        if status.over:
+            tail.print_last()
+            return settled(status, clock.now())
+        if waiting.too_long(status):  # EXPIRED, unless it ended otherwise meanwhile
+            status = cancel_and_wait(backend, name, clock)
+            if not status.over:
+                raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
+            error = f"no machines within --max_wait={format_duration(max_wait_s)}: cancelled"
+            cancelled = status.state == "CANCELLED"
+            return dataclasses.replace(status, state="EXPIRED", error=error) if cancelled else status
+        tail.print_new()
+        clock.sleep(LOG_POLL_S)
+
+
+def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
+    """Returns the job's status. `unseen`: it was just created, and may be answered with 404 for UNSEEN_S."""
+
+    def read() -> JobStatus:
+        try:
+            return backend.state(name)
+        except ApiError as error:
+            raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
+
+    try:
+        return retried(read, clock, UNSEEN_S if unseen else RETRY_S)
+    except ApiError as error:
+        if unseen and error.transient and error.code:  # no 404: the service is away
+            return _read_state(backend, name, gcp, clock, unseen=False)
+        if error.code == 404:  # the job does not exist
+            raise
+        message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
+        raise StateUnknownError(error.code, message) from None
+
+
+def watch_job(
+    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
+    *, created: bool = False, max_wait_s: float = math.inf,
+) -> JobStatus | None:  # fmt: skip
+    """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""
+    try:
+        status = follow_job(backend, name, gcp, clock, print_line, created=created, max_wait_s=max_wait_s)
+    except KeyboardInterrupt:
+        say(f"no longer watched, and not cancelled; {watch_hint(name)}")
+        return None
+    ran, cost = describe_run(status, clock.now())
+    say(f"{status.state} after {ran} on its machines{cost and f', about {cost}'}")
+    if status.error:
+        tell(f"error: {describe_failure(status)}")
+    if status.started and status.output and not status.checks and exit_code(status) in (INTERRUPTED, FAULT):
+        say(f"to go on from its last checkpoint, if it saved one: the same command with --job_dir={status.output}")
+    return status
+
+
+_UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
+
+
+def settled(status: JobStatus, now: float) -> JobStatus:
+    """Records what a job that is over was billed for, if its job directory can be written; returns as `with_reason`.
+
+    That is the time from its start to its end, with all restarts, and USD if it has a price label.
+    """
+    with suppress(*_UNREADABLE):
+        if status.output and status.over and status.started:
+            text, generation = buckets.read(f"{status.output}/{BILLED}", quick=True)
+            before = json.loads(text or "{}").get("jobs", {})
+            seconds, usd = time_and_cost(status, usd_per_hour(status), now)
+            jobs = {**before, status.name: {"seconds": round(seconds, 3), "usd": usd and round(usd, 4)}}
+            if jobs != before:
+                content = json.dumps({"jobs": jobs}, indent=2) + "\n"
+                buckets.write(f"{status.output}/{BILLED}", content, generation, quick=True)
+    return with_reason(status)
+
+
+def with_reason(status: JobStatus) -> JobStatus:
+    """Returns the status of a job, STOPPED with the reason if its result.json says that it ended itself."""
+    with suppress(*_UNREADABLE):
+        if status.state == "SUCCEEDED" and status.limited:
+            result = json.loads(buckets.read(f"{status.output}/{RESULT}", quick=True)[0] or "{}")
+            if result.get("state") == "stopped":
+                return dataclasses.replace(status, state=STOPPED, error=str(result.get("error") or "a limit"))
+    return status
+
+
+LIVE_S = 60.0  # between looks of a watch
+RECENT = 10  # reports from which the speed is computed
+
+
+class LiveLines:
+    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each problem once.
+
+    Reads the job directory again only where it has changed.
+    """
+
+    def __init__(self, status: JobStatus, clock: Clock) -> None:
+        self._clock, self._due = clock, 0.0
+        self._generation = 0  # of stats.jsonl, which `_live` sums up
+        self._live = ""
+        self._shown = set[str]()
+        self._folder: Address | None = None
+        with contextlib.suppress(UserError):  # of a job that somebody else created
+            self._folder = parse(status.output, "output")
+
+    def lines(self, status: JobStatus) -> Iterator[str]:
+        """Yields the lines that are due, and the link of an interactive shell as soon as there is one."""
+        news = {line: line for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())}
+        if status.state == "RUNNING" and self._clock.now() >= self._due:
+            self._due = self._clock.now() + LIVE_S
+            news |= self._progress(status)
+        for subject, line in news.items():
+            if subject not in self._shown:
+                self._shown.add(subject)
+                yield line
+
+    def _progress(self, status: JobStatus) -> dict[str, str]:
+        """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
+        try:
+            self._read()
+        except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
+            return {str(error): f"no progress: {reason(error)} ({self._folder})"}
+        price = usd_per_hour(status)
+        usd = time_and_cost(status, price, self._clock.now())[1]
+        money = "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
+        return {self._live: f"{self._live}{money}"} if self._live else {}
+
+    def _read(self) -> None:
+        stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
+        if stats and stats.generation != self._generation:
+            about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
+            entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
+            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), stats.generation
+
+
+def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
+    """Returns how far the run of these lines of stats.jsonl is, in words; "" without a report."""
+    reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
+    if not reports:
+        return ""
+    first, last, step = reports[-RECENT:][0], reports[-1], entries[-1]["step"]
+    # With evaluations and checkpoints between these reports.
+    steps, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
+    pace = seconds / steps if steps > 0 and seconds > 0 else positive(last.get("step_seconds"))
+    left = max(0, total_steps - step) * pace if pace and total_steps else None
+    losses = ((name, number(value)) for name, value in mapping(last, "losses").items())
+    loss = ", ".join(f"{name} {value:.4g}" for name, value in itertools.islice(losses, 2) if value is not None)
+    share = f" of {total_steps:,} ({step / total_steps:.0%})" if total_steps else ""
+    rest = "" if left is None else f"{format_duration(left)} left"
+    return ", ".join(filter(None, [f"step {step:,}{share}", rest, loss]))
+
+
+REPORT_S = 300.0  # between lines of a job that waits
+
+# By scheduling strategy, of a job that is PENDING.
+_REASONS = {
+    "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
+    "SPOT": "there may be no spare machines in {region} now",
+}
+_STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
+_QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy jobs` lists yours"
+_ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
+
+
+class Waiting:
+    """Measures how long a job waits in QUEUED or PENDING; `max_wait_s` counts from the first look."""
+
+    def __init__(self, clock: Clock, region: str, max_wait_s: float) -> None:
+        self._clock, self._region, self._max_wait_s = clock, region, max_wait_s
+        self._began, self._due = clock.now(), clock.now() + REPORT_S
+
+    def lines(self, status: JobStatus) -> Iterator[str]:
+        """Yields a line every REPORT_S while the job waits."""
+        now = self._clock.now()
+        if _waits(status) and now >= self._due:
+            self._due = now + REPORT_S
+            waited = format_duration(max(0.0, now - min(self._began, status.created or self._began)))
+            reason = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
+            advice = "" if self._max_wait_s < float("inf") else _ADVICE
+            yield f"{status.state} for {waited}: {reason.format(region=self._region)}{advice}"
+
+    def too_long(self, status: JobStatus) -> bool:
+        """Returns whether the job has waited for its longest time, by this machine's clock alone."""
+        return _waits(status) and self._clock.now() - self._began >= self._max_wait_s
+
+
+def _waits(status: JobStatus) -> bool:
+    return status.state in ("QUEUED", "PENDING") and not status.started

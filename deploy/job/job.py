@@ -1,0 +1,161 @@
+"""Defines a job: what runs, where, under which limits, as what is sent; or reports why it could only fail."""
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from deploy.job.script import Script, ScriptRun
+from deploy.job.work import (
+    TASK,
+    UNREACHABLE,
+    JobOptions,
+    Training,
+    Work,
+    check_devices,
+    tensorboard_name,
+)
+from deploy.platform.api import CustomJob
+from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
+from deploy.tiers.images import Image
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.packages import Package
+from deploy.tiers.spec_rules import check_format, check_same_region
+from deploy.tiers.tier import LABEL, PRICE_LABEL, Tier
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import Overrides
+from trainer.base.storage import output_address
+
+START_S = 600  # starting the machines and pulling the image take some minutes
+
+
+# Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
+# https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
+NCCL_SETTINGS = "/usr/local/gib/scripts/set_nccl_env.sh"
+_SOURCED = (
+    f'if [ -f {NCCL_SETTINGS} ]; then . {NCCL_SETTINGS}; echo "NCCL: with the settings of {NCCL_SETTINGS}"; '
+    f'else echo "NCCL: {NCCL_SETTINGS} is not in this image: RDMA stays off"; fi; exec "$@"'
+)
+_NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
+
+# What is asked of a job, before it is known what that means on a tier.
+Program = Overrides | Script
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Holds a job, checked: what runs on its tier, where, under which limits; and what that means as a CustomJobSpec.
+
+    `output`: its job directory, gs://…; `about`: lines for people on its image.
+    """
+
+    name: str
+    work: Work
+    gcp: GcpConfig
+    options: JobOptions
+    image: Image
+    output: str
+    spec: Mapping[str, Any]
+    packages: tuple[Package, ...]
+    about: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def tier(self) -> Tier:
+        """Returns the machines, with the limits of the job."""
+        return self.work.tier
+
+    def request(self, label: str) -> CustomJob:
+        """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
+        usd = self.tier.price_per_hour
+        price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
+        return CustomJob(self.name, self.spec, {**self.options.labels, LABEL: label, **price}, self.options.kms_key)
+
+
+def work_on(tier: Tier, program: Program) -> Work:
+    """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
+    if isinstance(program, Script):
+        return ScriptRun(tier, program)
+    overrides, expected = program, tier.accelerators
+    if overrides.values.get("expect_devices", expected) != expected:
+        count = overrides.values["expect_devices"]
+        raise UserError(
+            f"--expect_devices={count}: the workers of {tier.name} have {expected} accelerators: drop the flag"
+        )
+    pool = tier.spec["workerPoolSpecs"][0]
+    arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
+    in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
+    config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
+    check_devices(tier, config)
+    return Training(tier, overrides, config)
+
+
+def job_of(work: Work, gcp: GcpConfig, options: JobOptions) -> Job:
+    """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
+    work = dataclasses.replace(work, tier=_limited(work.tier, options))
+    tier, image = work.tier, work.choose_image(options)
+    check_region(tier, gcp)
+    if options.kms_key:
+        check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
+        check_same_region("kms_key", options.kms_key, gcp.region)
+    spec = copy.deepcopy(dict(tier.spec))
+    output = _output(spec, work, gcp, options.folder)
+    spec["baseOutputDirectory"] = {"outputUriPrefix": output}
+    if options.tensorboard:
+        spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
+    if "tensorboard" in spec:
+        check_same_region("tensorboard", spec["tensorboard"], gcp.region)
+    written = work.write(spec, gcp, options, image)
+    table, warned = load_machines(), written.warnings
+    machine = table.machines.get(tier.machine_type)
+    for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
+        task = pool["containerSpec"]  # without a command it is taken to run the trainer
+        task["command"] = ["bash", "-c", _SOURCED, "start", *(task.get("command") or ["python", "-m", TASK])]
+        variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
+    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
+    about = (*filter(None, [image.about]), *written.about)
+    if tier.price.inferred and gcp.region != table.region:
+        warned = (
+            f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
+            f"--region={gcp.region}` asks Google, and writes a file for --prices=",
+            *warned,
+        )
+    return Job(name, work, gcp, options, image, output, spec, written.packages, about, warned)
+
+
+def _limited(tier: Tier, options: JobOptions) -> Tier:
+    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
+    scheduling = dict(tier.spec.get("scheduling", {}))
+    if options.disable_retries:
+        scheduling["disableRetries"] = True
+    if options.max_wait_s is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
+    if options.max_cost is not None:
+        hourly = tier.price_per_hour
+        if hourly is None:
+            raise UserError(
+                f"max_cost={options.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
+                "--prices=FILE"
+            )
+        seconds = math.floor(options.max_cost / hourly * 3600)
+        if seconds < START_S:
+            raise UserError(
+                f"max_cost={options.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a "
+                f"job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+            )
+        scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
+    return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
+
+
+def _output(spec: Mapping[str, Any], work: Work, gcp: GcpConfig, folder: str) -> str:
+    if work.job_dir:
+        address = output_address(work.job_dir, "job_dir")
+        if address is None:
+            raise UserError(
+                f"job_dir={work.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
+            )
+        return checked_address("job_dir", str(address))
+    in_file = spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "")
+    return checked_address("baseOutputDirectory", in_file) if in_file else f"{gcp.bucket}/jobs/{folder}"

@@ -1,0 +1,279 @@
+"""Records what was sent, and says when it must not be sent again: the only place that knows.
+
+Each job has its record in its own job directory, OUTPUT/submission.json. It names the submission that may write there:
+it is replaced only if its generation is still the one that was read, from whichever machine, and only once no job of
+that submission runs or can still appear. runs/submitted/ is an index of the records, with one file a submission, which
+is written before and after each step, and made again from the jobs' labels and records where it is missing. A run of a
+comparison has its file in its own folder too.
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from deploy.job.cost import format_duration, time_and_cost, usd_per_hour
+from deploy.platform import buckets
+from deploy.platform.api import Clock, JobStatus, retried
+from deploy.platform.rest import Backend
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.output import tell
+from deploy.tiers.tier import LABEL
+from trainer.base.errors import PlatformFault, UserError
+from trainer.base.run_files.records import read_json
+from trainer.base.storage import write_whole
+from trainer.base.storage.gcs import Conflict, NoPermission
+from trainer.base.storage.local_files import is_running
+
+SUBMISSIONS = Path("runs/submitted")
+RECORD = "submission.json"
+RECORD_OF_0_2 = "vertex.json"  # what version 0.2 called the file of a comparison's run
+SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
+# So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
+LISTED_S = 60.0
+
+OpenBackend = Callable[[str, str], Backend]  # (project, region)
+
+
+@dataclasses.dataclass
+class Attempt:
+    """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it; money is in USD.
+
+    `sent_at`: when a request that creates the job was sent last, seconds since 1970; 0: never.
+    """
+
+    tier: str
+    project: str
+    region: str
+    usd_per_hour: float | None
+    output: str
+    state: str = "SUBMITTING"  # NOT SUBMITTED, SUBMITTED, INTERRUPTED by the user, or the job's final state
+    job: str = ""
+    error: str = ""
+    spent_usd: float | None = None
+    sent_at: float = 0.0
+
+
+@dataclasses.dataclass
+class Submission:
+    """Holds all attempts of one submission; `command` and `sources`, addresses of packages, tell what was submitted."""
+
+    submission: str
+    attempts: list[Attempt] = dataclasses.field(default_factory=list)
+    command: str = ""
+    sources: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """Returns the label of the last attempt's job."""
+        return attempt_label(self.submission, len(self.attempts))
+
+    @property
+    def detached(self) -> bool:
+        """Returns whether the command follows no job: repeated, it makes another."""
+        return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
+
+    def write(self, folder: Path | None = None) -> None:
+        """Replaces the file of this submission in the index; of a comparison's run in its `folder`."""
+        file = folder / RECORD if folder else SUBMISSIONS / f"{self.submission}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+    def record_status(self, attempt: Attempt, status: JobStatus, now: float) -> None:
+        """Stores the final status of an attempt."""
+        attempt.state, attempt.error = status.state, status.error
+        attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, now)[1]
+        self.write()
+
+
+def attempt_label(submission: str, attempt: int = 1) -> str:
+    """Returns the label of a submission's attempt, counted from 1."""
+    return f"{submission}-{attempt}"
+
+
+def _read(path: Path) -> Submission:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    attempts = [Attempt(**attempt) for attempt in content.pop("attempts")]
+    return Submission(**{**content, "attempts": attempts})
+
+
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
+def _read_all() -> Iterator[Submission]:
+    """Yields all submissions of the index, the newest first."""
+    for path in sorted(SUBMISSIONS.glob("*.json"), reverse=True):
+        try:
+            yield dataclasses.replace(_read(path), submission=path.stem)
+        except _DAMAGED as error:
+            raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
+
+
+def find_attempt(job: str) -> tuple[Submission, Attempt]:
+    """Returns the newest attempt with this job name, job number or submission (empty: any); LookupError if none."""
+    for record in _read_all():
+        for attempt in reversed(record.attempts):
+            if not job or job in (record.submission, attempt.job) or attempt.job.endswith(f"/{job}"):
+                return record, attempt
+    raise LookupError(job)
+
+
+def find_elsewhere(job: str, gcp: GcpConfig, backend: Backend, clock: Clock) -> tuple[Submission, Attempt]:
+    """Returns the same of what another folder or machine sent, by the jobs' labels, and adds it to the index.
+
+    The record of a job directory tells the command. Raises UserError if the region has no such job.
+    """
+    labels = [(status.labels.get(LABEL, ""), status) for status in retried(backend.jobs, clock)]
+    named = (label for label, status in labels if job in (label.rpartition("-")[0], label, status.name))
+    if not (submission := next(named, "").rpartition("-")[0]):
+        raise UserError(
+            f"{job}: neither this folder nor {gcp.region} has such a submission: see `python -m deploy jobs`"
+        )
+    record = Submission(submission)
+    for label, status in sorted((pair for pair in labels if pair[0].rpartition("-")[0] == submission),
+                                key=lambda pair: pair[1].created or 0.0):  # fmt: skip
+        content: dict[str, Any] = {}
+        with suppress(UserError, PlatformFault, ValueError):
+            content = json.loads(buckets.read(f"{status.output}/{RECORD}")[0] or "{}")
+        if content.get("submission") == label:
+            record.command, record.sources = content.get("command", ""), content.get("sources", [])
+        place = content.get("tier", ""), gcp.project, gcp.region, usd_per_hour(status), status.output
+        record.attempts.append(Attempt(*place, status.state if status.over else "SUBMITTED", status.name))
+    record.write()
+    return record, record.attempts[-1]
+
+
+def find_interrupted(command: str, sources: list[str]) -> Submission | None:
+    """Returns the newest submission of this command and these packages, if it did not follow its job to the end."""
+    for record in _read_all():
+        if (record.command, record.sources) == (command, sources) and record.attempts:
+            last = record.attempts[-1]
+            left = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not record.detached}
+            return record if left.get(last.state) else None
+    return None
+
+
+def find_in(folder: Path) -> Submission | None:
+    """Returns the submission of a comparison's run, also of version 0.2, or None; UserError if the file is damaged."""
+    file, old = folder / RECORD, folder / RECORD_OF_0_2
+    try:
+        if file.exists():
+            return _read(file)
+        if not old.exists():
+            return None
+        file, content = old, read_json(old)[0]
+        place = content["project"], content["region"], None, content.get("output", "")
+        return Submission(content["submission"], [Attempt("", *place)])
+    except _DAMAGED:
+        raise UserError(
+            f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"
+        ) from None
+
+
+def is_sent(folder: Path) -> bool:
+    """Returns whether a job of a comparison's run was, or may have been, submitted."""
+    return any((folder / name).exists() for name in (RECORD, RECORD_OF_0_2))
+
+
+class Reservation:
+    """Represents the right of one submission to write to the job directory of its last attempt.
+
+    An account that may not write there is warned, and reserves nothing: the job's account may have the permission.
+    """
+
+    def __init__(self, record: Submission, open_backend: OpenBackend, clock: Clock) -> None:
+        self._record, self._attempt, self._clock, self._open = record, record.attempts[-1], clock, open_backend
+        self._output, self._uri = self._attempt.output, f"{self._attempt.output}/{RECORD}"
+        place = {"project": self._attempt.project, "region": self._attempt.region}
+        self._about = {"submission": record.label, **place, "host": platform.node(), "machine": _machine(),
+                       "process": os.getpid()}  # fmt: skip
+        self._generation: int | None = None  # of the record; None: not reserved
+
+    def take(self) -> None:
+        """Reserves the directory. Raises UserError if another submission may write to it."""
+        try:
+            text, generation = buckets.read(self._uri)
+            if text:
+                self._wait_until_free(text)
+            self._write(generation, sending=False)
+        except NoPermission as error:
+            tell(f"warning: {error}: make sure that no other job writes to {self._output}")
+
+    def renew(self) -> None:
+        """Shows, here and there, that the submission goes on, and that it sends a request now.
+
+        Raises UserError if another submission took the directory meanwhile, as while this machine slept.
+        """
+        if self._generation is not None:
+            self._write(self._generation, sending=True)
+        self._attempt.sent_at = self._clock.now()
+        self._record.write()
+
+    def complete(self, job: str) -> None:
+        """Records the job that was created; without what makes the index again if the bucket does not take it."""
+        self._attempt.job, self._attempt.state = job, "SUBMITTED"
+        self._record.write()
+        if self._generation is not None:
+            sent = {"job": job, "tier": self._attempt.tier, "command": self._record.command}
+            with suppress(UserError, PlatformFault):
+                self._write(self._generation, sending=True, **sent, sources=self._record.sources)
+
+    def release(self) -> None:
+        """Frees the directory, as no job was created. Does nothing if that fails, or if it was not reserved."""
+        with suppress(UserError, PlatformFault, ValueError, AttributeError):
+            text, generation = buckets.read(self._uri)
+            if json.loads(text or "{}").get("submission") == self._about["submission"]:
+                buckets.delete(self._uri, generation)
+
+    def _write(self, generation: int, *, sending: bool, **more: Any) -> None:
+        content = {**self._about, "time": self._clock.now(), "sending": sending, **more}
+        try:
+            text = json.dumps(content, indent=2) + "\n"
+            self._generation = buckets.write(self._uri, text, generation, quick=bool(more))
+        except Conflict:
+            raise UserError(
+                f"{self._output}: another submission into it began meanwhile: use another --name or --job_dir"
+            ) from None
+
+    def _wait_until_free(self, text: str) -> None:
+        """Returns once no job of the record's submission can appear. Raises UserError while one may run."""
+        try:
+            record: Mapping[str, Any] = json.loads(text)
+            began, submission = float(record["time"]), str(record["submission"])
+            place = str(record["project"]), str(record["region"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
+        ended = record.get("machine") == _machine() and not is_running(str(record.get("process")))
+        until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
+        while True:
+            jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
+            now = self._clock.now()
+            if running := next((job for job in jobs if not job.over), None):
+                raise UserError(
+                    f"{self._output}: a job writes to it already: {running.name} ({running.state}): watch it: python "
+                    f"-m deploy watch {running.name}; cancel it: python -m deploy cancel {running.name}; or use "
+                    "another --name or --job_dir"
+                )
+            if jobs or now >= until:
+                return
+            if not ended:
+                raise UserError(
+                    f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
+                    f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
+                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
+                )
+            tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
+            self._clock.sleep(until - now)
+
+
+def _machine() -> str:
+    """Returns what tells this machine, since its last start, and its container from others."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{platform.node()} {uuid.getnode():x}"

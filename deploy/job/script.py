@@ -1,0 +1,201 @@
+"""Describes a training script of the user's own, which runs instead of the trainer: `--script=train.py`, `--module=`.
+
+A Script takes the place of the trainer's Overrides: what is asked is also what runs, on every tier.
+"""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.job.work import JobOptions, Work, Written, warnings_of_script
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
+from deploy.tiers.packages import DIST, CodeArchive, Package, built
+from deploy.tiers.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
+from trainer.base.errors import UserError
+from trainer.base.limit_watch import LIMITS
+from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.settings.fields import nearest
+from trainer.base.storage import expanded, make_writable
+
+WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
+# What that module imports besides its neighbours.
+_OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
+_MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """Holds a script, or a module that runs as a program, with its arguments.
+
+    `folder`: that goes along; `command`: what Python is given, in the folder where it starts.
+    """
+
+    name: str  # as the user wrote it
+    folder: Path
+    command: tuple[str, ...]
+    words: tuple[str, ...] = ()  # the script's arguments
+    job_dir: str = ""
+
+    @property
+    def subject(self) -> str:
+        """Returns what names of jobs begin with."""
+        return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Returns the one setting of the trainer that a script has too."""
+        return {"job_dir": self.job_dir} if self.job_dir else {}
+
+    def replace(self, **values: Any) -> "Script":
+        """Returns the script with another job directory."""
+        return dataclasses.replace(self, **values)
+
+    def arguments(self) -> list[str]:
+        """Returns what identifies the script, as flags of a command."""
+        return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
+
+    def package(self, most_mb: float = MOST_MB) -> CodeArchive:
+        """Returns the archive of a job: the folder, and the programs that run the script.
+
+        Raises UserError for what must not go along, as `--package` does.
+        """
+        sources = user_sources(self.folder, most_mb, outputs=(Path("runs").resolve(), DIST.resolve()))
+        whole = self.command[0] == "-m"  # a package keeps its name
+        code = {name if whole else name.partition("/")[2]: path for name, path in sources.files.items()}
+        beside = self.folder.parent / "requirements.txt"
+        listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
+        if whole and not listed and beside.is_file():
+            installed = user_sources(beside)  # refuses credentials in it
+            listed, doubtful = beside, dict.fromkeys((*sources.doubtful, *installed.doubtful))
+            sources = dataclasses.replace(sources, doubtful=tuple(doubtful))
+        if listed:
+            code["requirements.txt"] = listed
+        if not whole and self.command[0] not in code:
+            raise UserError(
+                f"script={self.name}: it would not go along: .gitignore or .gcloudignore names it, or it is a link out "
+                "of its folder"
+            )
+        files = {f"code/{name}": content for name, content in code.items()}
+        ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
+        ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
+        about = f"ships {self.folder.name}: {sources}; vertex_report.py"
+        if listed:
+            about += "; requirements.txt is installed at each start"
+        return CodeArchive(self.subject, "0", {**files, **ours, "ours/__main__.py": _MAIN}, about)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptRun(Work):
+    """Holds a script that is to run on a tier."""
+
+    script: Script
+
+    @property
+    def job_dir(self) -> str:
+        return self.script.job_dir
+
+    @property
+    def about(self) -> str:
+        return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
+
+    def arguments(self) -> list[str]:
+        return list(self.script.words)
+
+    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
+        folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
+        plan = {**self._plan(str(job_dir)), "folder": str(folder)}
+        return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
+
+    def check_folder(self, job_dir: Path) -> None:
+        make_writable(job_dir, "job_dir")
+        info, _ = read_run_info(job_dir)
+        held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
+        if held != self.script.name:
+            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
+
+    def in_job_dir(self, job_dir: str) -> "ScriptRun":
+        return ScriptRun(self.tier, self.script.replace(job_dir=job_dir))
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image; never the one that was built in this folder, which holds the trainer."""
+        return choose_image(self.tier, options.image, None, options.packages)
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        package = built(options.packages[0])
+        listed = "code/requirements.txt" in package.files
+        if image.plain and not (listed or options.force):
+            self._check_imports(package, image.uri)
+        # Of another image than a plain one it is not known how it finds the driver.
+        gpus = self.tier.accelerators if image.plain else 0
+        plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
+        start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": plan}
+        for pool in spec["workerPoolSpecs"]:
+            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+            arguments = [*before.get("args", []), *self.script.words]
+            limits = [{"name": LIMITS, "value": options.limits}] if options.limits else []
+            variables = [*before.get("env", []), *limits]
+            uri = image.uri or before["imageUri"]
+            pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
+            write_start(pool["containerSpec"], start, gpus, gcp.bucket)
+        contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
+        about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
+        return Written((package, starter()), about, tuple(warnings_of_script(self.tier)))
+
+    def _check_imports(self, package: Package, image: str) -> None:
+        """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""
+        files = {name.partition("/")[2]: path for name, path in package.files.items()
+                 if name.startswith("code/") and isinstance(path, Path)}  # fmt: skip
+        path = self.script.command[-1].replace(".", "/") if self.script.command[0] == "-m" else ""
+        start = next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in files), self.script.command[-1])
+        missing = missing_imports(files, start)
+        about = ", ".join(f"{name.top} ({name.file}, line {name.line})" for name in missing[:5])
+        tensorflow = requirements(self.tier.accelerators)[0]  # brings keras
+        lines = {
+            tensorflow if name.top in ("keras", "tensorflow") else DISTRIBUTIONS.get(name.top, name.top)
+            for name in missing
+        }
+        if missing:
+            raise UserError(
+                f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "
+                f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
+            )
+
+    def _plan(self, job_dir: str) -> dict[str, Any]:
+        """Returns what `script_worker` needs to know, but for the folder."""
+        about = {
+            "config": {"script": self.script.name, "arguments": list(self.script.words)},
+            "cluster": {"workers": self.tier.workers, "replicas": self.tier.devices},
+            "accelerators": self.tier.accelerators,
+        }
+        return {"command": list(self.script.command), "job_dir": job_dir, "about": about}
+
+
+def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:
+    """Returns the script of `--script` or `--module`. Raises UserError if there is none to run."""
+    if script and module:
+        raise UserError("--script and --module contradict each other: drop one of them")
+    if script:
+        if package:
+            raise UserError(
+                "--script and --package contradict each other: the script's folder goes along: drop --package"
+            )
+        path, folder = expanded(script), expanded(script).parent.resolve()
+        if not path.is_file() or path.suffix != ".py":
+            hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
+            raise UserError(f"script={script}: there is no such Python file{hint} give the path of one, ending in .py")
+        return Script(script, folder, (path.name,), tuple(words), job_dir)
+    top, *inner = module.split(".")
+    folder = expanded(package or top).resolve()
+    path = folder.joinpath(*inner)
+    programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
+    if folder.name != top or not any(program.is_file() for program in programs):
+        raise UserError(
+            f"module={module}: there is no such program in {folder}: name it as `python -m` takes it, as my.task, in a "
+            "folder here or in that of --package; a file is --script="
+        )
+    return Script(module, folder, ("-m", module), tuple(words), job_dir)

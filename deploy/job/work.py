@@ -1,0 +1,376 @@
+"""Defines what every job is asked for, whatever runs in it, and the request by which the trainer runs."""
+
+import dataclasses
+import json
+import re
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.tiers.gcp_config import GcpConfig, checked_address
+from deploy.tiers.images import BuiltImage, Image, about_installing, choose_image, requirements, starter, write_start
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.output import say
+from deploy.tiers.packages import TRAINER, Package, built
+from deploy.tiers.tier import SECRETS, Tier
+from trainer.base.errors import UserError
+from trainer.base.limit_watch import LIMITS
+from trainer.base.run_files.job_directory import open_job_dir
+from trainer.base.run_files.tracking.sender import TAGS
+from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
+from trainer.base.settings.own_settings import is_dotted, taken_by
+from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
+from trainer.base.tracker import read_addresses
+
+TASK = "trainer.task"
+CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """Holds what is asked of a job beside the tier and what runs on it.
+
+    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
+    longest wait for machines.
+    """
+
+    subject: str
+    submission: str
+    name: str = ""
+    packages: tuple[Package, ...] = ()
+    image: str = ""  # --image=
+    built_image: BuiltImage | None = None  # that this folder remembers
+    max_cost: float | None = None
+    max_wait_s: float | None = None
+    disable_retries: bool = False
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
+    kms_key: str = ""
+    tensorboard: str = ""  # --tensorboard_instance=
+    force: bool = False  # send what looks as if it would fail
+    check: bool = False  # check the GPUs of the tier instead of training
+    stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
+    stop_if_over: float = 0.0
+    plan: bool = False  # make a plan that is missing
+    limits: str = ""  # at which the job ends itself, as `trainer.base.limit_watch` writes them
+
+    @property
+    def folder(self) -> str:
+        """Returns the name of the job directory below the bucket's jobs/.
+
+        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
+        """
+        return self.name or f"{self.subject}-{self.submission}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """Holds what writing a spec has chosen: the packages that go along, and lines about the image and of warning."""
+
+    packages: tuple[Package, ...]
+    about: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work(ABC):
+    """Represents what is to run on a tier."""
+
+    tier: Tier
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Returns the addresses of what is read, by the names of their flags; nothing if they are not known."""
+        return {}
+
+    @property
+    def training(self) -> "Training | None":
+        """Returns the request if the trainer runs, of which plans and checks know more; None for another program."""
+        return None
+
+    @property
+    @abstractmethod
+    def job_dir(self) -> str:
+        """Returns the job directory that the user named; empty if none."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """Returns one line that states what runs."""
+
+    @abstractmethod
+    def arguments(self) -> list[str]:
+        """Returns the arguments of the program, beside those of the tier's file."""
+
+    def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
+        """Returns the module that runs on this machine, empty for the one of the tier's file, and its variables."""
+        return "", {}
+
+    @abstractmethod
+    def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
+
+    @abstractmethod
+    def in_job_dir(self, job_dir: str) -> "Work":
+        """Returns the same with another job directory."""
+
+    @abstractmethod
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image of the job. Raises UserError if it cannot run there."""
+
+    @abstractmethod
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        """Makes the workers of `spec`, which has the tier's content, run it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Training(Work):
+    """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
+
+    overrides: Overrides
+    config: TrainConfig
+
+    @property
+    def job_dir(self) -> str:
+        return self.config.job_dir
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        return self.config.inputs
+
+    @property
+    def about(self) -> str:
+        config = self.config
+        count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+        length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+        by_default = not config.recipe and config.model == TrainConfig.model
+        trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+        return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+
+    @property
+    def training(self) -> "Training":
+        return self
+
+    def arguments(self) -> list[str]:
+        return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
+
+    def check_folder(self, job_dir: Path) -> None:
+        open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
+
+    def in_job_dir(self, job_dir: str) -> "Training":
+        config = dataclasses.replace(self.config, job_dir=job_dir)
+        return Training(self.tier, self.overrides.replace(job_dir=job_dir), config)
+
+    def choose_image(self, options: JobOptions) -> Image:
+        """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
+        image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
+        if image.plain and accelerator and not accelerator.tensorflow:
+            # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
+            raise UserError(
+                f"{self.tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI "
+                "with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
+            )
+        if image.plain or image.built:
+            check_inputs(self.config, options.packages)
+        for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
+            if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
+                where = f"{self.tier.name}: workerPoolSpecs[{index}].pythonModule"
+                check_module(where, module, module, options.packages, runs=True)
+        return image
+
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+        tier, track = self.tier, self.config.track
+        packages = tuple(map(built, options.packages)) if image.plain else ()
+        of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
+        installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
+        sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
+        started = image.plain or SECRETS in json.dumps(spec)  # by the starter
+        overrides = self.overrides  # the output is elsewhere there, and a recipe's file does not exist
+        if overrides.names_recipe_file:
+            overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
+        arguments = dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
+        check_trackers(track, image, options.packages)
+        for pool in spec["workerPoolSpecs"]:
+            # A pythonPackageSpec becomes a containerSpec.
+            before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
+            if image.uri:
+                kept = {key: before[key] for key in ("args", "env") if key in before}
+                pool["containerSpec"] = {"imageUri": image.uri, **kept}
+            task, module = pool["containerSpec"], before.get("pythonModule", TASK)
+            task["args"] = [*task.get("args", []), *arguments]
+            if options.check:
+                module = CHECK
+                task["args"].append("--on_gpus")
+                task["command"] = ["python", "-m", CHECK]
+            added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
+            if options.limits:
+                added.append({"name": LIMITS, "value": options.limits})
+            if added:
+                task["env"] = [*task.get("env", []), *added]
+            if started:
+                plan = {"requirements": installed, "packages": sources, "module": module}
+                write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
+        about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
+        warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
+        return Written((*packages, starter()) if started else packages, about, warned)
+
+
+SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
+
+
+def check_devices(tier: Tier, config: TrainConfig) -> None:
+    """Raises UserError unless every accelerator that is paid for is used and the batch divides over them."""
+    if tier.accelerators and config.replicas > tier.accelerators:
+        raise UserError(
+            f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
+            "or take a larger tier"
+        )
+    if tier.workers > 1 and config.strategy in ("one_device", "mirrored"):
+        raise UserError(
+            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it"
+        )
+    if tier.workers == 1 and config.strategy == "multi_worker":
+        raise UserError(f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several")
+    devices = tier.workers * (config.replicas or tier.accelerators or 1)
+    try:
+        config.rows_per_replica(devices)
+    except UserError as error:
+        raise UserError(f"{tier.name}: {error}") from None
+
+
+# Values of inputs that name something which the image has or can fetch; the others may be empty.
+_NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features": ("inception",),
+          "fid_weights": ("imagenet",)}  # fmt: skip
+
+
+def check_inputs(config: TrainConfig, packages: Sequence[Package]) -> None:
+    """Raises UserError if a setting names something that the job cannot reach, such as this machine's disk."""
+    for field in (*config.inputs, "model", "callbacks"):
+        value = getattr(config, field)
+        address = value[value.find("gs:/") :]
+        if value in _NAMED.get(field, ("",)):
+            continue
+        if address.startswith("gs:/"):
+            checked_address(field, address)
+        elif is_dotted(value):
+            check_module(field, value, value.split(":")[0], packages)
+        elif field in config.inputs and not value.split(":")[-1].startswith("/gcs/"):
+            kind, path = split_kind(value)
+            remote = f"{kind}{':' if kind else ''}gs://BUCKET/{Path(path).name}"
+            copy = f"gcloud storage cp -r {shlex.quote(path)} gs://BUCKET/"
+            raise UserError(f"{field}={value}: {UNREACHABLE}: copy it with `{copy}` and use --{field}={remote}")
+
+
+UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… and /gcs/BUCKET/…"
+
+
+def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
+    """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
+    top, path = module.split(".")[0], module.replace(".", "/")
+    package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
+    if package is None and (top != "trainer" or packages):
+        raise UserError(
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
+            "with it"
+        )
+    files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
+    if package and package.files and not files & package.files.keys():
+        raise UserError(
+            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
+        )
+
+
+def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
+    """Yields warnings of what is allowed but may be a mistake."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        own = taken_by(field) and field.name not in config.inputs and isinstance(value, str)  # a setting of the user's
+        if own and (Path(value).is_file() or ("/" in value and Path(value).exists())):
+            yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
+    steps, minutes = config.checkpoint_every_steps, config.checkpoint_every_minutes  # 0: not by these
+    if tier.strategy == "SPOT" and not (0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60):
+        yield (
+            f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
+            f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
+        )
+    accelerator = load_machines().accelerators.get(tier.accelerator_type)
+    if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
+        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
+
+
+def warnings_of_script(tier: Tier) -> Iterator[str]:
+    """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
+    if tier.strategy == "SPOT":
+        yield (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left"
+        )
+
+
+CREATE = "create"
+REQUIREMENTS = {"mlflow": "mlflow-skinny", "wandb": "wandb"}  # as the extras of setup.py
+_TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wandb": ("WANDB_API_KEY",)}
+_HERE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
+
+
+def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
+    """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image cannot have."""
+    for address in read_addresses(track):
+        if ":" in address.kind and image.plain:
+            check_module("track", address.text, address.kind.partition(":")[0], packages)
+        if _HERE.match(address.server):
+            raise UserError(
+                f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "
+                f"when it has ended: `python -m deploy track gs://… --track={address.text}`"
+            )
+        if image.built and address.kind in REQUIREMENTS:
+            raise UserError(
+                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]}: use --image=install, or "
+                "an image of yours that has it"
+            )
+
+
+def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
+    """Returns the variables of a job that its trackers read: tags, project and region, the TensorBoard instance."""
+    if not track:
+        return []
+    tags = {"tier": tier.name, "image": image, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
+            "project": gcp.project, "region": gcp.region}  # fmt: skip
+    tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it as well
+    variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
+    return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
+
+
+def warnings_of_trackers(track: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a warning for each tracker of whose login the job's spec names nothing."""
+    text = json.dumps(spec)
+    for address in read_addresses(track):
+        names = _TOKENS.get(address.kind, ())
+        if names and not any(name in text for name in names):
+            secret = f"--secret={names[0]}=projects/P/secrets/S/versions/V"
+            yield f"track={address.text}: the job gets no login: add {secret}"
+
+
+def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
+    """Returns the full name of `--tensorboard_instance`, which may be an id or CREATE. Raises UserError.
+
+    https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
+    """
+    if "serviceAccount" not in spec:
+        raise UserError(
+            f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add "
+            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
+        )
+    return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"
+
+
+def with_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> Mapping[str, Any]:
+    """Returns the spec with the instance that CREATE stands for, which is made unless the region has it."""
+    if not spec.get("tensorboard", "").endswith(f"/{CREATE}"):
+        return spec
+    name = VertexApi(gcp.project, gcp.region, f"tensorboard_instance={CREATE}").tensorboard()
+    say(f"TensorBoard instance {name}")
+    return {**spec, "tensorboard": name}

@@ -1,0 +1,215 @@
+"""Defines what this package and Vertex AI exchange: requests, states, lines of logs, and the error of a failed call."""
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from deploy.tiers.output import tell
+from deploy.tiers.tier import DEFAULT_TIMEOUT_S
+from trainer.base.errors import reason
+from trainer.base.limit_watch import LIMITS
+
+# What the service writes of a job for which there are no machines, or no quota.
+STOCKED_OUT = re.compile(
+    r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
+)
+# What it writes of a machine or accelerator that a region does not have.
+_NOT_HERE = re.compile(
+    r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
+    r"|not (supported|available|offered) in (the )?(region|location|zone)",
+    re.IGNORECASE,
+)
+FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+STOPPED = "STOPPED"  # our word for a job that succeeded in ending itself at one of its limits
+STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
+
+
+class ApiError(Exception):
+    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401.
+
+    `sent`: False if the request certainly did not reach the service.
+    """
+
+    final = False  # whether no other tier helps, and the text says what does
+
+    def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
+        super().__init__(" ".join(message.split()))
+        self.code, self.login, self.sent = code, login, sent
+        self._fault_of_the_service = code >= 500 and code != 501  # 501: the service does not have this method
+
+    @property
+    def quota(self) -> bool:
+        """Returns whether a machine quota is exhausted, which a retry does not fix; rate limits do not count."""
+        text = str(self).lower()
+        rate_limit = re.search(r"per (\d+ )?(minute|second)|rate_?limit_?exceeded", text)
+        return not self.final and self.code == 429 and "quota" in text and not rate_limit
+
+    @property
+    def unavailable(self) -> bool:
+        """Returns whether this region lacks quota or machines for the job, which another region or tier may have."""
+        missing = self.code in (400, 404) and _NOT_HERE.search(str(self)) is not None
+        return self.quota or (missing and not self.final)
+
+    @property
+    def transient(self) -> bool:
+        """Returns whether a retry may help."""
+        return self._fault_of_the_service or (self.code in (0, 408, 429) and not self.quota)
+
+    @property
+    def may_have_succeeded(self) -> bool:
+        """Returns whether the service may have carried out the request although the call failed."""
+        return self.sent and (self.code == 0 or self._fault_of_the_service)
+
+
+class BrokenClientError(ApiError):
+    """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
+
+    final, transient = True, False
+
+
+@dataclasses.dataclass(frozen=True)
+class JobStatus:
+    """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""
+
+    name: str
+    display_name: str
+    state: str
+    created: float | None
+    started: float | None
+    ended: float | None
+    error: str
+    labels: Mapping[str, str]
+    strategy: str = ""  # of scheduling
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    output: str = ""  # its job directory, gs://…
+    checks: bool = False  # the GPUs of its tier, and trains nothing
+    limited: bool = False  # it may end itself: LIMITS
+    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
+
+    @property
+    def over(self) -> bool:
+        """Returns whether the state is final."""
+        return self.state in FINAL_STATES or self.state == STOPPED
+
+
+@dataclasses.dataclass(frozen=True)
+class LogEntry:
+    """Holds a line of a worker's log. `time` is RFC 3339; `worker` looks like workerpool0-0."""
+
+    id: str
+    time: str
+    worker: str
+    severity: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomJob:
+    """Holds the request that creates a job. `spec` is a CustomJobSpec."""
+
+    display_name: str
+    spec: Mapping[str, Any]
+    labels: Mapping[str, str]
+    kms_key: str = ""  # projects/P/locations/R/keyRings/…/cryptoKeys/…
+
+
+def parse_job(job: Mapping[str, Any]) -> JobStatus:
+    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
+
+    Raises ApiError, as for a lost response, if it is none.
+    """
+    with unreadable_as_lost():
+        spec = job.get("jobSpec", {})
+        scheduling = spec.get("scheduling", {})
+        return JobStatus(
+            created_name(job["name"]),
+            job.get("displayName", ""),
+            job.get("state", "JOB_STATE_UNSPECIFIED").removeprefix("JOB_STATE_"),
+            parse_time(job.get("createTime", "")),
+            parse_time(job.get("startTime", "")),
+            parse_time(job.get("endTime", "")),
+            job.get("error", {}).get("message", ""),
+            job.get("labels", {}),
+            scheduling.get("strategy", ""),
+            float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
+            spec.get("baseOutputDirectory", {}).get("outputUriPrefix", "").rstrip("/"),
+            "'--on_gpus'" in str(spec),
+            f"'{LIMITS}'" in str(spec),
+            dict(job.get("webAccessUris", {})),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
+    """Raises ApiError, as for a lost response, if a response cannot be parsed. `of_parser`: an error of the parser."""
+    try:
+        yield
+    except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ApiError(0, f"the response is none of this service: {reason(error)}") from None
+
+
+def created_name(name: Any) -> str:
+    """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
+    if not re.search(r"/customJobs/\d+$", str(name)):
+        raise ApiError(0, "the response does not name the job")
+    return str(name)
+
+
+def parse_time(time: str) -> float | None:
+    """Converts RFC 3339, with up to nine digits of a second, to seconds since 1970; None for empty text."""
+    if not time:
+        return None
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}+00:00").timestamp() + float(f"0.{fraction or 0}")
+
+
+T = TypeVar("T")
+
+RETRY_S = 1800.0  # how long calls are retried
+LONGEST_WAIT_S = 60.0
+ANNOUNCED_WAIT_S = 30.0  # the first wait of this length or longer is announced
+TELL_S = 10.0  # between lines on what a submission waits for
+
+
+@dataclasses.dataclass(frozen=True)
+class Clock:
+    """Provides the time in seconds since 1970, and sleep."""
+
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+
+
+SYSTEM_CLOCK = Clock()
+
+
+def backoff(first: float = 1.0) -> Iterator[float]:
+    """Yields the seconds between attempts: exponential backoff, https://cloud.google.com/storage/docs/retry-strategy"""
+    wait = first
+    while True:
+        yield wait
+        wait = min(2 * wait, LONGEST_WAIT_S)
+
+
+def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
+    """Returns the result of `call`, retried on transient errors; raises the last ApiError after `retry_s`.
+
+    The first long wait is announced in one line on stderr.
+    """
+    deadline, announced = clock.now() + retry_s, False
+    for wait in backoff():
+        try:
+            return call()
+        except ApiError as error:
+            if not error.transient or clock.now() + wait > deadline:
+                raise
+            if wait >= ANNOUNCED_WAIT_S and not announced:
+                announced = True
+                end = time.strftime("%H:%M UTC", time.gmtime(deadline))
+                reason = f"{error} ({error.code or 'no response'})"
+                tell(f"{reason}: retrying until {end}; Ctrl-C stops")
+        clock.sleep(wait)
+    raise AssertionError("backoff never ends")

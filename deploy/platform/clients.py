@@ -1,0 +1,171 @@
+"""Provides what every command uses: the clock, and a backend by gcloud or by Google's Python package."""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from deploy.platform import api
+from deploy.platform.api import SYSTEM_CLOCK, Clock, CustomJob
+from deploy.platform.errors import converted_errors, gcloud_error, lost_response
+from deploy.platform.rest import REQUEST_TIMEOUT_S, Backend
+from trainer.base.errors import UserError
+from trainer.base.storage.login import credentials, gcloud_environment
+
+COMMAND_TIMEOUT_S = 120.0  # of one command; a submission that is silent for longer is taken for dead (reservation.py)
+_CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gcloud's log
+
+
+def to_yaml(spec: Mapping[str, Any]) -> str:
+    """Returns the spec as `gcloud ai custom-jobs create --config` reads it."""
+    return yaml.dump(dict(spec), Dumper=_Dumper, sort_keys=False, width=1_000_000)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as such, so that a program in a spec can be read."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+class Gcloud(Backend):
+    """Creates jobs by gcloud."""
+
+    def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
+        """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin."""
+        labels = ",".join(f"{key}={value}" for key, value in request.labels.items())
+        flags = [f"--display-name={request.display_name}", f"--labels={labels}", f"--config={config}"]
+        flags += [f"--kms-key={request.kms_key}"] if request.kms_key else []
+        place = [f"--project={self._project}", f"--region={self._region}"]
+        return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
+
+    def submit(self, request: CustomJob) -> str:
+        """Runs `gcloud ai custom-jobs create`, and kills it when it is about to retry.
+
+        gcloud repeats its POST after 5xx and dropped connections, which can create a second job. Its log tells whether
+        it has connected to a server.
+        """
+        command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
+        with contextlib.ExitStack() as stack:
+            with converted_errors():
+                environment = stack.enter_context(gcloud_environment())
+            self.sent = True  # unless its log says otherwise
+            process = stack.enter_context(_running(command, environment))
+            log: list[str] = []
+            reader = threading.Thread(target=_read_log, args=(process, log), daemon=True)
+            try:
+                reader.start()
+                assert process.stdin
+                assert process.stdout
+                with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                    stdin.write(to_yaml(request.spec))
+                name = process.stdout.read().strip()
+                process.wait()
+            except KeyboardInterrupt:
+                _kill(process)
+                raise
+            finally:
+                if reader.ident is not None:
+                    reader.join()
+                    self.sent = any(_CONNECTS in line for line in log)
+        retry = next((place for place, line in enumerate(log) if _RETRIES in line), None)
+        if retry is not None:
+            raise lost_response("".join(log[retry:]))
+        if process.returncode:
+            raise gcloud_error(process.returncode, "".join(log))
+        return api.created_name(name)
+
+
+def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
+    assert process.stderr
+    with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
+        for line in process.stderr:
+            log.append(line)
+            if _RETRIES in line:
+                _kill(process)
+
+
+@contextlib.contextmanager
+def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Starts the command, and kills it after COMMAND_TIMEOUT_S or on an exception.
+
+    It runs in a new session: gcloud may be a shell script whose child processes must be killed too.
+    """
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+        )
+    except FileNotFoundError:
+        raise not_installed(", or use --backend=sdk") from None
+    timer = threading.Timer(COMMAND_TIMEOUT_S, _kill, [process])
+    timer.start()
+    with process:
+        try:
+            yield process
+        except BaseException:
+            _kill(process)
+            raise
+        finally:
+            timer.cancel()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def not_installed(alternative: str = "") -> UserError:
+    """Returns the error for a missing gcloud. `alternative`: what the user may do instead."""
+    return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}")
+
+
+BACKENDS = ("gcloud", "sdk")
+
+
+class Sdk(Backend):
+    """Creates jobs with Google's Python package; the rest goes by REST."""
+
+    def submit(self, request: CustomJob) -> str:
+        """Sends one POST, which the client never repeats."""
+        try:
+            aiplatform = importlib.import_module("google.cloud.aiplatform_v1")
+        except ImportError:
+            raise UserError(
+                "google-cloud-aiplatform is not installed: pip install '.[deploy]', or use gcloud"
+            ) from None
+        content = {"displayName": request.display_name, "labels": request.labels, "jobSpec": request.spec}
+        content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
+        with converted_errors():
+            endpoint = {"api_endpoint": self._service.removesuffix("/v1")}
+            client = aiplatform.JobServiceClient(
+                credentials=self._login or credentials(), transport="rest", client_options=endpoint
+            )
+            job = aiplatform.CustomJob.from_json(json.dumps(content))
+            self.sent = True
+            created = client.create_custom_job(
+                parent=self.parent, custom_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
+            )
+            return api.created_name(created.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """Holds the clock and the function that opens a backend; tests replace both."""
+
+    clock: Clock
+    open: Callable[[str, str, str], Backend]
+
+
+SESSION = Session(SYSTEM_CLOCK, lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))

@@ -1,0 +1,240 @@
+"""Translates failed calls and failed jobs into messages and exit codes."""
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from deploy.platform.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus, unreadable_as_lost
+from deploy.tiers.gcp_config import GcpConfig
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.storage.login import login_command
+
+STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
+
+# Exit status of a replica -> explanation. 128 + n: killed by signal n.
+_REPLICA_EXITS = {
+    1: "a fault of the program or the platform: see its last log lines above",
+    2: "its settings, data or machine were refused, or a script's arguments: see the log line that contains error:",
+    75: "interrupted with its state saved: submit it again with the same --job_dir to resume",
+    134: "aborted (SIGABRT) in native code: see TensorFlow's last log lines above",
+    137: "killed (SIGKILL), most often out of memory: use a smaller batch or a machine with more memory",
+    139: "crashed (SIGSEGV) in native code: use another image (deploy image --tensorflow=…)",
+    143: "stopped from outside (SIGTERM) before it ended",
+}
+
+
+class StateUnknownError(ApiError):
+    """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
+
+    final = True
+
+
+class VertexFault(PlatformFault):
+    """Reports that a service of Google's fails; its line says what to do."""
+
+    advice = ""
+
+
+class JobUnknown(VertexFault):
+    """Reports that a job runs or may run, unobserved."""
+
+    exit_code = STATE_UNKNOWN
+
+
+@contextmanager
+def api_errors(gcp: GcpConfig) -> Iterator[None]:
+    """Raises an ApiError as one line: UserError if the user can fix it, else VertexFault or JobUnknown."""
+    try:
+        yield
+    except StateUnknownError as error:
+        raise JobUnknown(str(error)) from None
+    except ApiError as error:
+        raise (VertexFault if error.transient else UserError)(describe_error(error, gcp)) from None
+
+
+@contextmanager
+def billing_errors(action: str, fix: str) -> Iterator[None]:
+    """Raises an ApiError of prices or of a bill as one line: UserError with `fix` if the user can do something."""
+    try:
+        yield
+    except ApiError as error:
+        if not error.transient:
+            raise UserError(f"{action}: {not_logged_in(error) if error.code == 401 else f'{error}: {fix}'}") from None
+        raise VertexFault(f"{action}: {error}") from None
+
+
+def describe_error(error: ApiError, gcp: GcpConfig) -> str:
+    """Returns one line: the service's message and what to do."""
+    if error.final:
+        return str(error)
+    if error.quota:
+        metric = re.search(r"[\w.]*googleapis\.com/\w+", str(error))
+        return (
+            f"no quota left in {gcp.region} for {metric[0] if metric else 'aiplatform.googleapis.com'}: new projects "
+            "often have 0: request more at https://console.cloud.google.com/iam-admin/quotas?project="
+            f"{gcp.project} or use another region or tier (submit TIER TIER --region=A,B tries them in turn)"
+        )
+    if error.code == 401:
+        return not_logged_in(error)
+    if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
+        page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
+        return f"{error} ({error.code}): link the project to a billing account: {page}"
+    fixes = {
+        400: "the service rejected the job: change what the message names",
+        403: _permission_fix(str(error), gcp),
+        404: f"not found: check --project={gcp.project} and --region={gcp.region}",
+    }
+    default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
+    return f"{error} ({error.code or 'no response'}): {fixes.get(error.code, default)}"
+
+
+def not_logged_in(error: ApiError) -> str:
+    """Returns what to do after a 401, whose message is long and always the same."""
+    return f"not logged in, or the login has expired (401): run `{error.login}`"
+
+
+# Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
+_ROLES = {
+    r"logging\.": "roles/logging.viewer on {project}",
+    r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",
+    "": "roles/aiplatform.user on {project}",
+}
+
+
+def _permission_fix(message: str, gcp: GcpConfig) -> str:
+    if "has not been used in project" in message or "SERVICE_DISABLED" in message:
+        host = re.search(r"[a-z]+\.googleapis\.com", message)
+        name = host[0] if host else "aiplatform.googleapis.com"
+        return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
+    if re.search(r"VPC.?Service.?Controls|prohibited by organization's policy", message, re.IGNORECASE):
+        return (
+            "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
+            "give the identifier in the message to its administrator"
+        )
+    role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
+    return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
+
+
+def stocked_out(status: JobStatus) -> bool:
+    """Returns whether the job failed because no machines, or no quota, were available."""
+    # A job that waited for machines for too long is EXPIRED.
+    return status.state == "EXPIRED" or (status.state == "FAILED" and bool(STOCKED_OUT.search(status.error)))
+
+
+def exit_code(status: JobStatus) -> int:
+    """Returns the exit code of `watch` and `submit` for a job that is over."""
+    if status.state == "SUCCEEDED":
+        return DONE
+    if status.state in ("CANCELLED", STOPPED) or _replica_exit(status) == 75:
+        return INTERRUPTED
+    return USER_MUST_CHANGE if _replica_exit(status) == 2 else FAULT
+
+
+def describe_failure(status: JobStatus) -> str:
+    """Returns the job's error, with its replica's exit status explained."""
+    code = _replica_exit(status)
+    return f"{status.error}: {code} means {_REPLICA_EXITS[code]}" if code in _REPLICA_EXITS else status.error
+
+
+def _replica_exit(status: JobStatus) -> int:
+    match = re.search(r"non-zero status of (\d+)", status.error)
+    return int(match[1]) if match else 0
+
+
+@contextlib.contextmanager
+def converted_errors() -> Iterator[None]:
+    """Raises Google's exceptions as ApiError."""
+    from google.api_core.exceptions import GoogleAPICallError, RetryError
+    from google.auth.exceptions import GoogleAuthError, TransportError
+    from google.protobuf.json_format import ParseError
+    from requests.exceptions import RequestException
+
+    with unreadable_as_lost(ParseError):
+        try:
+            yield
+        except GoogleAPICallError as error:
+            message = re.sub(r"^[A-Z]+ https?://\S+: ", "", str(error.message))  # the SDK names the URL
+            raise ApiError(int(error.code or 0), message, login_command()) from None
+        except (RequestException, RetryError, TransportError) as error:
+            raise connection_error(f"{type(error).__name__}: {error}") from None
+        except GoogleAuthError as error:
+            raise ApiError(401, str(error), login_command()) from None
+
+
+def response_error(response: Any) -> ApiError:
+    """Converts an HTTP response with a status of 400 or more."""
+    try:
+        message = str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        message = response.text or response.reason
+    return ApiError(response.status_code, message, login_command())
+
+
+# What HTTP clients (urllib3, requests) write of a request that did not reach the service.
+_TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
+_PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
+_NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
+
+
+def connection_error(text: str) -> ApiError:
+    """Returns the error for a request without a response; neither TLS nor a proxy is fixed by a retry."""
+    _, caused_by, cause = text.strip().rpartition("Caused by ")
+    cause = cause.removesuffix(")") if caused_by else cause
+    if _PROXY.search(text):
+        line = f"no connection through the proxy ({cause}): check what HTTPS_PROXY names"
+        return BrokenClientError(0, f"{line} (gcloud: `gcloud config list proxy`)", sent=False)
+    if _TLS.search(text):
+        line = f"no secure connection ({cause}): check this machine's clock, and its network's certificates"
+        fix = "REQUESTS_CA_BUNDLE=FILE; gcloud: `gcloud config set core/custom_ca_certs_file FILE`"
+        return BrokenClientError(0, f"{line} ({fix})", sent=False)
+    return ApiError(0, cause, sent=not _NOT_SENT.search(text))
+
+
+# https://cloud.google.com/apis/design/errors#error_model: google.rpc.Code -> HTTP status
+_CODES = {
+    "INVALID_ARGUMENT": 400, "FAILED_PRECONDITION": 400, "OUT_OF_RANGE": 400, "UNAUTHENTICATED": 401,
+    "PERMISSION_DENIED": 403, "NOT_FOUND": 404, "ABORTED": 409, "ALREADY_EXISTS": 409, "RESOURCE_EXHAUSTED": 429,
+    "CANCELLED": 499, "UNKNOWN": 500, "INTERNAL": 500, "DATA_LOSS": 500, "UNIMPLEMENTED": 501, "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
+}  # fmt: skip
+_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}
+# gcloud also prints "crashed" for network errors that it does not know, as (ConnectTimeout): those are transient.
+_BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
+_REFUSED = re.compile(r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified")
+
+
+def gcloud_error(code: int, stderr: str) -> ApiError:
+    """Converts gcloud's exit status and last output to an ApiError."""
+    if code < 0:  # its output may be cut off
+        return ApiError(0, f"gcloud was killed by signal {-code}, or did not end in time")
+    message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
+    message = message.partition("\n\nIf you would like to report")[0]
+    text = re.sub(r"^ERROR: (\(gcloud[\w.-]*\) )?", "", message.strip())
+    if _BROKEN.match(text):
+        fix = "reinstall it (https://cloud.google.com/sdk/docs/install), or use --backend=sdk"
+        return BrokenClientError(0, f"{text.splitlines()[0]}: {fix}")
+    name = re.match(r"([A-Z_]+):", text)
+    if name and name[1] in _CODES:
+        return ApiError(_CODES[name[1]], text)
+    if code == 2 or _REFUSED.match(text):  # gcloud rejects an argument itself
+        return ApiError(400, text)
+    number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
+    if number:
+        return ApiError(int(number[1]), text)
+    for phrase, status in _PHRASES.items():
+        if re.search(phrase, text):
+            return ApiError(status, text)
+    return connection_error(text or f"gcloud exited with status {code} and no message")
+
+
+def lost_response(log: str) -> ApiError:
+    """Returns the error in gcloud's log, from the line on that announces a retry; the response may have many lines."""
+    reason = log.rsplit("after exception ", 1)[-1].strip()
+    status = re.search(r"'status': '?(\d{3})", reason)
+    if not status:
+        return connection_error(reason.partition("\n")[0])
+    message = re.search(r'"message": ("(?:[^"\\]|\\.)*")', reason)
+    return ApiError(int(status[1]), json.loads(message[1], strict=False) if message else "the service gave no reason")

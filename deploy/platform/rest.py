@@ -1,0 +1,100 @@
+"""Calls Vertex AI and Cloud Logging by their REST interfaces, with google-auth alone, for all but creating a job."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from deploy.platform import api
+from deploy.platform.api import CustomJob, JobStatus, LogEntry
+from deploy.platform.errors import converted_errors, response_error
+from deploy.tiers.tier import LABEL
+from trainer.base.storage.login import credentials
+
+REQUEST_TIMEOUT_S = 60.0  # of one request
+
+
+class Backend:
+    """Represents Vertex AI, Cloud Logging and Artifact Registry for one project and region.
+
+    Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
+    callers retry with `deploy.platform.api.retried`, except `submit`, which `deploy.job.creation` repeats only
+    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID. `login`: credentials, by
+    default this machine's.
+    """
+
+    def __init__(self, project: str, region: str, login: Any = None) -> None:
+        self._project, self._region, self._login = project, region, login
+        self.sent = False  # whether the request of the last `submit` may have reached the service
+        self.parent = f"projects/{project}/locations/{region}"
+
+    def submit(self, request: CustomJob) -> str:
+        """Creates the job and returns its name; sends at most one create request, and sets `sent` before it does."""
+        raise NotImplementedError
+
+    def state(self, name: str) -> JobStatus:
+        """Returns the current status of the job; ApiError 404 if it does not exist."""
+        return api.parse_job(self.call("GET", name))
+
+    def jobs(self, label: str = "") -> Sequence[JobStatus]:
+        """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
+        only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
+        return [api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
+
+    def logs(self, name: str, since: str) -> Sequence[LogEntry]:
+        """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
+        job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
+        query = f'{job} AND timestamp>="{since}"' if since else job
+        url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": 1000}
+        entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
+        lines = []
+        with api.unreadable_as_lost():
+            for entry in entries:  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+                payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
+                text = entry.get("textPayload") or payload.get("message") or str(payload or "")
+                about = entry.get("insertId", ""), str(entry["timestamp"]), place.get("task_name", "")
+                lines.append(LogEntry(*about, entry.get("severity", "DEFAULT"), text.rstrip()))
+        return lines
+
+    def cancel(self, name: str) -> None:
+        """Requests cancellation and returns at once; `state` shows when the job is over."""
+        self.call("POST", f"{name}:cancel", json={})
+
+    def call(self, method: str, path: str, **request: Any) -> Any:
+        """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
+        return call(method, f"{self._service}/{path}", self._login, **request)
+
+    def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
+        """Yields the items of a list of Vertex AI, of all its pages."""
+        return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
+
+    @property
+    def _service(self) -> str:
+        return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
+
+
+def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
+    """Returns the JSON of a response. Raises ApiError if the request fails. `login`: by default this machine's."""
+    from google.auth.transport.requests import AuthorizedSession
+
+    with converted_errors(), AuthorizedSession(login or credentials()) as session:
+        response = session.request(method, url, timeout=REQUEST_TIMEOUT_S, **request)
+        if not response.ok:
+            raise response_error(response)
+        return response.json()
+
+
+def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
+    """Yields the items of all pages; `call` gets {} or the token of the next page."""
+    request: dict[str, str] | None = {}
+    while request is not None:
+        page = call(request)
+        with api.unreadable_as_lost():
+            yield from page.get(key, [])
+            token = page.get("nextPageToken") or page.get("pageToken")
+            request = {"pageToken": str(token)} if token else None
+
+
+def address(service: str, default: str) -> str:
+    """Returns the address of a service, which the user may have replaced for gcloud too."""
+    return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", default).rstrip("/")

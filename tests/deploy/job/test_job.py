@@ -1,0 +1,340 @@
+"""What is sent: the full spec of every tier, word for word, and the refusals that need the trainer's settings."""
+
+import copy
+import dataclasses
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.cloud.aiplatform_v1.types import CustomJobSpec
+
+from deploy.__main__ import main
+from deploy.api.submit import describe
+from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
+from deploy.job.work import JobOptions
+from deploy.platform.clients import to_yaml
+from deploy.tiers import images
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
+from deploy.tiers.packages import Package
+from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
+from tests.deploy.cli.wrong_inputs import TWO
+from tests.deploy.conftest import Capture
+from tests.support import refused
+from trainer.base.errors import UserError
+from trainer.base.settings.resolution import Overrides, resolve
+from trainer.base.settings.train_config import DATA_KINDS, TrainConfig
+from trainer.data import sources
+
+GOLDEN = Path(__file__).parent / "golden"
+GCP = GcpConfig("my-proj", "us-central1", "gs://my-bucket")
+FLAGS = ["--recipe=wgan_gp_photos", "--data=gs://my-bucket/photos"]
+PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
+
+
+def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
+    options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
+    on = load_tier(tier) if isinstance(tier, str) else tier
+    return job_of(work_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
+
+
+def trained(made: Job) -> TrainConfig:
+    return made.work.training.config
+
+
+def task(made: Job, pool: int = 0) -> Any:
+    spec = made.spec["workerPoolSpecs"][pool]
+    return spec.get("containerSpec") or spec["pythonPackageSpec"]
+
+
+@pytest.mark.parametrize("path", sorted(JOB_CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `submit` says of the job, and its whole spec but for one hash. UPDATE_GOLDEN=1 writes them anew."""
+    monkeypatch.setattr(images, "versions", lambda: {"tensorflow": "2.21.0", "keras": "3.15.1"})
+    submitted = job(path.stem)
+    spec = copy.deepcopy(dict(submitted.spec))
+    for pool in spec["workerPoolSpecs"]:
+        command = pool["containerSpec"]["command"]
+        assert command == ["python3", "-c", START, starter().uri(GCP.bucket)]
+        command[3] = command[3].replace(starter().sha256, "(SHA-256)")
+    made = "".join(f"# {line}\n" for line in describe([submitted])) + to_yaml(spec)
+    golden = GOLDEN / path.name
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(made)
+    before = golden.read_text() if golden.exists() else ""
+    assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
+    CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+@pytest.mark.parametrize(("here", "installed", "why"), [
+    ({"tensorflow": "2.20.0", "keras": "3.15.0"}, ["tensorflow==2.20.0", "keras==3.15.0"], ", as here, at each start"),
+    ({"tensorflow": "2.22.0", "keras": "3.15.0"}, ["tensorflow==2.21.*", "keras==3.15.0"], ", the newest tried, as a "
+     "job cannot have the tensorflow 2.22.0 of this machine, at each start"),
+    ({"tensorflow": "2.21.0+nv25", "keras": "3.16.0.dev2"}, ["tensorflow==2.21.*", "keras==3.15.*"], "cannot have the "
+     "tensorflow 2.21.0+nv25 and keras 3.16.0.dev2 of this machine"),
+    ({"keras": "3.15.1"}, ["tensorflow==2.21.*", "keras==3.15.1"], "cannot have the tensorflow (missing) of"),
+])  # fmt: skip
+def test_a_job_installs_the_versions_of_the_desk_if_they_are_admitted(
+    here: dict[str, str], installed: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "versions", lambda: here)
+    made = job("cpu", image="install")
+    variables = {each["name"]: each["value"] for each in task(made)["env"]}
+    assert json.loads(variables["TRAINER_START"])["requirements"] == installed
+    assert " ".join(installed) + ", " in made.about[0]
+    assert why in made.about[0]
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.glob("*.yaml")} <= {path.name for path in JOB_CONFIGS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("tier", ["cpu", "t4x2", "l4x4", "l4x1-2workers"])
+def test_the_trainer_takes_the_arguments_and_expects_the_devices(tier: str) -> None:
+    made = job(tier)
+    for pool in range(len(made.spec["workerPoolSpecs"])):
+        config = resolve(task(made, pool)["args"]).config
+        assert config.expect_devices == load_tier(tier).accelerators
+        assert (config.recipe, config.data) == ("wgan_gp_photos", "gs://my-bucket/photos")
+
+
+def test_an_image_of_ones_own_becomes_a_container_spec_in_every_pool() -> None:
+    made = job("l4x1-2workers", image="us-docker.pkg.dev/p/r/mine:1")
+    assert made.packages == ()
+    for pool in made.spec["workerPoolSpecs"]:
+        assert "pythonPackageSpec" not in pool
+        assert pool["containerSpec"]["imageUri"] == "us-docker.pkg.dev/p/r/mine:1"
+        assert pool["containerSpec"]["args"][-1] == "--expect_devices=1"
+    CustomJobSpec.from_json(json.dumps(made.spec))
+
+
+def test_a_tier_that_names_an_image_keeps_it_unless_another_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    text = (JOB_CONFIGS / "cpu.yaml").read_text()
+    file.write_text(re.sub(r"pythonPackageSpec:\s+pythonModule: trainer.task", "containerSpec: {imageUri: a/b}", text))
+    tier = load_tier(str(file))
+    assert task(job(tier, built_image=OWN))["imageUri"] == "a/b"
+    assert task(job(tier, image="install"))["imageUri"] == "python:3.12-slim"
+    assert (
+        task(job(tier, image="install:eu-docker.pkg.dev/p/r/python:3"))["imageUri"] == "eu-docker.pkg.dev/p/r/python:3"
+    )
+
+
+OWN = BuiltImage("us-docker.pkg.dev/p/r/mine:1", "", {PACKAGE.name: PACKAGE.digest}, "2026-11-22 18:00")
+
+
+@pytest.mark.parametrize(("tier", "change", "line"), [
+    ("l4x1", {}, ""),
+    ("cpu", {"tensorflow": "tensorflow==2.21.*"}, ""),
+    ("l4x1", {"tensorflow": "tensorflow==2.21.*"}, "has no CUDA"),
+    ("l4x1", {"sources": {PACKAGE.name: "000000000000"}}, "has other sources of vertex_trainer than this folder"),
+    ("l4x1", {"sources": {**OWN.sources, "mine": "1"}}, "has other sources of mine than this folder"),
+])  # fmt: skip
+def test_the_image_that_was_built_in_this_folder_is_used_where_it_fits(
+    tier: str, change: dict[str, Any], line: str
+) -> None:
+    made = job(tier, built_image=dataclasses.replace(OWN, **change))
+    if line:
+        assert task(made)["imageUri"] == "python:3.12-slim"
+        assert made.about[0].startswith(f"{OWN.uri}, built in this folder, {line}: not used; build it again")
+        assert made.about[1].startswith("runs in python:3.12-slim: each worker installs")
+    else:
+        assert task(made)["imageUri"] == OWN.uri
+        assert (made.packages, "command" in task(made)) == ((), False)
+        assert made.about == (f"runs in {OWN.uri}, built in this folder on 2026-11-22 18:00 from these sources",)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"uri": 1}'])
+def test_a_damaged_record_of_an_image_is_one_line(text: str) -> None:
+    remember(OWN)
+    assert remembered() == OWN
+    IMAGE_RECORD.write_text(text)
+    with pytest.raises(UserError, match=r"^runs/image\.json: not a record of an image \(.*\): remove it$"):
+        remembered()
+
+
+def test_a_job_dir_becomes_the_base_output_directory(tmp_path: Path) -> None:
+    made = job("cpu", *FLAGS, "--job_dir=gs://my-bucket/again/")
+    assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://my-bucket/again"}
+    assert not any("job_dir" in argument for argument in task(made)["args"])
+
+
+def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: mlp\ndata: digits\nimage_size: 8\nepochs: 3\njit_compile: true\nlearning_rate: 1.0e-3\n")
+    made = job("cpu", f"--recipe={recipe}", "--steps=7", "--image_size=12", "--skip_bad_images")
+    arguments = task(made)["args"]
+    assert not any("recipe" in argument or "epochs" in argument for argument in arguments)
+    there, here = resolve(arguments).config, trained(made)
+    assert (there.model, there.image_size, there.steps, there.epochs) == ("mlp", 12, 7, None)
+    assert (there.jit_compile, there.skip_bad_images, there.learning_rate) == ("true", True, here.learning_rate)
+
+
+def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
+    spec = yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text())
+    spec |= {
+        "network": "projects/1/global/networks/n", "serviceAccount": "a@b.iam.gserviceaccount.com",
+        "enableWebAccess": True, "tensorboard": "projects/p/locations/us-central1/tensorboards/1",
+        "scheduling": {
+            "timeout": "600s", "strategy": "SPOT", "restartJobOnWorkerRestart": True, "disableRetries": True,
+        },
+    }  # fmt: skip
+    del spec["workerPoolSpecs"][0]["pythonPackageSpec"]
+    spec["workerPoolSpecs"][0]["containerSpec"] = {"imageUri": "a/b", "env": [{"name": "A", "value": "b"}]}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(spec))
+    made = dict(job(load_tier(str(file))).spec)
+    del made["baseOutputDirectory"]
+    del made["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert made == spec
+
+
+def test_max_cost_sets_the_timeout_by_the_price() -> None:
+    made = job("l4x4", max_cost=5.0)
+    hourly = load_tier("l4x4").price_per_hour
+    seconds = int(made.spec["scheduling"]["timeout"].removesuffix("s"))
+    assert 5 - hourly / 3600 < seconds / 3600 * hourly <= 5
+    assert made.tier.timeout_s == seconds
+    assert job("l4x4", max_cost=1e5).tier.timeout_s == load_tier("l4x4").timeout_s  # never longer than the tier's own
+
+
+def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
+    assert job(tier_with(scheduling={"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
+
+
+def test_disable_retries_is_said_in_the_spec() -> None:
+    assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
+
+
+def tier_with(**changes: object) -> Tier:
+    """l4x1 with other keys in its spec."""
+    file = Path("changed.yaml")
+    file.write_text(yaml.safe_dump({**yaml.safe_load((JOB_CONFIGS / "l4x1.yaml").read_text()), **changes}))
+    return load_tier(str(file))
+
+
+EUROPE = GcpConfig("my-proj", "europe-west1", "gs://my-bucket")
+DIGITS = "--recipe=wgan_gp_digits"
+BOARD = "projects/p/locations/us-east1/tensorboards/1"
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
+def test_a_job_dir_is_an_address(given: str) -> None:
+    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
+
+
+def test_the_kinds_of_data_are_the_trainers() -> None:
+    assert set(DATA_KINDS) == set(sources.LOADERS)
+
+
+@pytest.mark.parametrize("data", ["mnist", "idx:/gcs/my-bucket/x", "/gcs/my-bucket/x", "shards:gs://my-bucket/x"])
+def test_data_that_the_machines_can_see(data: str) -> None:
+    assert trained(job("cpu", "--model=mlp", f"--data={data}")).data == data
+
+
+@pytest.mark.parametrize(
+    ("changes", "gcp", "line"),
+    [
+        ({"tensorboard": "my-board"}, GCP, "write projects/PROJECT/locations/REGION/tensorboards/ID"),
+        ({"tensorboard": BOARD, "serviceAccount": "a@b.iam.gserviceaccount.com"}, GCP,
+         "tensorboards/1 is in us-east1, and the job would run in us-central1: use one of that region"),
+        ({"tensorboard": BOARD}, GCP, "tensorboard without serviceAccount"),
+        ({"baseOutputDirectory": {"outputUriPrefix": "my-bucket/x"}}, GCP,
+         "baseOutputDirectory=my-bucket/x: an address looks"),
+        ({}, EUROPE, "region=europe-west1 has no NVIDIA_L4 for training: use --region= with one of us-west1"),
+    ],
+)  # fmt: skip
+def test_a_tier_that_does_not_fit_the_place_is_refused(changes: dict[str, object], gcp: GcpConfig, line: str) -> None:
+    with refused(line):
+        job(tier_with(**changes), gcp=gcp)
+
+
+def test_too_little_money_or_no_price_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pays for 77 s of l4x4 \(4.63 USD an hour\).*give 0.77 or more"):
+        job("l4x4", max_cost=0.1)
+    unpriced = tier_with(scheduling={"strategy": "FLEX_START", "maxWaitDuration": "60s"})
+    assert unpriced.price_per_hour is None
+    with pytest.raises(UserError, match="the FLEX_START price of changed is not known: give it with --prices=FILE"):
+        job(unpriced, max_cost=5.0)
+
+
+@pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
+def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
+    for name in ("initial_checkpoint", "initial_model"):
+        assert job("cpu", DIGITS, f"--{name}={given}").work.inputs[name] == given
+
+
+def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:
+    """The one warning of a job, or none."""
+    lines = job(tier, *FLAGS, *flags, image=image).warnings
+    assert len(lines) <= 1
+    return "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "line"),
+    [
+        (0, 0, "a preemption may lose more than 15 minutes: use --checkpoint_every_minutes=15"),
+        (5000, 0, "SPOT with checkpoint_every_steps=5000 and checkpoint_every_minutes=0: a preemption may lose"),
+        (0, 5, ""),
+        (5000, 15, ""),
+        (500, 0, ""),
+        (500, 30, ""),
+        (0, 30, "SPOT with checkpoint_every_steps=0 and checkpoint_every_minutes=30: a preemption may lose"),
+    ],
+)
+def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes: float, line: str) -> None:
+    flags = [f"--checkpoint_every_steps={steps}", f"--checkpoint_every_minutes={minutes}"]
+    said = warned(tier_with(scheduling={"strategy": "SPOT"}), *flags)
+    assert line in said
+    assert bool(said) == bool(line)
+    assert warned("l4x1", *flags) == ""
+
+
+def test_what_may_be_a_mistake_is_a_warning() -> None:
+    assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
+
+
+def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path: Path) -> None:
+    h200 = "a3-ultragpu-8g, acceleratorType: NVIDIA_H200_141GB, acceleratorCount: 8"
+    l4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
+    settings, file = tmp_path / "set_nccl_env.sh", tmp_path / "two.yaml"
+    settings.write_text("export NCCL_NET=gIB\n")
+    for machine, wrapped in ((l4, False), (h200, True)):
+        content = TWO.replace("pythonPackageSpec: {pythonModule: trainer.task}",
+                              "containerSpec: {imageUri: p/x, command: [printenv, NCCL_NET]}")  # fmt: skip
+        file.write_text(content.replace(l4, machine).replace("pd-ssd", "hyperdisk-balanced"))
+        made = job(load_tier(str(file)), "--model=mlp", "--data=mnist", "--global_batch_size=16")
+        assert [task(made, pool)["command"][0] == "bash" for pool in (0, 1)] == [wrapped] * 2
+    command = [word.replace(NCCL_SETTINGS, str(settings)) for word in task(made)["command"]]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[1] == "gIB"
+    assert {"name": "NCCL_DEBUG", "value": "INFO"} in task(made)["env"]
+    settings.unlink()
+    without = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert without.stdout == f"NCCL: {settings} is not in this image: RDMA stays off\n"
+    assert NCCL_SETTINGS.startswith("/usr/local/gib/")
+
+
+def test_a_package_of_ones_own_may_be_named() -> None:
+    mine = Package("my_models", "0", {"my_models/gan.py": b""}, sha256="0123456789abcdef")
+    flags = ["--model=my_models.gan:build", "--data=digits"]
+    made = job("l4x1", *flags, packages=(mine, PACKAGE))
+    (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
+    wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
+    assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
+
+
+@pytest.mark.usefixtures("dist")
+def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
+    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
+    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0
+    spec = yaml.safe_load(capsys.readouterr().out)
+    CustomJobSpec.from_json(json.dumps(spec))
+    assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
+    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
+    assert "it names a folder too" in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Tests prices of the Billing Catalog, and what BigQuery's export says was billed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+
+from deploy.__main__ import main
+from deploy.cli import bill, prices
+from deploy.job.ledger import Attempt, Submission
+from deploy.platform import rest
+from deploy.platform.clients import Session
+from deploy.platform.errors import VertexFault
+from deploy.tiers.machine_table import load_machines
+from tests.deploy.conftest import Capture
+from tests.deploy.emulator import Emulator
+from tests.deploy.planted import planted_plan
+from tests.deploy.platform.billing_services import COMPUTE, VERTEX, Services, failed, half, sku
+from trainer.base.errors import UserError
+
+TABLE = "--table=my-proj.billing.gcp_billing_export_v1_0A"
+FILE = Path("prices.yaml")
+
+
+@pytest.fixture
+def services(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Services]:
+    with Services() as found:
+        for name in ("CLOUDBILLING", "BIGQUERY"):
+            monkeypatch.setenv(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}", f"{found.url}/")
+        monkeypatch.setattr(rest, "credentials", AnonymousCredentials)
+        yield found
+
+
+def asked(session: Session, *flags: str) -> int:
+    return prices.main(["--region=us-central1", *flags], session)
+
+
+def test_the_published_bill_is_the_catalogs_price_to_the_cent(
+    services: Services, session: Session, capsys: Capture
+) -> None:
+    assert asked(session) == 0
+    shown = capsys.readouterr().out
+    assert "a3-highgpu-8g as list" not in shown  # the table agrees: 101.007 + local SSD 0.658
+    text = FILE.read_text()
+    found, share = yaml.safe_load(text), {"1g": 1 / 8, "2g": 1 / 4, "4g": 1 / 2, "8g": 1.0}
+    assert found.pop("a3-megagpu-8g").keys() == {"list"}
+    assert found == {
+        f"a3-highgpu-{size}": {"list": pytest.approx(part * (101.007 + 0.6575), abs=1e-3),
+                               "flex_start": pytest.approx(part * 51.495, abs=1e-3)}
+        for size, part in share.items()
+    }  # fmt: skip
+    assert text.startswith("# us-central1, 20")
+    assert "# list: 0000-AAAA, 0002-AAAA, 0003-AAAA, 0004-AAAA\n" in text
+    assert "a3-highgpu-8g: no price as spot: NVIDIA_H100_80GB (preemptible spot): no SKU" in shown
+    price = load_machines(str(FILE.resolve())).price("a3-highgpu-8g", "NVIDIA_H100_80GB", 8)
+    assert (price.spot, price.inferred) == (None, False)
+
+
+def test_what_differs_from_the_table_is_told(services: Services, session: Session, capsys: Capture) -> None:
+    services.skus[VERTEX][0] = sku("Vertex AI: training/pipelines on Nvidia H100 80GB in Iowa", 2 * 11.2660332, 0)
+    assert asked(session) == 0
+    line = "a3-highgpu-8g as list in us-central1: 191.793 = 191.136 + local SSD 0.658 (+88.7 %, table 101.665)"
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("service", "text"), [
+    (VERTEX, "Vertex AI: Training/Pipelines on NVIDIA H100 80GB in Iowa 2"), (COMPUTE, "SSD backed Local Storage 2"),
+])  # fmt: skip
+def test_a_part_with_two_skus_has_no_price_and_their_names_are_told(
+    services: Services, session: Session, capsys: Capture, service: str, text: str
+) -> None:
+    services.skus[service].append(sku(text, 1.0, 99))
+    assert asked(session) == 0
+    assert "list" not in (yaml.safe_load(FILE.read_text()) or {}).get("a3-highgpu-8g", {})
+    start = "a3-highgpu-8g: no price as list: "
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
+    assert len(told) == 1
+    assert f"2 SKUs: {text[:20]}" in told[0]
+
+
+@pytest.mark.parametrize(("faults", "line"), [
+    ([failed(403)], "the Cloud Billing Catalog: it failed: enable cloudbilling.googleapis.com"),
+])  # fmt: skip
+def test_a_catalog_that_cannot_be_read_writes_nothing(
+    services: Services, session: Session, faults: list[Any], line: str
+) -> None:
+    services.faults = [*faults]
+    with pytest.raises((VertexFault, UserError)) as stopped:
+        asked(session)
+    assert line in str(stopped.value)
+    assert not FILE.exists()
+
+
+@pytest.mark.parametrize("fault", [failed(500), half])
+def test_half_a_page_and_a_failure_are_asked_for_again(services: Services, session: Session, fault: Any) -> None:
+    services.faults = [fault]
+    assert asked(session) == 0
+    assert len(yaml.safe_load(FILE.read_text())) == 5
+
+
+def test_each_region_is_planned_by_its_own_file(services: Services, tmp_path: Path, capsys: Capture) -> None:
+    for region, usd in (("us-central1", 6), ("europe-west4", 8)):
+        Path(f"prices-{region}.yaml").write_text(f"g2-standard-12: {usd}\n")
+    flags = ["--recipe=mlp_mnist", f"--plan={planted_plan(tmp_path)}", "--global_batch_size=64", "--out=plan"]
+    regions = "--regions=us-central1,europe-west4"
+    assert main(["plan", "l4x1", *flags, regions, "--prices=prices-REGION.yaml"]) == 0
+    shown = capsys.readouterr().out
+    assert "The cheapest: l4x1@us-central1 as standard" in shown
+    assert "\nl4x1@europe-west4 " in shown
+    assert main(["plan", "l4x1", *flags, regions]) == 2
+    assert "each has its prices in a file: give --prices=prices-REGION.yaml" in capsys.readouterr().err
+
+
+def submitted(spent_usd: float | None = 12.4) -> None:
+    attempt = Attempt("l4x4", "my-proj", "us-central1", 4.6, "gs://b/x", "SUCCEEDED", "projects/1/j/7", "", spent_usd)
+    Submission("20261101-1", [attempt]).write()
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([["20261101-1-1", "USD", "12.53"]], "projects/1/j/7 (l4x4): estimated 12.40, billed 12.53, +1.0 %\n"),
+    ([], "estimated 12.40, no row with the label submission=20261101-1-1 yet"),
+    ([["20261101-1-1", "EUR", "9"]], "is in EUR: only exports in USD"),
+])  # fmt: skip
+def test_what_was_billed_stands_beside_the_estimate(
+    services: Services, session: Session, capsys: Capture, rows: list[list[str]], said: str
+) -> None:
+    submitted()
+    services.rows = rows
+    try:
+        assert bill.main(["20261101-1", TABLE], session) == 0
+        shown = capsys.readouterr().out
+    except UserError as error:
+        shown = str(error)
+    assert said in shown
+    (query,) = services.queries
+    assert "`my-proj.billing.gcp_billing_export_v1_0A`" in query["query"]
+    assert query["queryParameters"][1]["parameterValue"] == {"arrayValues": [{"value": "20261101-1-1"}]}
+
+
+def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
+    services: Services, session: Session, capsys: Capture
+) -> None:
+    sent = [Attempt("l4x4", "my-proj", region, 4.6, "gs://b/x", "SUCCEEDED", f"projects/1/{region}/7", "", 12.4)
+            for region in ("us-central1", "us-east4")]  # fmt: skip
+    Submission("20261101-1", sent).write()
+    services.rows = [["20261101-1-1", "USD", "12.4"], ["20261101-1-2", "USD", "12.4"]]
+    for run, lines in (("20261101-1", 2), ("projects/1/us-east4/7", 1)):
+        assert bill.main([run, TABLE], session) == 0
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) == lines
+        assert shown[-1].startswith("projects/1/us-east4/7 (l4x4): estimated 12.40, billed 12.40, +0.0 %")
+
+
+def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Session, services: Services) -> None:
+    for flags, line in (
+        (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
+        (["x", TABLE], "no submission"),
+    ):
+        with pytest.raises(UserError, match=line):
+            bill.main(flags, session)
+    assert services.requests == []
+    services.faults = [failed(401)]
+    with pytest.raises(
+        UserError, match=r"^the Cloud Billing Catalog: not logged in, .* \(401\): run `gcloud auth [a-z -]+`$"
+    ):
+        asked(session)
+    submitted()
+    services.faults = [failed(403)]
+    with pytest.raises(UserError, match=r"needs roles/bigquery\.jobUser"):
+        bill.main(["20261101-1", TABLE], session)

@@ -1,0 +1,175 @@
+"""Tests that one login does for everything: gcloud's alone, or application default credentials alone."""
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from deploy.cli import watch
+from deploy.platform import buckets
+from deploy.platform.api import ApiError, Clock
+from deploy.platform.clients import Gcloud, Sdk, Session
+from deploy.platform.errors import describe_error
+from deploy.platform.rest import Backend
+from deploy.tiers.gcp_config import GcpConfig
+from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
+from tests.deploy.emulator import Emulator
+from tests.deploy.platform.test_backends import REQUEST
+from trainer.base.errors import UserError
+from trainer.base.storage import gcs, login
+from trainer.base.storage.local_files import Address
+
+DESK, OTHER = "desk@my-proj.iam.gserviceaccount.com", "other@my-proj.iam.gserviceaccount.com"
+SECRET = r"secret-\d|PRIVATE KEY"
+
+
+@pytest.fixture(scope="module")
+def private_key() -> str:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(pem, plain, serialization.NoEncryption()).decode()
+
+
+Key = Callable[[str], str]
+
+
+@pytest.fixture
+def key(cloud: Emulator, tmp_path: Path, private_key: str, monkeypatch: pytest.MonkeyPatch) -> Key:
+    """Returns a function that writes an account's key file. From now on nobody is logged in, and everybody must be."""
+    cloud.accounts = {}
+    for name in ("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", "STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("API_ENDPOINT_OVERRIDE", cloud.url)  # of google-cloud-storage
+    monkeypatch.setenv("CLOUDSDK_AUTH_TOKEN_HOST", f"{cloud.url}/token")
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_IAMCREDENTIALS", f"{cloud.url}/")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    with suppress(ModuleNotFoundError):  # newer versions of google-auth look for restrictions at Google's, in a thread
+        boundaries = importlib.import_module("google.auth._regional_access_boundary_utils")
+        monkeypatch.setattr(boundaries, "_get_domain", lambda *_: "127.0.0.1:1")
+    gcs._connect.cache_clear()
+    login._credentials.cache_clear()
+
+    def written(account: str) -> str:
+        about = {"type": "service_account", "project_id": "my-proj", "private_key_id": "x", "private_key": private_key}
+        file = tmp_path / f"{account}.json"
+        file.write_text(json.dumps({**about, "client_email": account, "token_uri": f"{cloud.url}/token"}))
+        return str(file)
+
+    return written
+
+
+@pytest.fixture
+def gcloud_alone(key: Key) -> None:
+    """Logs in to the real gcloud."""
+    done = run(["gcloud", "auth", "activate-service-account", f"--key-file={key(DESK)}", "--quiet"])
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def default_alone(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key(DESK))
+
+
+def use_everything(backend: Backend, cloud: Emulator, tmp_path: Path, flying: FlyingClock) -> None:
+    """Uploads, submits and watches, while the token expires in each of them."""
+    wheel = tmp_path / "a.whl"
+    wheel.write_bytes(b"wheel")
+    cloud.expires_at = "POST .*upload"
+    buckets.upload(wheel, "gs://my-bucket/a.whl")
+    assert cloud.objects["my-bucket/a.whl"] == b"wheel"
+    cloud.expires_at = "GET .*/o$"
+    assert [found.size for found in gcs.connect().list(Address("my-bucket", ""))] == [5]
+    name = backend.submit(REQUEST)
+    job = cloud.jobs[name.rsplit("/", 1)[-1]]
+    cloud.begin(job)
+
+    def asleep() -> None:
+        cloud.accounts = {}
+        if flying.slept > 3600 and job["state"] == "JOB_STATE_RUNNING":
+            cloud.log(job, "the last words")
+            cloud.end(job, "SUCCEEDED")
+
+    flying.asleep = asleep
+    flying.sleep(3595)
+    session = Session(Clock(lambda: flying.time, flying.sleep), lambda *_: backend)
+    assert watch.main([name, "--project=my-proj"], session) == 0
+
+
+def no_token_is_left(tmp_path: Path, shown: str) -> None:
+    """Looks at what was printed, at gcloud's logs, and for files of tokens."""
+    logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))
+    assert "Loaded Command Group" in logs
+    assert not re.search(SECRET, shown + logs)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@needs_gcloud
+@pytest.mark.parametrize(
+    ("login", "backend"), [("gcloud_alone", Sdk), pytest.param("default_alone", Gcloud, marks=pytest.mark.slow)]
+)
+def test_one_login_alone_does_everything(
+    login: str, backend: type[Backend], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
+    flying: FlyingClock, capsys: Capture,
+) -> None:  # fmt: skip
+    request.getfixturevalue(login)
+    use_everything(backend("my-proj", "us-central1"), cloud, tmp_path, flying)
+    shown = capsys.readouterr()
+    assert "the last words" in shown.out
+    no_token_is_left(tmp_path, shown.out + shown.err)
+
+
+@needs_gcloud
+@pytest.mark.usefixtures("gcloud_alone")
+def test_an_impersonated_account_is_the_one_that_acts(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_IMPERSONATE_SERVICE_ACCOUNT", OTHER)
+    assert login.gcloud_account() == OTHER
+    gcs.connect().list(Address("my-bucket", ""))
+    assert cloud.accounts
+    assert list(cloud.accounts.values())[-1] == OTHER
+
+
+def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
+    cloud: Emulator, default_alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'stat -c %a "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; cat "$CLOUDSDK_AUTH_ACCESS_TOKEN_FILE" >&2; exit 1'
+    stand_in(tmp_path, script, monkeypatch)
+    for number in (1, 2):  # a new token for each, because this one ends soon
+        with pytest.raises(ApiError, match=f"600 secret-{number}$"):
+            Gcloud("my-proj", "us-central1").submit(REQUEST)
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "line", "transient"),
+    [
+        ("ERROR: (gcloud.auth.print-access-token) There was a problem refreshing your current auth tokens: "
+         "('invalid_grant: Bad Request')", "or the login has expired (401): run `gcloud auth login`", False),
+        ("ERROR: There was a problem refreshing: HTTPSConnectionPool(host='oauth2.googleapis.com', port=443): Max "
+         "retries exceeded. Please run: gcloud auth login", "the service fails: try again later", True),
+    ],
+)  # fmt: skip
+def test_a_network_that_fails_is_no_expired_login(
+    printed: str, line: str, transient: bool, cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gcloud writes the same advice for both; a watch has to survive the second."""
+    monkeypatch.setenv("CLOUDSDK_CORE_ACCOUNT", DESK)
+    stand_in(tmp_path, f"cat >&2 <<'END'\n{printed}\nEND\nexit 1", monkeypatch)
+    with pytest.raises(ApiError) as caught:
+        Sdk("my-proj", "us-central1").jobs()
+    assert caught.value.transient == transient
+    assert line in describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
+
+
+def test_without_any_login_one_line_says_what_to_run(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with pytest.raises(UserError, match="no valid Google credentials: run `gcloud auth login`, or set"):
+        gcs.connect()

@@ -1,0 +1,249 @@
+"""Tests the Model Registry: a run is one version, however answers are lost; real gcloud and the real SDK read it."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import aiplatform_v1
+
+from deploy.cli import cancel, jobs, predict, register, submit, watch
+from deploy.platform.clients import Session
+from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
+from tests.deploy.emulator import Emulator, Fault, ends
+from tests.deploy.registry_emulator import versions
+from trainer.base.run_files.serving_file import write_servable
+
+IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
+PLACE = ["--region=us-central1", "--bucket=gs://my-bucket"]
+MODEL = {"inputs": {"x": ("float32", [2, None]), "text": ("string", [])}, "outputs": {"predictions": ("float32", [3])}}
+
+
+def a_run(folder: Path, weights: bytes = b"weights") -> Path:
+    """Returns the job directory of a run that is done, without TensorFlow."""
+    (folder / "model" / "saved_model").mkdir(parents=True, exist_ok=True)
+    for name in ("model.keras", "saved_model/saved_model.pb"):
+        (folder / "model" / name).write_bytes(weights)
+    write_servable(folder / "model", **MODEL)
+    (folder / "run.json").write_text(
+        '{"config": {"recipe": "r"}, "git_commit": "abc", "data": {"content": {"rows": "1f"}}}'
+    )
+    (folder / "result.json").write_text('{"state": "done", "steps": 9, "final": {"metrics": {"accuracy": 0.5}}}')
+    return folder
+
+
+def registered(session: Session, folder: Path, *more: str) -> int:
+    return register.main([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
+
+
+def test_a_run_is_one_version_and_aliases_move_only_when_asked(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", b"other weights")
+    for folder, alias in ((first, ["--alias=champion"]), (first, []), (second, []), (second, []), (first, [])):
+        assert registered(session, folder, *alias) == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"], []]
+    assert registered(session, second, "--alias=champion") == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default"], ["champion"]]
+    assert capsys.readouterr().out.splitlines()[-1].endswith("/models/digits@2 (champion)")
+    (model, _) = versions(cloud)
+    about = json.loads(model["versionDescription"])
+    assert (about["commit"], about["data"], about["metrics"], about["steps"]) == (
+        "abc",
+        {"rows": "1f"},
+        {"accuracy": 0.5},
+        9,
+    )
+    assert model["containerSpec"]["command"] == ["python", "-m", "trainer.serve"]
+    assert f"{model['artifactUri']}/serving.json".removeprefix("gs://") in cloud.objects
+    schema = yaml.safe_load(cloud.objects[model["predictSchemata"]["instanceSchemaUri"].removeprefix("gs://")])
+    assert schema["properties"]["text"] == {"type": "string"}
+    assert schema["properties"]["x"]["items"] == {"type": "array", "items": {"type": "number"}}
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("POST .*models:upload", "cut", after=True), Fault("POST .*models:upload", 503, times=3),
+    Fault("POST .*models:upload", "html", after=True), Fault("GET .*operations", 500, times=2),
+    Fault("GET .*:listVersions", "cut"), Fault("POST .*:mergeVersionAliases", 503, after=True),
+], ids=lambda fault: f"{fault.match[-8:]}-{fault.kind}")  # fmt: skip
+def test_a_lost_answer_makes_no_second_version(fault: Fault, cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    cloud.faults = [fault]
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"]]
+
+
+def test_the_sdk_reads_the_version(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    client = aiplatform_v1.ModelServiceClient(
+        credentials=AnonymousCredentials(), transport="rest", client_options={"api_endpoint": cloud.url}
+    )
+    name = "projects/my-proj/locations/us-central1/models/digits"
+    assert client.get_model(name=f"{name}@champion").container_spec.image_uri == IMAGE
+    (listed,) = client.list_model_versions(name=name)
+    assert (listed.version_id, listed.container_spec.health_route) == ("1", "/health")
+
+
+@needs_gcloud
+def test_gcloud_reads_the_version(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    done = run(["gcloud", "ai", "models", "describe", "digits@champion", "--region=us-central1", "--format=json"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["containerSpec"]["imageUri"] == IMAGE
+
+
+@pytest.mark.parametrize(("change", "flags", "line"), [
+    ("", ["--name=Digits"], "name=Digits: use small letters"), ("", ["--alias=1"], "alias=1: use letters"),
+    ("", ["--image=install"], "a server needs an image with all packages"),
+    ("", ["--image="], "no image to serve the model"),
+    ("run", [], "there is no serving.json: wait until the run is done"),
+    ("half", [], "there is no model.keras: wait until the run is done and its model is uploaded"),
+    ("damaged", [], "model.keras is not the file that was exported: upload the folder again"),
+    ("serving", [], "its serving.json cannot be read"),
+])  # fmt: skip
+def test_what_cannot_be_registered_is_one_line(
+    change: str, flags: list[str], line: str, tmp_path: Path, refused: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = a_run(tmp_path / "a")
+    name = "serving.json" if change in ("run", "serving") else "model.keras"
+    (folder / "model" / name).write_text("[]") if change in ("serving", "damaged") else None
+    (folder / "model" / name).unlink() if change in ("run", "half") else None
+    given = {flag.split("=")[0]: flag for flag in ("--name=digits", f"--image={IMAGE}", *flags)}
+    given = {name: flag for name, flag in given.items() if flag != "--image="}
+    assert line in refused("register", str(folder), *given.values(), *PLACE, "--project=p")
+
+
+def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    cloud.run = ends("SUCCEEDED")
+    where = ["digits@champion", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1"]
+    assert (
+        predict.main([*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--backend=sdk"], session) == 0
+    )
+    (job,) = cloud.jobs.values()
+    task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+    (model,) = versions(cloud)
+    assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
+    assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
+    assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
+    assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
+
+
+def test_the_same_prediction_follows_the_job_that_it_lost(
+    cloud: Emulator, session: Session, flying: FlyingClock, tmp_path: Path
+) -> None:
+    assert registered(session, a_run(tmp_path / "a")) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    flying.asleep = flying.interrupt
+    assert predict.main([*where, "--backend=sdk"], session) == 75
+    flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
+    assert predict.main([*where, "--backend=sdk"], session) == 0
+    assert len(cloud.jobs) == 1
+
+
+SDK = ["--backend=sdk", "--project=my-proj"]
+
+
+def test_a_dry_run_prints_the_requests_and_sends_none(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = a_run(tmp_path / "a")
+    assert registered(session, folder, "--dry_run") == 0
+    first, _, text = capsys.readouterr().out.partition("\n")
+    assert first == "POST projects/my-proj/locations/us-central1/models:upload"
+    assert json.loads(text)["model"]["containerSpec"]["imageUri"] == IMAGE
+    assert (versions(cloud), cloud.objects) == ([], {})
+    assert registered(session, folder) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=l4x1"]
+    capsys.readouterr()
+    assert predict.main([*where, "--dry_run", *SDK], session) == 0
+    assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with ")
+    assert not cloud.jobs
+    assert not cloud.bodies
+
+
+def test_a_prediction_is_listed_watched_and_cancelled(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    assert registered(session, a_run(tmp_path / "a")) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
+    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    assert predict.main([*where, "--detach", *SDK], session) == 0
+    (job,) = cloud.jobs.values()
+    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
+    assert "predict-digits" in capsys.readouterr().out
+    assert cancel.main([job["name"], "--yes", *SDK], session) == 0
+    assert job["state"] == "JOB_STATE_CANCELLED"
+    assert watch.main([job["name"], *SDK], session) == 75
+
+
+EXPORT = """
+import sys
+import keras
+from trainer.run.export import export
+export(keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)]), __import__("pathlib").Path(sys.argv[1]), None)
+"""
+
+
+@pytest.mark.slow
+def test_the_job_answers_the_rows_by_the_real_command(
+    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = a_run(tmp_path / "a")
+    shutil.rmtree(folder / "model")
+    made = run([sys.executable, "-c", EXPORT, str(folder / "model")])
+    assert made.returncode == 0, made.stderr
+    assert registered(session, folder) == 0
+    cloud.objects["my-bucket/rows.jsonl"] = b"[1, 2]\n{\n[3, 4]\n"
+
+    def predicts(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+        done = run([sys.executable, *task["command"][1:], *task["args"]])
+        google.end(job, "FAILED" if done.returncode else "SUCCEEDED", done.stderr)
+
+    cloud.run = predicts
+    words = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
+    answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
+    assert [json.loads(line)["row"] for line in answers] == [0, 2]
+    assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
+
+
+@pytest.mark.usefixtures("dist")
+def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Session, tmp_path: Path) -> None:
+    """One that fails registers nothing."""
+    folder = a_run(tmp_path / "a")
+
+    def trains(google: Emulator, job: dict[str, Any]) -> None:
+        google.begin(job)
+        for path in folder.rglob("*.*"):
+            if path.is_file():
+                google.objects[f"my-bucket/runs/7/{path.relative_to(folder)}"] = path.read_bytes()
+        google.end(job, state)
+
+    cloud.run = trains
+    command = ["cpu", *JOB, *PLACE, "--register=digits", f"--image={IMAGE}", "--job_dir=gs://my-bucket/runs/7"]
+    for state in ("FAILED", "SUCCEEDED"):
+        assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
+    (model,) = versions(cloud)
+    assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
+    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001")
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--tier=l4x4"], "tier=l4x4: one device answers rows, and it has 4"),
+])  # fmt: skip
+def test_predictions_that_cannot_be_capped_or_waste_devices_are_refused(
+    flags: list[str], line: str, refused: Command
+) -> None:
+    assert line in refused("predict", "digits", "gs://my-b/rows", "gs://my-b/out", *PLACE[:1], "--project=p", *flags)
