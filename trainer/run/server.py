@@ -32,7 +32,7 @@ MOST_BYTES = 1_500_000  # of a request
 _WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
 _LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
 # Of a request that is parsed at once, and of a call of the model that is made at once: another thread takes longer.
-_SMALL_BYTES, _SHORT_S = 200_000, 0.003
+_SMALL_BYTES, _SHORT_S = 200_000, 0.02
 _BODY_S, _GRACE_S = 20, 30  # for a client to send headers, or its rows; for open requests, after SIGTERM
 
 
