@@ -127,6 +127,8 @@ def _reason_against(
         return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
     elif grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]:
         return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+    elif config.model == "cnn":
+        return "XLA is slower on CPUs for the convolutions of model=cnn"
     if steps_left < FEWEST_STEPS:
         return f"{steps_left} steps are too few"
     try:
