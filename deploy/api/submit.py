@@ -28,7 +28,7 @@ from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.options import Value, option, switch
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.packages import Package, packages_with
-from deploy.tiers.tier import Tier, one_machine, read_tiers_or_machine
+from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.records import GPU_CHECK
 
@@ -256,7 +256,18 @@ def new_submission() -> str:
 
 def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    tiers = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, asked)
+    if asked.tiers and (asked.machine_type or asked.accelerator):
+        raise UserError(
+            f"tier {asked.tiers[0]} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict each other: "
+            "a tier has its machine: drop one of them"
+        )
+    if not (asked.tiers or asked.machine_type):
+        raise UserError(
+            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
+            "--accelerator=NVIDIA_L4:1"
+        )
+    tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
+    tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED[unfollowed]}")

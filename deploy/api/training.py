@@ -22,7 +22,7 @@ from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import describe_failure, exit_code
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
-from deploy.tiers.options import Value, texts_of
+from deploy.tiers.options import Value, options_of, texts_of
 from deploy.tiers.output import printed_on, run_program, say
 from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.records import RESULT, mapping, read_stats
@@ -64,6 +64,8 @@ def fit(
     """
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:
+        if of_jobs := options_of(SubmitOptions).keys() & options.keys():
+            raise UserError(f"{min(of_jobs)} is for a job: name its tier, as on='l4x4', or leave it out")
         words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
         job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
         result = train(model, data, options, job_dir=job_dir, stream=stream, progress=progress)

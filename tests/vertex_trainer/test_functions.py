@@ -330,6 +330,7 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),
     (lambda: jobs(limit=-1), "argument --limit: .-1. is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
+    (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on=.l4x4., or leave it out"),
     (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
 ])  # fmt: skip
 def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
