@@ -16,8 +16,7 @@ from typing import Any, TextIO
 from deploy.api.arguments import called, check_arguments
 from deploy.api.jobs import RunResult, load_model
 from deploy.api.submit import SubmitOptions, prepare
-from deploy.job.following import WatchLine
-from deploy.platform.api import console_page
+from deploy.platform.api import WatchLine, console_page
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import describe_failure, exit_code
 from deploy.report.collection import fetched

@@ -350,6 +350,6 @@ def test_values_become_what_a_command_reads() -> None:
     asked, program, command = called("plan", PlanOptions, ("l4x1",), keywords, settings)
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
     assert (asked.price_per_hour, program.values["epochs"], program.values["steps"]) == ({"l4x1": 1.0}, None, 5)
-    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --steps=5 --epochs=none --recipe=mlp_mnist"
+    flags = "--steps=5 --fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --epochs=none --recipe=mlp_mnist"
     assert command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))
