@@ -94,8 +94,13 @@ class Creation:
         """
         began = self._clock.now()
         for wait in backoff(FIRST_WAIT_S):
-            failure = self._send()
-            if failure is None:
+            self._before_request()
+            try:
+                self.name = self._backend.create(self._request)
+            except ApiError as error:
+                failure, self._unclear = error, self._unclear or error.may_have_succeeded
+                self._backend.sent = False
+            else:
                 if self._unclear:
                     tell("warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it")
                 return self.name
@@ -111,16 +116,6 @@ class Creation:
             if last:
                 raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
         raise AssertionError("backoff never ends")
-
-    def _send(self) -> ApiError | None:
-        self._before_request()
-        try:
-            self.name = self._backend.create(self._request)
-        except ApiError as error:
-            self._unclear = self._unclear or error.may_have_succeeded
-            self._backend.sent = False
-            return error
-        return None
 
     def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
         """Returns the name of the job with the request's label; see `look_for`."""

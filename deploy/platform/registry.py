@@ -68,25 +68,6 @@ def digest(image: str, about: Servable) -> str:
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 
-def upload_request(
-    name: str, image: str, artifact: str, about: Servable, description: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the model of an UploadModelRequest: the image serves it by `trainer.serve`."""
-    return {
-        "displayName": name,
-        "versionDescription": json.dumps(description),
-        "labels": {LABEL: digest(image, about)},
-        "artifactUri": artifact,
-        "containerSpec": {
-            "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
-            "predictRoute": "/predict", "healthRoute": "/health",
-        },
-        "predictSchemata": {
-            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
-        },
-    }  # fmt: skip
-
-
 def schemata(about: Servable) -> dict[str, str]:
     """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
     schemas = {}
@@ -205,7 +186,18 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     }  # fmt: skip
     image = serving_image(image)
     elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
-    model = upload_request(name, image, elsewhere or f"{address}/{MODEL}", about, description)
+    artifact = elsewhere or f"{address}/{MODEL}"
+    model = {
+        "displayName": name, "versionDescription": json.dumps(description), "labels": {LABEL: digest(image, about)},
+        "artifactUri": artifact,
+        "containerSpec": {
+            "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
+            "predictRoute": "/predict", "healthRoute": "/health",
+        },
+        "predictSchemata": {
+            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
+        },
+    }  # fmt: skip
     return Registration(model, about, None if address else folder / MODEL)
 
 
