@@ -89,11 +89,17 @@ def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> Model
     """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
     for wait in backoff(_WAIT_S):
-        versions = retried(lambda: versions_of(name, backend), clock)
-        for version in versions or []:
+        address = f"{backend.parent}/models/{name}"
+        try:
+            versions = retried(lambda: list(backend.listed(f"{address}:listVersions", "models")), clock)  # noqa: B023
+            place = {"parentModel": address}
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            versions, place = [], {"modelId": name}
+        for version in map(_version, versions):
             if version.labels.get(LABEL) == model["labels"][LABEL]:
                 return version
-        place = {"modelId": name} if versions is None else {"parentModel": f"{backend.parent}/models/{name}"}
         try:
             operation = backend.call("POST", f"{backend.parent}/models:upload", json={**place, "model": model})
             _finish(operation, backend, clock)
@@ -104,26 +110,10 @@ def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> Model
     raise AssertionError("backoff never ends")
 
 
-def versions_of(name: str, backend: Platform) -> list[ModelVersion] | None:
-    """Returns the versions of a model, the newest first; None if there is no such model."""
-    try:
-        return [_version(model) for model in backend.listed(f"{backend.parent}/models/{name}:listVersions", "models")]
-    except ApiError as error:
-        if error.code == 404:
-            return None
-        raise
-
-
 def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
     name, _, version = reference.partition("@")
     return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
-
-
-def set_alias(version: ModelVersion, alias: str, backend: Platform) -> ModelVersion:
-    """Moves an alias to a version, from whichever has it."""
-    path = f"{version.name}@{version.version}:mergeVersionAliases"
-    return _version(backend.call("POST", path, json={"versionAliases": [alias]}))
 
 
 def _version(model: Mapping[str, Any]) -> ModelVersion:
@@ -217,6 +207,7 @@ def register_run(registration: Registration, alias: str, backend: Platform, cloc
             buckets.upload(Path(scratch, name), f"{artifact}/schemata/{name}")
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
-        version = retried(lambda: set_alias(version, alias, backend), clock)
+        path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}
+        version = _version(retried(lambda: backend.call("POST", path, json=content), clock))  # from whichever has it
     say(f"registered {version}")
     return version
