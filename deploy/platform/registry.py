@@ -88,16 +88,16 @@ def schemata(about: Servable) -> dict[str, str]:
 def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
     """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
+    address = f"{backend.parent}/models/{name}"
     for wait in backoff(_WAIT_S):
-        address = f"{backend.parent}/models/{name}"
         try:
-            versions = retried(lambda: list(backend.listed(f"{address}:listVersions", "models")), clock)  # noqa: B023
+            versions = retried(lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock)
             place = {"parentModel": address}
         except ApiError as error:
             if error.code != 404:
                 raise
             versions, place = [], {"modelId": name}
-        for version in map(_version, versions):
+        for version in versions:
             if version.labels.get(LABEL) == model["labels"][LABEL]:
                 return version
         try:
