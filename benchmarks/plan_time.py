@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from benchmarks.runner import make_parser, print_table, program, save
 from benchmarks.trainer_loop import TrainingLoop, setup_of, step_graph
-from trainer.planning.planner import NO_KERNEL, operations
+from trainer.training.work import NO_KERNEL, operations
 
 KNOWN = ("mlp_mnist", "cnn_mnist", "wgan_gp_digits")
 OTHERS = ("dcgan_mnist", "cnn_fashion", "wgan_gp_mnist")
