@@ -57,8 +57,8 @@ def fit(
     """Trains a model, "module:function" as `data`, on this machine or on a tier, as on="l4x4", to the end.
 
     `options`: settings of the trainer, as epochs, and on a tier the fields of SubmitOptions, as max_cost. Prints what
-    will run and what it may cost, asks on a terminal or in a notebook where that is much, and shows a bar in a
-    notebook, unless `progress` is False. The same call again resumes, or finds its job. Raises UserError, PlatformFault
+    will run, what it may cost, and its log, with a bar in a notebook, unless `progress` is False; asks on a terminal or
+    in a notebook where the cost is much. The same call again resumes, or finds its job. Raises UserError, PlatformFault
     if the training fails, and KeyboardInterrupt, after which a job goes on.
     """
     named: dict[str, Value] = {"model": model, "data": data, **options}
@@ -67,7 +67,8 @@ def fit(
             raise UserError(f"{min(of_jobs)} is for a job: name its tier, as on='l4x4', or leave it out")
         words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
         job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
-        result = train(model, data, options, job_dir=job_dir, stream=stream, progress=progress)
+        log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
+        result = train(model, data, options, job_dir=job_dir, stream=log, progress=progress)
         return Fitted(_history(local_path(job_dir, "job_dir")), result, 0.0, job_dir, job_dir)
     bar = _notebook_bar() if progress else None
 

@@ -304,7 +304,8 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
 def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Capture) -> None:
     settings: dict[str, Any] = {"image_size": 8, "epochs": 2, "global_batch_size": 256}
     done = fit("mlp", "digits", **settings)
-    again = fit("mlp", "digits", **settings)
+    assert "done: " in capsys.readouterr().out
+    again = fit("mlp", "digits", progress=False, **settings)
     assert (len(done.history["loss"]), done.history) == (2, again.history)
     assert (done.cost, done.result.state, done.url) == (0.0, "done", again.url)
     assert done.model.count_params() > 0
