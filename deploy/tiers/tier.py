@@ -283,25 +283,6 @@ def read_tiers(
     return list(tiers.values())
 
 
-def read_tiers_or_machine(
-    names: Sequence[str], machine_type: str, accelerator: str, price_file: str, changes: SpecChanges
-) -> list[Tier]:
-    """Returns the tiers of these names or, without any, the one of a machine. Raises UserError if that is neither."""
-    if names and (machine_type or accelerator):
-        raise UserError(
-            f"tier {names[0]} and --{'machine_type' if machine_type else 'accelerator'} contradict each other: a tier "
-            "has its machine: drop one of them"
-        )
-    if not names and not machine_type:
-        raise UserError(
-            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
-            "--accelerator=NVIDIA_L4:1"
-        )
-    if machine_type:
-        return [machine_tier(machine_type, accelerator, price_file, changes)]
-    return [load_tier(name, price_file, changes) for name in dict.fromkeys(names)]
-
-
 def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
     """Returns the tier of one machine without a file. `accelerator`: NAME:COUNT, empty for none.
 
