@@ -243,10 +243,15 @@ class Tier(TierFacts):
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
-    def bound_usd(self) -> float | None:
-        """Returns the same; if the price of its strategy is not known, by the dearest of another one."""
+    def bound_per_hour(self) -> float | None:
+        """Returns USD an hour that are surely enough: if the price of its strategy is not known, the dearest other."""
         prices = [usd for kind in STRATEGIES if (usd := self.price.known_under(kind)) is not None]
-        return self.most_usd or (max(prices) * self.timeout_s / 3600 if prices else None)
+        return self.price_per_hour or max(prices, default=None)
+
+    @property
+    def bound_usd(self) -> float | None:
+        """Returns what a job costs at most until its timeout; None if no price of the tier is known."""
+        return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
