@@ -86,6 +86,7 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
 
 @pytest.mark.parametrize(("model", "cluster"), [
     ("mlp", "2 workers x 2 micro-batches"),
+    pytest.param("mlp", "2 workers x 2 devices", marks=pytest.mark.slow),  # in programs of XLA
     pytest.param("dcgan", "2 workers x 2 devices", marks=pytest.mark.slow),
     pytest.param("wgan_gp", "3 workers", marks=pytest.mark.slow),
 ])  # fmt: skip
