@@ -60,7 +60,6 @@ setup(
             "cloudbuild.yaml",
             "Dockerfile",
             "tiers/machines.yaml",
-            "tiers/credentials.yaml",
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",

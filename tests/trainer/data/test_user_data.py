@@ -25,11 +25,13 @@ from trainer.models.construction import build_model
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 BATCH = 16
-KINDS = (
-    "arrays", "weighted", "pair", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
-    "named_inputs", "inputs_alone", "masks", "several_labels", "classes", "tokens", "both", "batches_and_arrays",
-    "windows",
-)  # fmt: skip
+KINDS = [
+    "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless", "named_inputs", "masks",
+    "both", "batches_and_arrays", "windows",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+        "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens",
+    )),
+]  # fmt: skip
 
 
 def settings(data: str, model: str = "regression", *flags: str) -> TrainConfig:
@@ -202,8 +204,11 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 
 MODELS = [
-    ("regression", "weighted"), ("regression", "tf_batches"), ("summed", "weighted"), ("two_outputs", "named_inputs"),
-    ("segmenter", "masks"), ("multi_label", "several_labels"), ("classifier", "classes"),
+    ("regression", "weighted"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("regression", "tf_batches"), ("summed", "weighted"), ("multi_label", "several_labels"),
+        ("classifier", "classes"),
+    )),
 ]  # fmt: skip
 
 

@@ -92,6 +92,7 @@ def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = [f"--{name}=tests.planted_dependences:{of}" for name, of in (("model", "of_words"), ("data", "words"))]

@@ -128,7 +128,7 @@ class TrainConfig:
     )
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
-        False, "train although the comparison before training finds other numbers on one replica than on two"
+        False, "train although a comparison finds other numbers on one replica than on two"
     )
     steps_per_loop: int = _devices(
         0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0
@@ -264,6 +264,12 @@ class TrainConfig:
         """Returns in how many passes each of `replicas` takes its rows."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
+
+# Settings that most runs need, which --help shows.
+USUAL = (
+    "recipe", "job_dir", "model", "data", "epochs", "steps", "global_batch_size", "learning_rate",
+    "evaluation_fraction", "replicas",
+)  # fmt: skip
 
 # Settings that a resumed run may change.
 MAY_CHANGE = frozenset({
