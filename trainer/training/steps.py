@@ -26,6 +26,7 @@ from trainer.invariance.losses import (
 )
 from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
+from trainer.training.work import flops_of
 from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
 # Operations that give random numbers.
@@ -77,6 +78,7 @@ class StepRunner:
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._steps_at_once, autograph=False)
         self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and the number and the rows of its newest
+        self._graph: Any = None  # of the newest trace
         self.bytes_of_step = 0  # that a compiled step gets: its rows and its random numbers; known once it is traced
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
@@ -98,6 +100,10 @@ class StepRunner:
         waited = tuple(summed[-len(waits) :].tolist())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
+
+    def flops(self) -> int:
+        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
+        return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
@@ -134,7 +140,7 @@ class StepRunner:
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
         pinned to the host, would make the host wait for the device in every step.
         """
-        strategy = self.replicas.strategy
+        strategy, self._graph = self.replicas.strategy, tf.compat.v1.get_default_graph()
         rows = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
             with tf.device("CPU:0"):
@@ -176,6 +182,7 @@ class StepRunner:
 
     def _steps_at_once(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
         """Returns the scalars of the steps from `begin` to below `end` of a program: (at_once, scalars) float64."""
+        self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
             steps = [first + number for number in range(self.at_once)]
 

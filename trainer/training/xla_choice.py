@@ -93,7 +93,7 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     if runner.replicas.count > 1:
         return 1
     try:
-        work = list(operations(runner.traced(rows).graph))
+        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
     except Exception:  # its first call will tell why, or a step has loops of its own, whose work is unknown
         return 1
     slow = device == "CPU" and any("Conv" in op.type for op in work)

@@ -104,9 +104,15 @@ def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -
         assert not values or values == losses
 
 
-@pytest.mark.parametrize(("name", "draws"), [("mlp", 2), ("table", 0)])
-def test_few_operations_are_started_for_each_step_of_a_program(name: str, draws: int, tmp_path: Path) -> None:
-    """Counts what TensorFlow's executor ran, from its trace: dropout draws outside of XLA."""
+@pytest.mark.parametrize(("name", "draws", "flops"), [("mlp", 2, 144_896), ("table", 0, 2_816)])
+def test_few_operations_are_started_for_each_step_of_a_program(
+    name: str, draws: int, flops: int, tmp_path: Path
+) -> None:
+    """Counts what TensorFlow's executor ran, from its trace, and the FLOPs of a step.
+
+    Dropout draws outside of XLA. FLOPs are those of the forward pass, of gradients by weights, and by the inputs of all
+    layers but the first.
+    """
     setup = setup_of(*LOOPED[name], *(["--augment="] if name == "mlp" else []))
     runner, rows = setup.step_runner(compiled=True, at_once=50), setup.rows_from(0, 50)
     runner(rows, 0, 1)
@@ -119,6 +125,7 @@ def test_few_operations_are_started_for_each_step_of_a_program(name: str, draws:
     ]  # fmt: skip
     started = [name for name in names if re.match(r"[\w/]+:[A-Z]\w+(#|$)", name)]
     assert 50 < len(started) <= 50 * (5 + 4 * draws)
+    assert runner.flops() == flops
 
 
 def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
