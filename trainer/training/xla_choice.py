@@ -112,7 +112,7 @@ def is_cut(config: TrainConfig, replicas: Replicas) -> bool:
 
 
 def barrier(config: TrainConfig, replicas: int) -> str:
-    """Returns why no step on so many replicas can be compiled, "" if it may be."""
+    """Returns why no step on so many replicas can be compiled, "" if one may be."""
     if config.remat:
         return f"XLA may keep what remat={config.remat} computes again"
     if config.virtual_replicas:
