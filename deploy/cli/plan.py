@@ -18,6 +18,6 @@ def main(arguments: Sequence[str]) -> int:
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)
-    say(str(plan), f"\n{out / 'plan.md'}")
+    say(plan.table() if args.all else plan.brief(str(out / "plan.md")))
     write_document(args, "plan", **json.loads(forecast))
     return DONE

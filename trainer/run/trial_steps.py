@@ -22,6 +22,7 @@ import numpy as np
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
+from trainer.base.settings.xla_rule import barrier
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.data.fingerprint import differing
@@ -33,7 +34,7 @@ from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
-from trainer.training.xla_choice import barrier, failure_of
+from trainer.training.xla_choice import failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
@@ -292,7 +293,8 @@ def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -
     """
     devices = local_devices(config, cluster)
     several_gpus = len(devices) > 1 and devices[0].startswith("GPU")
-    if config.jit_compile != "true" or not several_gpus or barrier(config, devices, cluster):
+    if config.jit_compile != "true" or not several_gpus or \
+            barrier(config, len(devices) * cluster.workers, cluster.workers, on_gpus=True):  # fmt: skip
         return ""
     minutes = XLA_SECONDS / 60
     log.info(f"jit_compile=true: tries a step on {len(devices)} GPUs in a process of its own, {minutes:g} min at most")

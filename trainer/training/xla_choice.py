@@ -13,15 +13,12 @@ import keras
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import Cluster
+from trainer.base.settings.xla_rule import barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
-
-# A shorter run would lose more by compiling, some 10 ms an operation, than its steps gain.
-FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -59,55 +56,35 @@ def choose(
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
     choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    if reason := barrier(config, replicas.devices, replicas.cluster) or why_plain:
+    on_gpus = _on_gpus(replicas.devices)
+    if reason := barrier(config, replicas.count, replicas.cluster.workers, on_gpus=on_gpus) or why_plain:
         return not_compiled(reason, model) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:
         reason = _reason_against(config, model, replicas, steps_left, size)
-        on = "a GPU" if replicas.devices[0].startswith("GPU") else "this processor, for which TensorFlow lacks oneDNN"
+        on = "a GPU" if on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
 
 
-def barrier(config: TrainConfig, devices: Sequence[str], cluster: Cluster) -> str:
-    """Returns why no step on these devices of each worker can be compiled as a whole, "" if it may be."""
-    replicas = len(devices) * cluster.workers
-    if config.remat:
-        return f"XLA may keep what remat={config.remat} computes again"
-    if cluster.several:
-        return "XLA cannot sum over several machines"
-    if config.virtual_replicas:
-        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
-    if config.micro_batches > 1:
-        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
-    if config.shard_optimizer and replicas > 1:
-        return "XLA has no variables that live within a step, which shard_optimizer needs"
-    return "XLA cannot sum over CPUs" if replicas > 1 and not devices[0].startswith("GPU") else ""
-
-
 def _reason_against(
     config: TrainConfig, model: keras.Model, replicas: Replicas, steps_left: int, size: Callable[[], int]
 ) -> str:
     """Returns why jit_compile=auto runs plain steps, "" if it compiles them."""
-    if config.deterministic:
-        return "deterministic=true"
-    if replicas.devices[0].startswith("GPU"):
-        if replicas.count > 1:
-            return "nobody has run XLA's sums on several GPUs, and one that hangs cannot be ended: --jit_compile tries"
-    elif uses_onednn():
-        return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
-    elif grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]:
-        return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
-    if steps_left < FEWEST_STEPS:
-        return f"{steps_left} steps are too few"
+    if not config.deterministic and not _on_gpus(replicas.devices):
+        if uses_onednn():
+            return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
+        if grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]:
+            return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
     try:
-        operations = size()
+        return reason_against(config, replicas.count, steps_left, size)
     except Exception as error:
         return failure_of(error)
-    if steps_left * operations < FEWEST_OPERATIONS:
-        return f"{steps_left} steps of {operations:,} operations are too few"
-    return ""
+
+
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return devices[0].startswith("GPU")
 
 
 def _is_grouped(layer: keras.layers.Layer) -> bool:

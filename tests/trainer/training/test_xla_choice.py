@@ -19,6 +19,7 @@ import tensorflow as tf
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Log, Make, Patch
 from tests.support import largest_difference, run_job, weights
+from trainer.base.settings import xla_rule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
@@ -251,8 +252,8 @@ def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:
 def without_onednn(monkeypatch: Patch) -> None:
     """Makes auto compile a short run, on every processor."""
     monkeypatch.setattr(xla_choice, "uses_onednn", lambda: False)
-    monkeypatch.setattr(xla_choice, "FEWEST_STEPS", 1)
-    monkeypatch.setattr(xla_choice, "FEWEST_OPERATIONS", 1)
+    monkeypatch.setattr(xla_rule, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(xla_rule, "FEWEST_OPERATIONS", 1)
 
 
 def compilation(config: TrainConfig) -> dict[str, Any]:
