@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
-TEST := $(RUN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+TEST := $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-all test-processor test-floor test-versions test-hostile lint bench clean
 
@@ -57,6 +57,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.desk
+	$(RUN) -m benchmarks.serving
 	$(RUN) -m benchmarks.gan_quality --minutes=2
 
 clean:

@@ -21,7 +21,7 @@ from benchmarks.runner import compare, elapsed, make_parser, program, save
 from deploy.cli import submit
 from deploy.platform.api import SYSTEM_CLOCK
 from deploy.platform.clients import BACKENDS, Gcloud, Sdk, Session
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from tests.deploy.emulator import Emulator
 
 SUBMIT = "submit l4x4 --recipe=wgan_gp_photos --data=gs://bucket/photos --bucket=gs://bucket --project=p"
@@ -46,7 +46,7 @@ def requests_of_submit(backend: str) -> Counter[str]:
     """Returns the requests of a second `submit --detach` of the same sources, by method and path without IDs."""
     with Emulator() as google, tempfile.TemporaryDirectory() as folder:
 
-        def opened(kind: str, project: str, region: str) -> Backend:
+        def opened(kind: str, project: str, region: str) -> Platform:
             return (Sdk if kind == "sdk" else Gcloud)(project, region, AnonymousCredentials())
 
         os.chdir(folder)

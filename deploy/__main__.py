@@ -1,7 +1,6 @@
 """Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
 
 import importlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -22,13 +21,15 @@ VERBS = {
     "bill": "print what was billed for jobs, beside what was estimated",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
-    "serve": "answer requests with the model of a run, on this machine, as `python -m trainer.serve`",
     "register": "make a run's model a version in Vertex AI's Model Registry",
     "predict": "answer a file of rows with a registered model, as a job on a tier",
     "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
-_SYNONYMS = {"logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
+# Of other programs, and what was a verb.
+_SYNONYMS = {
+    "logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel", "serve": "python -m trainer.serve",
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,8 +87,6 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     if verb not in VERBS:
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, VERBS)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(VERBS)}")
-    if verb == "serve":  # a program with TensorFlow takes the place of this one
-        os.execv(sys.executable, [sys.executable, "-m", "trainer.serve", *arguments])  # noqa: S606 (no shell)
     module = importlib.import_module(f"deploy.cli.{verb}")
     from deploy.api.arguments import check_arguments, split_words  # imported late: it would slow down --help
     from deploy.tiers.output import printed_on

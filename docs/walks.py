@@ -47,13 +47,15 @@ WALKS = (
 )  # fmt: skip
 
 
-def crossed(walk: Walk) -> tuple[list[str], int]:
+def crossed(walk: Walk) -> tuple[list[str], int, int]:
     """Runs the command in the current folder, with its output hidden.
 
-    Returns the files in the order of the walk, and how many more files get the value, but do not hand it on.
+    Returns the files in the order of the walk, how many more files get the value, but do not hand it on, and how many
+    classes of ours hold it.
     """
     files: list[str] = []  # of calls that got the value, in order; "" until it is known that they hand it on
     seen: set[str] = set()
+    classes: set[type] = set()
     calls: list[tuple[FrameType, int]] = []  # those that run: frame, and its place in `files`
 
     def follow(frame: FrameType, event: str, result: object) -> None:
@@ -67,6 +69,7 @@ def crossed(walk: Walk) -> tuple[list[str], int]:
             if calls and calls[-1][0] is frame:
                 calls.pop()
         elif any(_holds(argument, walk.value) for argument in frame.f_locals.values()):
+            classes.update(type(argument) for argument in frame.f_locals.values() if _holds(argument, walk.value))
             calls.append((frame, len(files)))
             files.append("")
             seen.add(name)
@@ -82,7 +85,8 @@ def crossed(walk: Walk) -> tuple[list[str], int]:
             module.main([*walk.arguments])
         except Finished:
             walked = dict.fromkeys(filter(None, files))
-            return [*walked], len(seen - walked.keys())
+            ours = sum(kind.__module__.startswith(("trainer.", "deploy.")) for kind in classes)
+            return [*walked], len(seen - walked.keys()), ours
         finally:
             sys.setprofile(None)
     raise AssertionError(f"{walk.end} was not called")
@@ -120,10 +124,11 @@ def _plant(folder: Path) -> None:
     (folder / "result.json").write_text(json.dumps({"state": "done", "steps": 60, "wall_seconds": 2.0}))
 
 
-def sentence(walk: Walk, files: Sequence[str], others: int) -> str:
+def sentence(walk: Walk, files: Sequence[str], others: int, classes: int) -> str:
     """Returns a walk as a line of Markdown."""
     names = ", ".join(f"`{name}`" for name in files)
-    return f"- From {walk.title}: {names}: {len(files)} files; {others} more get it, and do not hand it on."
+    counts = f"{len(files)} files, {classes} classes; {others} more files get it, and do not hand it on"
+    return f"- From {walk.title}: {names}: {counts}."
 
 
 def main() -> int:

@@ -100,11 +100,13 @@ def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_config(tmp_path: Path) -> Callable[..., TrainConfig]:
-    """A WGAN-GP that trains in a second: `small_config("--replicas=2")`."""
+    """A classifier, or the model that flags name, that trains in a second: `small_config("--replicas=2")`."""
 
     def make(*flags: str) -> TrainConfig:
         from tests.support import of_model  # imports TensorFlow, not quietly
 
+        if not any(flag.startswith(("--model", "--recipe")) for flag in flags):
+            flags = ("--model=mlp", *flags)
         return resolve([*of_model(SMALL, flags), f"--job_dir={tmp_path / 'job'}", *flags]).config
 
     return make

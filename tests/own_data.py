@@ -104,6 +104,29 @@ def tf_batches(config: TrainConfig) -> Any:
     return train, tf.data.Dataset.from_tensor_slices(_table(21, seed=1)).batch(5, drop_remainder=True)
 
 
+def both(config: TrainConfig) -> Any:
+    """Returns what Keras's image_dataset_from_directory(subset="both") returns: a list, shuffled anew in each epoch."""
+    train, evaluation = tf_batches(config)
+    return [train.unbatch().shuffle(20, seed=3).batch(7).apply(tf.data.experimental.assert_cardinality(8)), evaluation]
+
+
+def batches_and_arrays(config: TrainConfig) -> Any:
+    return batches(config)[0], _table(21, seed=1)
+
+
+def windows(config: TrainConfig) -> Any:
+    """Returns batches of whose windows TensorFlow does not know the length, and arrays for evaluation."""
+    draw = np.random.default_rng(0).normal(size=(60, 7))
+    made = keras.utils.timeseries_dataset_from_array(draw, draw[10:, 0], sequence_length=10, batch_size=16)
+    assert made.element_spec[0].shape.as_list() == [None, None, 7]
+    return made, (draw[:48].reshape(16, 3, 7)[:, [0] * 10], draw[:16, 0])
+
+
+def uneven_windows(config: TrainConfig) -> Any:
+    rows = tf.data.Dataset.range(1072).map(lambda row: (tf.zeros([3 + row // 1056]), 0.0))
+    return rows.padded_batch(16, padded_shapes=([None], []))
+
+
 def tf_endless(config: TrainConfig) -> Any:
     return tf.data.Dataset.from_tensor_slices(_table()).repeat()
 
@@ -134,6 +157,10 @@ def classes(config: TrainConfig) -> Any:
     x = _table()[0]
     y = np.argmax(x, axis=1)[:, None]
     return (x, y), (x[:21], y[:21])
+
+
+def weighted_classes(config: TrainConfig) -> Any:
+    return *classes(config)[0], np.ones(ROWS)
 
 
 def tokens(config: TrainConfig) -> Any:
@@ -233,6 +260,13 @@ def unseeded(config: TrainConfig) -> Any:
     return tf.data.Dataset.from_tensor_slices(_table()).shuffle(50)
 
 
+_SHUFFLED = tf.data.Dataset.from_tensor_slices(np.zeros((ROWS, 4))).enumerate().shuffle(20, seed=3)
+
+
+def made_outside(config: TrainConfig) -> Any:
+    return _SHUFFLED
+
+
 def other_batches(config: TrainConfig) -> Any:
     return Batches(_table(), 5)
 
@@ -256,6 +290,15 @@ def _compiled(model: keras.Model, config: TrainConfig, **given: Any) -> keras.Mo
 def regression(config: TrainConfig, dataset: Dataset) -> keras.Model:
     layers = [keras.Input(dataset.spec[0].shape), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
     return _compiled(keras.Sequential(layers), config, loss="mse", metrics=["mae"], weighted_metrics=["mape"])
+
+
+def stateful(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Is made for a batch of 16 rows."""
+    layers = [
+        keras.Input(batch_shape=(16, *dataset.spec[0].shape)), keras.layers.SimpleRNN(4, stateful=True),
+        keras.layers.Dense(1),
+    ]  # fmt: skip
+    return _compiled(keras.Sequential(layers), config, loss="mse")
 
 
 def regularized(config: TrainConfig, dataset: Dataset) -> keras.Model:

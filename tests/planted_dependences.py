@@ -180,6 +180,59 @@ def other_weights(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
+def annealed(config: Any, dataset: Any) -> keras.Model:
+    """Has a term of the whole batch, whose weight `annealing` raises at the second epoch."""
+    model, share = _network(), keras.Variable(0.0, trainable=False, name="share")
+    model.share = share
+    model.compile(
+        keras.optimizers.SGD(0.01),
+        lambda y, p: keras.ops.mean((y - p) ** 2) + keras.ops.cast(share, p.dtype) * keras.ops.var(p),
+    )
+    return model
+
+
+class Annealing(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.share.assign(float(epoch >= 1))
+
+
+def annealing() -> list[keras.callbacks.Callback]:
+    return [Annealing()]
+
+
+class _AddedLater(keras.layers.Layer):
+    """Adds the variance of the whole batch to the loss once it has counted 20 steps."""
+
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(
+            name="count", initializer="zeros", trainable=False, aggregation="only_first_replica"
+        )
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign_add(1.0)
+            self.add_loss(keras.ops.where(self.count > 20, keras.ops.var(x), 0.0))
+        return x
+
+
+def counted(config: Any, dataset: Any) -> keras.Model:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), _AddedLater(), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+def drawn_later(config: Any, dataset: Any) -> keras.Model:
+    """Adds numbers of TensorFlow's own state after 20 steps."""
+    model = _network()
+
+    def loss(y: Any, p: Any) -> Any:
+        steps = tf.convert_to_tensor(model.optimizer.iterations)
+        return (y - p + tf.cond(steps > 20, lambda: tf.random.normal(tf.shape(p), dtype=p.dtype), lambda: 0 * p)) ** 2
+
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
+
+
 DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
     "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",

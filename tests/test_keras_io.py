@@ -33,13 +33,13 @@ def settings(name: str, *more: str) -> TrainConfig:
 ])  # fmt: skip
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 2)
-    assert trial_steps.compare(settings(name)) == ([], [])
+    assert trial_steps.compare(settings(name)) == ([], [], [])
 
 
 @pytest.mark.slow
 def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 1)
-    problems, _ = trial_steps.compare(settings("collaborative_filtering_movielens"))
+    problems, _, _ = trial_steps.compare(settings("collaborative_filtering_movielens"))
     assert TOLD in problems[-1]
     assert all("twice as large" not in line for line in problems)
 

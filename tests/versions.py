@@ -31,33 +31,13 @@ ON_EVERY_PYTHON = (
     "trainer/invariance/test_compat.py", *JOBS, "trainer/base/settings/test_resolution.py", "deploy/test_main.py",
     "deploy/tiers/test_packages.py", "deploy/platform/test_backends.py",
 )  # fmt: skip
-# Training on 1, 2 and 4 replicas, in float64 and in 16 bits; several workers; layers that draw; data of users; saving,
-# resuming and exporting; every data format; gs:// with the real client; the command lines.
+# Training on replicas and workers in float64 and compiled, layers that draw, saving, resuming and exporting.
 ON_THE_FLOOR = (
-    *(f"trainer/invariance/test_replicas.py::test_{name}" for name in (
-        "mixed_precision_stays_near_float32", "jit_compile_compiles",
-    )),
-    *(f"trainer/models/test_models.py::test_{name}" for name in (
-        *(f"in_float64_replicas_agree_to_1e_10[{case}]" for case in ("cnn-4", "wgan_gp-2", "wgan_gp-4")),
-        "saved_models_load_without_this_package",
-        "a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still",
-        "efficientnets_head_learns_first_and_the_upper_blocks_later",
-    )),
-    *(f"e2e/test_workers.py::test_{name}" for name in (
-        "any_cluster_gives_the_numbers_of_one_worker", "a_lost_worker_is_named_and_the_other_leaves_to_be_restarted",
-        "sigterm_to_one_worker_saves_the_same_step_on_all",
-    )),
-    *(f"trainer/data/test_user_data.py::test_{name}" for name in (
-        "two_replicas_give_the_numbers_of_one", "class_weights_are_those_of_fit",
-        *(f"steps_have_the_same_rows_on_replicas_workers_and_after_a_restart[{data}]" for data in (
-            "rows", "batches", "tf_examples", "tf_batches", "tf_endless",
-        )),
-    )),
-    "trainer/invariance/test_draws.py", "trainer/cluster/test_cluster.py", "trainer/data/test_sources.py",
-    "trainer/training/test_checkpoint.py", "trainer/training/test_user_callbacks.py", "trainer/run/test_export.py",
-    "trainer/reporting/test_reporter.py",
-    "trainer/base/storage/test_staging.py", "deploy/tiers/test_tier.py",
-    "trainer/base/storage/test_job_dir.py::test_trained_gone_on_with_and_exported",
+    "trainer/models/test_models.py::test_in_float64_replicas_agree_to_1e_10",
+    "trainer/training/test_xla_choice.py::test_in_float64_a_compiled_step_agrees_to_1e_10",
+    "e2e/test_workers.py::test_any_cluster_gives_the_numbers_of_one_worker",
+    "trainer/data/test_user_data.py::test_two_replicas_give_the_numbers_of_one",
+    "trainer/invariance/test_draws.py", "trainer/training/test_checkpoint.py", "trainer/run/test_export.py",
 )  # fmt: skip
 
 
@@ -107,12 +87,9 @@ def run(version: str) -> int:
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     subprocess.run([interpreter, "-c", f"{show}'Keras', keras.__version__, flush=True)"], check=True, env=quiet)
     subprocess.run([interpreter, "-m", "pip", "check"], check=True)
-    names, which = ON_EVERY_PYTHON, "not slow"
-    if version == FLOOR:
-        names, which = (*ON_EVERY_PYTHON, *ON_THE_FLOOR), "floor or not slow"
-    tests = [f"tests/{name}" for name in names]
-    pytest = [interpreter, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", which]
-    pytest += ["-k", "not gcloud"]  # it brings its own Python
+    tests = [f"tests/{name}" for name in (*ON_EVERY_PYTHON, *(ON_THE_FLOOR if version == FLOOR else ()))]
+    pytest = [interpreter, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    pytest += ["-m", "not slow", "-k", "not gcloud"]  # gcloud brings its own Python
     return subprocess.run([*pytest, *tests], cwd=ROOT).returncode
 
 

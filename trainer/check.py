@@ -52,6 +52,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
     flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.trial_steps
+    flags.add_argument("--from_state", type=Path, help=argparse.SUPPRESS)
     options, settings = parser.parse_known_args(arguments)
     about = {"prog": parser.prog, "usage": _USAGE, "description": __doc__, "epilog": _EPILOG}
     return options, resolve(settings, **about, parents=[parser])
@@ -80,14 +81,16 @@ def _check(arguments: Sequence[str] | None) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.trial_steps import COMPARED_STEPS, compare, compare_bits, compare_few_rows
+        from trainer.run.trial_steps import COMPARED_STEPS, compare, compare_bits, compare_few_rows, other_numbers
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     if options.verdict:
-        write_json(Path(options.verdict), compare_few_rows(config))
+        write_json(Path(options.verdict), compare_few_rows(config, options.from_state))
         return DONE
-    problems = compare_bits(config, replicas) if options.bits else compare(config)[0]
+    problems, _, draws = (compare_bits(config, replicas), [], []) if options.bits else compare(config)
+    if draws and not problems:
+        log.warning(other_numbers(draws))
     if not problems:
         on = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
         same = "give the same weights and losses"

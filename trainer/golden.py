@@ -33,6 +33,7 @@ from trainer.base.storage import write_whole
 from trainer.proofs.golden_file import (
     CHANGED,
     EQUAL,
+    METRICS,
     ROUNDING,
     TIMES_CONTROL,
     Golden,
@@ -111,7 +112,9 @@ def _record(arguments: Sequence[str]) -> int:
     digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
     if out.exists():
         golden = read_golden(out)
-        if golden.settings == settings and judge(golden, {**result, "instructions": ""}).kind != CHANGED:
+        judged = {**result, "instructions": ""}
+        same = golden.settings == settings and not next(causes(golden, settings, judged)).startswith(METRICS)
+        if same and judge(golden, judged).kind != CHANGED:
             golden.digests |= digests
             write_golden(out, golden)
             log.info(f"{out} holds these numbers already: the bits of {', '.join(digests)} are added")
@@ -170,10 +173,12 @@ def described(verdicts: Sequence[tuple[Way, GoldenVerdict]], differences: Sequen
         where = verdict.reason or f"first in {verdict.tensor}, {verdict.times:.3g} times the control"
         ways = "" if len(by_kind[CHANGED]) == len(verdicts) else f" on {_named(by_kind[CHANGED])}"
         return f"{CHANGED}{ways} from step {verdict.step}, {where}; {', '.join(differences)}"
-    parts = [f"{EQUAL} on {_named(by_kind[EQUAL])}"] if by_kind[EQUAL] else []
+    parts = [part for part in differences if part.startswith(METRICS)]
+    if by_kind[EQUAL]:
+        parts.insert(0, f"{EQUAL} on {_named(by_kind[EQUAL])}")
     if by_kind[ROUNDING]:
         times = max(verdict.times for _, verdict in verdicts)
-        differing = ", ".join(part for part in differences if " differ: " in part)
+        differing = ", ".join(part for part in differences if " differ: " in part and part not in parts)
         parts.append(
             f"{ROUNDING} on {_named(by_kind[ROUNDING])}: {times:.1f} of {TIMES_CONTROL:.0f} times what another order "
             f"of the rows does{f' ({differing})' if differing else ''}"

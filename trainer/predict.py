@@ -1,7 +1,8 @@
 """Writes what the model of a run predicts: `python -m trainer.predict RUN --data=… --out=x.npz [--replicas=2]`.
 
 These are the numbers of Keras's `model.predict`, on any number of replicas of this machine. With
-`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does, and with the same bytes.
+`--rows_file=FILE.jsonl` it answers the rows of a file, as the server of the model does; with `--same_bytes` the bytes
+of all three are the same.
 """
 
 import sys
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.run_files.serving_file import model_folder
-from trainer.base.settings.fields import Parser, whole
+from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
+from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
 from trainer.run.requested_run import make_parser, read_request
@@ -49,15 +50,16 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument("--rows_file", required=True, metavar="FILE", help="a line of JSON a row; also at gs://")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder of the answers; also at gs://")
-    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of a call (default: the model's)")
+    parser.add_boolean("same_bytes", SAME_BYTES)
     args = parser.parse_args(arguments)
     rows, folder = stage(args.rows_file, "rows_file"), model_folder(args.run)
     if not rows.is_file():
         raise UserError(f"rows_file={args.rows_file}: there is no such file")
     with quiet_start():
         from trainer.run.served_model import ServedModel, predict_rows
-    answered, failed = predict_rows(ServedModel(folder, args.run, args.fixed_batch), rows, args.out)
-    log.info(f"{args.out} holds {answered:,} new answers; {failed:,} rows cannot be read: see errors-….jsonl")
+    answered, failed = predict_rows(ServedModel(folder, args.run, same_bytes=args.same_bytes), rows, args.out)
+    problems = f"; {failed:,} rows have none: errors-….jsonl says why" if failed else ""
+    log.info(f"{args.out} holds {answered:,} answers{problems}")
     return USER_MUST_CHANGE if failed and not answered else DONE
 
 
@@ -65,7 +67,8 @@ def _parser() -> Parser:
     parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
     parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
     parser.add_argument("--rows_file", metavar="FILE", help="a line of JSON a row, answered as by the server; --out is "
-                        "then a folder, and --fixed_batch the rows of a call")  # fmt: skip
+                        "then a folder")  # fmt: skip
+    parser.add_boolean("same_bytes", f"{SAME_BYTES}; without it --evaluation_batch_size rows")
     return parser
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
-from trainer.base.run_files.serving_file import model_folder
+from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
 from trainer.base.settings.fields import Parser, whole
 from trainer.user_code.command import quiet_start, run_command
 
@@ -28,8 +28,7 @@ def _serve(arguments: Sequence[str] | None) -> int:
                         "127.0.0.1, in a container all)")  # fmt: skip
     parser.add_argument("--port", type=whole(1, 65535), default=int(os.environ.get("AIP_HTTP_PORT", "8080")),
                         help="(default: 8080)")  # fmt: skip
-    parser.add_argument("--fixed_batch", type=whole(1, 4096), default=0, help="rows of each call of the model "
-                        "(default: that of the model directory); another number gives other bytes")  # fmt: skip
+    parser.add_boolean("same_bytes", SAME_BYTES)
     args = parser.parse_args(arguments)
     if not args.run:
         raise UserError("no run is given: python -m trainer.serve RUN")
@@ -44,8 +43,9 @@ def _serve(arguments: Sequence[str] | None) -> int:
         from trainer.run.server import serve
 
     def load() -> ServedModel:
-        model = ServedModel(model_folder(args.run), args.run, args.fixed_batch)
-        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {model.fixed_batch} rows a call")
+        model = ServedModel(model_folder(args.run), args.run, same_bytes=args.same_bytes)
+        rows = f"{model.most_rows} rows a call" if args.same_bytes else f"up to {model.most_rows:,} rows a call"
+        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {rows}")
         return model
 
     serve(load, args.host, args.port)

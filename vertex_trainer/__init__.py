@@ -1,7 +1,8 @@
 """Provides what `python -m deploy` does as functions, for notebooks, pipelines and programs (docs/api.md).
 
-A function prints nothing unless it gets a stream, asks nothing and never ends the program. It raises UserError for what
-the user must change, PlatformFault for what a service did, each with one line and an `exit_code`.
+A function prints nothing unless it gets a stream, asks nothing and never ends the program; `fit` alone talks and asks.
+It raises UserError for what the user must change, PlatformFault for what a service did, each with one line and an
+`exit_code`.
 """
 
 import importlib
@@ -12,17 +13,17 @@ if TYPE_CHECKING:
     from deploy.api.jobs import RunResult, VertexJob, attach, jobs
     from deploy.api.plan import Plan, plan
     from deploy.api.submit import submit
-    from deploy.api.training import train
+    from deploy.api.training import Fitted, fit, train
     from trainer.base.errors import PlatformFault, UserError
 
 __all__ = [
-    "Comparison", "Plan", "PlatformFault", "RunResult", "UserError", "VertexJob", "attach", "compare", "jobs", "plan",
-    "submit", "train",
+    "Comparison", "Fitted", "Plan", "PlatformFault", "RunResult", "UserError", "VertexJob", "attach", "compare", "fit",
+    "jobs", "plan", "submit", "train",
 ]  # fmt: skip
 _MODULES = {
     "deploy.api.compare": ("Comparison", "compare"),
     "deploy.api.jobs": ("RunResult", "VertexJob", "attach", "jobs"), "deploy.api.plan": ("Plan", "plan"),
-    "deploy.api.submit": ("submit",), "deploy.api.training": ("train",),
+    "deploy.api.submit": ("submit",), "deploy.api.training": ("Fitted", "fit", "train"),
     "trainer.base.errors": ("PlatformFault", "UserError"),
 }  # fmt: skip
 

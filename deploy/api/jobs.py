@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import re
@@ -11,8 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
-from deploy.api.arguments import add_flags, add_json_flag, parser
-from deploy.api.call_arguments import as_arguments
 from deploy.job.creation import cancel_and_wait, cancel_duplicate, cancel_duplicates, look_for, originals
 from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission, find_attempt, find_elsewhere
@@ -20,7 +17,7 @@ from deploy.platform import buckets
 from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import (
     GcpConfig,
     checked_region,
@@ -30,12 +27,13 @@ from deploy.tiers.gcp_config import (
     read_region,
     regions_in,
 )
+from deploy.tiers.options import Value, option, read_texts, texts_of
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.records import MODEL, RESULT, mapping, number
-from trainer.base.settings.fields import Parser, whole
-from trainer.base.storage import parse
+from trainer.base.settings.fields import whole
+from trainer.base.storage import expanded, parse
 
 KERAS_FILE = "model.keras"
 
@@ -80,7 +78,7 @@ class VertexJob:
         return f"<job {self.name}>"
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> Platform:
         """Returns the client for the job's project and region."""
         return self.session.open(self.kind, self.gcp.project, self.gcp.region)
 
@@ -88,7 +86,7 @@ class VertexJob:
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            return with_reason(retried(partial(self.backend.state, self.name), self.session.clock))
+            return with_reason(retried(partial(self.backend.get, self.name), self.session.clock))
 
     @property
     def exit_code(self) -> int:
@@ -121,7 +119,7 @@ class VertexJob:
         """Cancels as `cancel` does, and prints as a command. `confirm` raises UserError if the job is to go on."""
         backend, clock = self.backend, self.session.clock
         with api_errors(self.gcp):
-            status = retried(partial(backend.state, self.name), clock)
+            status = retried(partial(backend.get, self.name), clock)
             if not status.over:
                 confirm(status)
                 status = cancel_and_wait(backend, self.name, clock)
@@ -151,16 +149,7 @@ class VertexJob:
 
     def model(self) -> Any:
         """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""
-        import keras  # the one use of TensorFlow here, and only by a user's program
-
-        from trainer.base.storage.staging import Staged
-
-        address = parse(f"{self.output}/{MODEL}", "model")
-        assert address
-        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
-        if not (folder / KERAS_FILE).is_file():
-            raise UserError(f"{address}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
-        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+        return load_model(self.output)
 
     def _record(self, status: JobStatus) -> None:
         """Stores the final status in this folder's record of the job, if there is one."""
@@ -169,13 +158,19 @@ class VertexJob:
             record.record_status(attempt, status, self.session.clock.now())
 
 
-def add_target(cli: Parser) -> None:
-    """Declares the arguments of `attach`."""
-    cli.add_argument(
-        "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
-    )
-    add_flags(cli, "project", "backend")
-    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+def load_model(job_dir: str) -> Any:
+    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there is none."""
+    import keras  # the one use of TensorFlow here, and only by a user's program
+
+    from trainer.base.storage.staging import Staged
+
+    address = parse(f"{job_dir}/{MODEL}", "model")
+    folder = expanded(job_dir) / MODEL
+    if address:
+        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
+    if not (folder / KERAS_FILE).is_file():
+        raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
+    return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
 
 
 def attach(
@@ -220,30 +215,23 @@ def attach(
     gcp = GcpConfig(project, region if full_name else checked_region(region), "")
     if not (full_name or name.isdecimal()):  # a submission from elsewhere
         with api_errors(gcp):
-            try:
-                attempt = find_elsewhere(
-                    name, gcp, session.open(backend or BACKENDS[0], project, region), session.clock
-                )
-            except LookupError:
-                raise UserError(
-                    f"job {job!r}: {region} has no such submission: give its job's name, as {forms}"
-                ) from None
+            opened = session.open(backend or BACKENDS[0], project, region)
+            attempt = find_elsewhere(name, gcp, opened, session.clock)
         name = attempt[1].job
     if name.isdecimal():
         name = f"projects/{project}/locations/{region}/customJobs/{name}"
     return VertexJob(name, gcp, backend, session, attempt)
 
 
-def jobs_flags() -> Parser:
-    """Returns the parser of `jobs`."""
-    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
-    add_flags(cli, "project", "region", "backend")
-    cli.add_argument("--state", type=str.upper, choices=STATES, default="", metavar="STATE", help="only those in this "
-                     "state, as RUNNING")  # fmt: skip
-    cli.add_argument("--limit", type=whole(1, 10_000), default=50, metavar="COUNT", help="the newest of each region "
-                     "(default: %(default)s)")  # fmt: skip
-    add_json_flag(cli)
-    return cli
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobsOptions:
+    """Holds what `jobs` may be asked for."""
+
+    project: str = option("ID", "Google Cloud project (default: gcloud's)")
+    region: str = option("NAME,NAME", "regions, as us-central1 (default: gcloud's ai/region)")
+    backend: str = option("gcloud|sdk", "the client of Vertex AI", BACKENDS[0], choices=BACKENDS)
+    state: str = option("STATE", "only those in this state, as RUNNING", "", str.upper, choices=STATES)
+    limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, whole(1, 10_000))
 
 
 def jobs(
@@ -254,18 +242,18 @@ def jobs(
 
     Also cancels duplicates, second jobs that a lost response created, and says so on `stream`.
     """
+    values: dict[str, Value] = {"region": region, "project": project, "state": state, "limit": limit}
+    asked = JobsOptions(**read_texts(JobsOptions, {name: texts_of(name, value) for name, value in values.items()}))
     with printed_on(stream):
-        words = as_arguments((), {"region": region, "project": project, "state": state, "limit": limit})
-        args = jobs_flags().parse_args(words)
-        return [status for _, newest, _ in listed_jobs(args, session) for status in newest]
+        return [status for _, newest, _ in listed_jobs(asked, session) for status in newest]
 
 
-def listed_jobs(args: argparse.Namespace, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
+def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
-    project = needed_project(read_project(args.project) or _of_last_submission("project"))
-    for region in map(needed_region, regions_in(args.region or read_region("") or _of_last_submission("region"))):
+    project = needed_project(read_project(asked.project) or _of_last_submission("project"))
+    for region in map(needed_region, regions_in(asked.region or read_region("") or _of_last_submission("region"))):
         with api_errors(GcpConfig(project, region, "")):
-            backend = session.open(args.backend or BACKENDS[0], project, region)
+            backend = session.open(asked.backend, project, region)
             statuses = retried(backend.jobs, session.clock)
             groups: dict[str, list[JobStatus]] = {}  # of one submission's attempt each
             for status in statuses:
@@ -273,7 +261,7 @@ def listed_jobs(args: argparse.Namespace, session: Session) -> Iterator[tuple[st
             for group in groups.values():
                 cancel_duplicates(group, backend, session.clock)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
-        newest = [status for status in newest if args.state in ("", status.state)][: args.limit]
+        newest = [status for status in newest if asked.state in ("", status.state)][: asked.limit]
         yield region, [*map(with_reason, newest)], len(statuses)
 
 

@@ -3,7 +3,6 @@
 `planned` reads what was asked for and forecasts each tier; a Plan formats the forecasts and says what follows.
 """
 
-import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.arguments import add_flags, add_json_flag, parse, parser, read_prices, seconds, usd
-from deploy.api.call_arguments import FlagValue, as_arguments
-from deploy.comparison.execution import read_tiers
+from deploy.api.arguments import called
 from deploy.planning.answers import Answer, Choice, answers, time_of, usd_words
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast, forecast
 from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, STRATEGIES, Offer
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
@@ -28,20 +25,14 @@ from deploy.report.text_tables import figures, markdown_table, money, terminal_t
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.options import Value, option, read_prices, seconds, switch, usd
 from deploy.tiers.output import printed_on, say
-from deploy.tiers.tier import tier_names
+from deploy.tiers.tier import STRATEGIES, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.settings.fields import Parser
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import expanded, make_writable
 
-DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
-
-Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
-made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
-hand (--from) from these, which is much narrower. No machine is started.
-"""
 WIDTH, LINES = 100, 15
 MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
@@ -133,13 +124,15 @@ class Plan:
             titles = "tier", "how", "fits", "largest batch", "time", "USD"
             lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXTS).splitlines()]
         table, more = load_machines(), len(self.cells()) - len(rows)
-        lines.append(f"  {more} more, and what is assumed: --all{', ' * bool(folder)}{folder}. "
-                     f"Prices: {table.region}, {table.date}")  # fmt: skip
+        rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
+        lines.append(f"  {rest}{': ' * bool(folder)}{folder}. Prices: {table.region}, {table.date}")
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
-        """Returns every offer, and the tiers without any."""
-        return "\n".join([self.about, "", terminal_table(TITLES, self.cells(), _TEXTS), *self.sentences()])
+        """Returns every offer, and the tiers without any, with everything that is said."""
+        return "\n".join(
+            [self.about, "", terminal_table(TITLES, self.cells(), _TEXTS), *self.sentences(), "", *self.notes()]
+        )
 
     def to_markdown(self) -> str:
         """Returns the table with everything that is said about it."""
@@ -239,63 +232,60 @@ def _cells(forecast: Forecast, offer: Offer | None, efficient: bool) -> list[str
     ]  # fmt: skip
 
 
-def plan_flags() -> Parser:
-    """Returns the parser of `plan`."""
-    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
-    cli.add_argument("tiers", nargs="*", metavar="TIER", help="bare names of job_configs/, as l4x4, or your own files "
-                     "(default: all of job_configs/)")  # fmt: skip
-    cli.add_argument("--from", action="append", default=[], metavar="DIR", help="job directory of a run, or a "
-                     "comparison, local or gs://: times come from it")  # fmt: skip
-    cli.add_argument("--plan", default="", metavar="FILE", help="a plan of `python -m trainer.plan --out=FILE`")
-    cli.add_argument("--within", type=seconds, metavar="TIME", help="name the cheapest that ends within, as 8h or 2d")
-    cli.add_argument("--budget", type=usd, metavar="USD", help="name the fastest that costs at most so much")
-    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
-                     "(default: %(default)s)")  # fmt: skip
-    cli.add_argument("--regions", default="", metavar="A,B", help="plan each region, by --prices=prices-REGION.yaml, "
-                     "files of `prices`")  # fmt: skip
-    cli.add_boolean("fit", FIT)
-    cli.add_boolean("all", "print every tier, and not only those that no other beats")
-    add_flags(cli, "prices", "price_per_hour")
-    add_json_flag(cli)
-    return cli
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """Holds what `plan` may be asked for."""
+
+    tiers: Sequence[str] = option("TIER", "bare names of job_configs/, as l4x4, or your own files (default: all of "
+                                  "job_configs/)", (), tuple, count="*")  # fmt: skip
+    from_: Sequence[str] = option("DIR", "job directory of a run, or a comparison, local or gs://: times come from it",
+                                  (), tuple, many=True)  # fmt: skip
+    plan: str = option("FILE", "a plan of `python -m trainer.plan --out=FILE`")
+    within: float | None = option("TIME", "name the cheapest that ends within, as 8h or 2d", None, seconds)
+    budget: float | None = option("USD", "name the fastest that costs at most so much", None, usd)
+    regions: str = option("A,B", "plan each region, by --prices=prices-REGION.yaml, files of `prices`")
+    fit: bool = switch(FIT)
+    prices: str = option("FILE", "YAML of your own prices, in USD an hour")
+    price_per_hour: Mapping[str, float] = option("TIER=USD", "the price of all machines of a tier", {}, read_prices,
+                                                 many=True)  # fmt: skip
 
 
 def plan(
-    *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, FlagValue] | None = None,
-    stream: TextIO | None = None, **flags: FlagValue,
+    *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, Value] | None = None,
+    stream: TextIO | None = None, **options: Value,
 ) -> Plan:  # fmt: skip
     """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
 
-    `settings`: of the trainer; `flags`: those of `python -m deploy plan`. The first plan of new settings measures steps
-    on this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
+    `settings`: of the trainer; `options`: the fields of PlanOptions. The first plan of new settings measures steps on
+    this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
-    if "out" in {**flags, **(settings or {})}:
-        raise UserError("out is of the command: a function writes no files")
-    arguments = as_arguments(tiers, {"recipe": recipe, "regions": list(regions), **flags}, settings)
+    named = {"recipe": recipe, "regions": list(regions), **options}
     with printed_on(stream):
-        return planned(*parse(plan_flags(), arguments))
+        asked, program, _ = called("plan", PlanOptions, tiers, named, settings)
+        assert isinstance(program, Overrides)
+        return planned(asked, program)
 
 
-def planned(args: argparse.Namespace, overrides: Overrides, out: Path | None = None) -> Plan:
+def planned(asked: PlanOptions, overrides: Overrides, out: Path | None = None) -> Plan:
     """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured."""
-    if args.regions and "REGION" not in args.prices:
+    if asked.regions and "REGION" not in asked.prices:
         raise UserError(
-            f"regions={args.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in which REGION "
-            "stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` makes one"
+            f"regions={asked.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in "
+            "which REGION stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` "
+            "makes one"
         )
     # Each region with its price file, or "", for any, with the only one.
-    regions = map(checked_region, args.regions.split(",")) if args.regions else [""]
-    places = [(region, args.prices.replace("REGION", region) if region else args.prices) for region in regions]
-    usd_by_tier = read_prices(args.price_per_hour)
-    names, sources = args.tiers or tier_names(), list(getattr(args, "from"))
+    regions = map(checked_region, asked.regions.split(",")) if asked.regions else [""]
+    places = [(region, asked.prices.replace("REGION", region) if region else asked.prices) for region in regions]
+    names, sources, usd_by_tier = asked.tiers or tier_names(), asked.from_, asked.price_per_hour
     specs, config = read_tiers(names, places[0][1], usd_by_tier), overrides.resolve()
     if out:
         make_writable(out, "out")
-    step_plan = read_plan(expanded(args.plan)) if args.plan else plan_of(config, overrides)
-    if args.plan and step_plan.key != plan_key(config, step_plan.versions):
+    step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
+    if asked.plan and step_plan.key != plan_key(config, step_plan.versions):
         raise UserError(
-            f"plan={args.plan}: it is of other settings or sources, of {step_plan.model} on {step_plan.data}: leave it "
-            "out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
+            f"plan={asked.plan}: it is of other settings or sources, of {step_plan.model} on {step_plan.data}: leave "
+            "it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
         )
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
@@ -311,9 +301,9 @@ def planned(args: argparse.Namespace, overrides: Overrides, out: Path | None = N
                 except NoMachines:  # by both of Google's pages
                     continue
             extrapolation, own_image = by_name.get(tier.name), remembered() is not None
-            if args.fit and extrapolation:
+            if asked.fit and extrapolation:
                 say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
-            lever = cheapest_lever(tier, step_plan, config) if args.fit and not extrapolation else None
+            lever = cheapest_lever(tier, step_plan, config) if asked.fit and not extrapolation else None
             run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
@@ -324,5 +314,5 @@ def planned(args: argparse.Namespace, overrides: Overrides, out: Path | None = N
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
         f"global batch {config.global_batch_size}, {config.precision}{way}"
     )
-    within = args.within and args.within / 3600
-    return Plan(step_plan, forecasts, about, assumed, within, args.budget, as_typed)
+    within = asked.within and asked.within / 3600
+    return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed)

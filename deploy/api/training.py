@@ -1,27 +1,96 @@
-"""Trains on this machine, from a program or a notebook, by the process that `python -m trainer.task` is.
+"""Trains from a program or a notebook: on this machine, or as a job that is followed to its end.
 
-Not in the caller's own process: a distribution strategy has to be made before TensorFlow first uses its devices, which
-a notebook has often done already.
+Here it is the process that `python -m trainer.task` is, not the caller's own: a distribution strategy has to be made
+before TensorFlow first uses its devices, which a notebook has often done already.
 """
 
+import dataclasses
+import hashlib
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.call_arguments import FlagValue, as_arguments
-from deploy.api.jobs import RunResult
-from deploy.tiers.output import run_program
-from trainer.base.errors import UserError
-from trainer.base.run_files.records import RESULT
+from deploy.api.arguments import called, check_arguments
+from deploy.api.jobs import RunResult, load_model
+from deploy.api.submit import SubmitOptions, prepare
+from deploy.job.following import WatchLine
+from deploy.platform.api import console_page
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import describe_failure, exit_code
+from deploy.report.collection import fetched
+from deploy.report.run_reader import billed
+from deploy.tiers.options import Value, texts_of
+from deploy.tiers.output import printed_on, run_program, say
+from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.run_files.records import RESULT, mapping, read_stats
+from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
 
-_STEP = re.compile(r"step ([\d,]+)/([\d,]+)")  # begins a status line
+_STEP = re.compile(r"step ([\d,]+)(?:/| of )([\d,]+)")  # begins a line on how far a training is
+
+
+@dataclasses.dataclass(frozen=True)
+class Fitted:
+    """Holds a training that is done. `history`: of each loss and metric its values by epoch, as keras.Model.fit has it.
+
+    `cost`: USD that its jobs cost, 0 on this machine, None if that is not known; `url`: its page, or its folder here.
+    """
+
+    history: Mapping[str, Sequence[float | None]]
+    result: RunResult
+    cost: float | None
+    url: str
+    output: str  # its job directory
+
+    @property
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads without the code of this package."""
+        return load_model(self.output)
+
+
+def fit(
+    model: str = "", data: str = "", *, on: str = "", job_dir: str = "", progress: bool = True,
+    stream: TextIO | None = None, session: Session = SESSION, **options: Value,
+) -> Fitted:  # fmt: skip
+    """Trains a model, "module:function" as `data`, on this machine or on a tier, as on="l4x4", to the end.
+
+    `options`: settings of the trainer, as epochs, and on a tier the fields of SubmitOptions, as max_cost. Prints what
+    will run and what it may cost, asks on a terminal or in a notebook where that is much, and shows a bar in a
+    notebook, unless `progress` is False. The same call again resumes, or finds its job. Raises UserError, PlatformFault
+    if the training fails, and KeyboardInterrupt, after which a job goes on.
+    """
+    named: dict[str, Value] = {"model": model, "data": data, **options}
+    if not on:
+        words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
+        job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
+        result = train(model, data, options, job_dir=job_dir, stream=stream, progress=progress)
+        return Fitted(_history(local_path(job_dir, "job_dir")), result, 0.0, job_dir, job_dir)
+    bar = _notebook_bar() if progress else None
+
+    def show(line: WatchLine) -> None:
+        if not _advance(bar, line.text):
+            say(str(line))
+
+    with printed_on(stream, command=progress):
+        submission = prepare(*called("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
+        say(*submission.about)
+        job = submission.send()
+        status = job.follow(show)
+    if status is None:
+        raise KeyboardInterrupt(f"{job.name} goes on: the same call follows it")
+    if code := exit_code(status):
+        error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
+        error.exit_code = code
+        raise error
+    folder = fetched(job.output, "job_dir")
+    return Fitted(_history(folder), job.result, billed(folder)[1], console_page(job.name, job.gcp.project), job.output)
 
 
 def train(
-    model: str = "", data: str = "", settings: Mapping[str, FlagValue] | None = None, *, job_dir: str, recipe: str = "",
+    model: str = "", data: str = "", settings: Mapping[str, Value] | None = None, *, job_dir: str, recipe: str = "",
     stream: TextIO | None = None, progress: bool = False,
 ) -> RunResult:  # fmt: skip
     """Trains a model, "module:function" as `data`, and returns its result; the same call again resumes.
@@ -33,17 +102,35 @@ def train(
     if not job_dir or (settings or {}).keys() & {"print_config", "help"}:  # which only print
         raise UserError("train needs a job_dir, and takes no print_config or help in settings")
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
-    words, folder = as_arguments((), named, settings), local_path(job_dir, "job_dir")
-    bar = _notebook_bar() if progress else None
+    words = [f"--{name}={text}" for name, text in named.items() if text]
+    words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
+    check_arguments(words)
+    folder, bar = local_path(job_dir, "job_dir"), _notebook_bar() if progress else None
 
     def show(line: str) -> None:
         if stream:
             print(line, file=stream, flush=True)
-        if bar and (step := _STEP.match(line)):
-            bar(*(int(count.replace(",", "")) for count in step.groups()))
+        _advance(bar, line)
 
     run_program("trainer.task", words, show)
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
+
+
+def _history(folder: Path) -> dict[str, list[float | None]]:
+    history: dict[str, list[float | None]] = {}
+    for entry in read_stats(folder)[0]:
+        if entry["kind"] != "report":  # epochs, and the evaluations after them
+            for name, value in {**mapping(entry, "losses"), **mapping(entry, "metrics")}.items():
+                history.setdefault(name, []).append(value)
+    return history
+
+
+def _advance(bar: Callable[[int, int], None] | None, line: str) -> bool:
+    """Shows how far the training is by its line; returns False without a bar, or for another line."""
+    step = _STEP.match(line) if bar else None
+    if bar and step:
+        bar(*(int(count.replace(",", "")) for count in step.groups()))
+    return step is not None
 
 
 def _notebook_bar() -> Callable[[int, int], None] | None:

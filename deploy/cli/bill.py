@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.api.arguments import parser
+from deploy.cli.arguments import parser
 from deploy.job.ledger import Attempt, attempt_label, find_attempt
 from deploy.platform.api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.platform.clients import SESSION, Session

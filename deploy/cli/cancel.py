@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from deploy.api.arguments import add_json_flag, parser, write_document
-from deploy.api.jobs import add_target, attach
+from deploy.api.jobs import attach
+from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.platform.api import JobStatus
 from deploy.platform.clients import SESSION, Session

@@ -2,13 +2,28 @@
 
 from collections.abc import Sequence
 
-from deploy.api.arguments import write_document
-from deploy.api.compare import compared
+from deploy.api.arguments import command_line
+from deploy.api.compare import CompareOptions, compared
+from deploy.cli.arguments import add_json_flag, parse_program, parser, write_document
 from deploy.platform.clients import SESSION, Session
+from deploy.tiers.options import declare, parsed
+
+DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.
+
+The state of a comparison is in its folder: comparison.json holds the request, TIER/repeat-N the job directory of each
+run, or a copy of the files that a report needs. The same command again repeats no finished run and resumes failed or
+interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running and finds them again.
+"""
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
-    args, comparison = compared(arguments, session)
-    write_document(args, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
+    cli = parser("compare", DESCRIPTION, "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    declare(cli, CompareOptions)
+    cli.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
+    add_json_flag(cli)
+    flags, program = parse_program(cli, arguments)
+    asked, command = parsed(CompareOptions, flags), command_line("compare", arguments)
+    comparison = compared(asked, program, command, session, dry_run=flags.dry_run)
+    write_document(flags, "compare", **vars(comparison) | {"folder": str(comparison.folder)})
     return comparison.exit_code

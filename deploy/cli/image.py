@@ -8,11 +8,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.api.arguments import add_flags, parser
+from deploy.cli.arguments import parser
+from deploy.job.work import JobOptions
 from deploy.platform.clients import not_installed
 from deploy.platform.errors import JobUnknown
 from deploy.tiers.gcp_config import read_project
 from deploy.tiers.images import BuiltImage, remember
+from deploy.tiers.options import declare
 from deploy.tiers.packages import DIST, Package, packages_with, write_copy
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         metavar="TEXT",
         help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    add_flags(cli, "package", "max_package_mb", "project")
+    declare(cli, JobOptions, "package", "max_package_mb", "project")
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
     if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):

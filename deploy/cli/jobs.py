@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from deploy.api.arguments import write_document
-from deploy.api.jobs import jobs_flags, listed_jobs
+from deploy.api.jobs import JobsOptions, listed_jobs
+from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.job.following import LiveLines
 from deploy.platform.api import STOPPED, JobStatus
 from deploy.platform.clients import SESSION, Session
+from deploy.tiers.options import declare, parsed
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
-    args = jobs_flags().parse_args(arguments)
+    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
+    declare(cli, JobsOptions)
+    add_json_flag(cli)
+    args = cli.parse_args(arguments)
     statuses: list[JobStatus] = []
-    for region, newest, count in listed_jobs(args, session):
+    for region, newest, count in listed_jobs(parsed(JobsOptions, args), session):
         statuses += newest
         header = "created (UTC)     state      time         cost  name  job"
         say(header if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")

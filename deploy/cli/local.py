@@ -10,9 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.api.arguments import add_flags, command_line, parse_program, parser
+from deploy.api.arguments import command_line
+from deploy.cli.arguments import parse_program, parser
 from deploy.job.job import work_on
+from deploy.job.work import JobOptions, Training
 from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
+from deploy.tiers.options import declare
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `submit --spec` prints it")
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    add_flags(cli, "script", "module")
+    declare(cli, JobOptions, "script", "module")
     args, program = parse_program(cli, arguments)
     tier = load_tier(args.spec, "")
     # In the place of a script's job the trainer would run here.
@@ -52,4 +55,4 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{outcome.error or 'interrupted'}: the same command {given} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code if request.training else outcome.status or outcome.code
+    return outcome.code if isinstance(request, Training) else outcome.status or outcome.code

@@ -3,9 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from deploy.api.arguments import add_flags, add_json_flag, parser, write_document
+from deploy.cli.arguments import add_json_flag, parser, write_document
+from deploy.job.work import JobOptions
 from deploy.report.text_tables import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
+from deploy.tiers.options import declare
 from deploy.tiers.output import say
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     cli.add_boolean("all", "all machines, not only those of the tiers")
     cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
     cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
-    add_flags(cli, "prices")
+    declare(cli, JobOptions, "prices")
     add_json_flag(cli)
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)

@@ -3,21 +3,35 @@
 import json
 from collections.abc import Sequence
 
-from deploy.api.arguments import parse, write_document
-from deploy.api.plan import plan_flags, planned
+from deploy.api.plan import PlanOptions, planned
+from deploy.cli.arguments import add_json_flag, parse, parser, write_document
+from deploy.tiers.options import declare, parsed
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
 
+DESCRIPTION = """Says before anything is paid whether a run fits each tier, how long it takes and what it costs.
+
+Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
+made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
+hand (--from) from these, which is much narrower. No machine is started.
+"""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Writes all files, then prints: a closed pipe ends the program."""
-    args, overrides = parse(plan_flags(), arguments)
-    out = local_path(args.out, "out")
-    plan = planned(args, overrides, out)
+    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
+    declare(cli, PlanOptions)
+    cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
+                     "(default: %(default)s)")  # fmt: skip
+    cli.add_boolean("all", "print every tier, and not only those that no other beats")
+    add_json_flag(cli)
+    flags, overrides = parse(cli, arguments)
+    out = local_path(flags.out, "out")
+    plan = planned(parsed(PlanOptions, flags), overrides, out)
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)
-    say(plan.table() if args.all else plan.brief(str(out / "plan.md")))
-    write_document(args, "plan", **json.loads(forecast))
+    say(plan.table() if flags.all else plan.brief(str(out / "plan.md")))
+    write_document(flags, "plan", **json.loads(forecast))
     return DONE

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from deploy.api.arguments import add_flags, parser
+from deploy.cli.arguments import parser
+from deploy.job.work import JobOptions
 from deploy.platform.api import Clock, retried, unreadable_as_lost
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import billing_errors
 from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, Machine, Machines, Price, load_machines
+from deploy.tiers.options import declare
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
 
@@ -138,7 +140,7 @@ _DIFFERS = 0.005  # of the table's price
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes the file and prints the comparison."""
     cli = parser("prices", __doc__ or "", "--region=NAME [--out=FILE]")
-    add_flags(cli, "region")
+    declare(cli, JobOptions, "region")
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
     args = cli.parse_args(arguments)
     region, out = needed_region(args.region), local_path(args.out, "out")

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 
-from deploy.api.arguments import add_flags, parser
+from deploy.cli.arguments import parser
+from deploy.job.work import JobOptions
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors
 from deploy.platform.registry import checked_alias, checked_name, read_registration, register_run
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
+from deploy.tiers.options import declare
 from trainer.base.errors import DONE
 
 
@@ -20,7 +22,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--alias", default="", metavar="ALIAS", help="move this alias to the version, as champion")
     cli.add_argument("--image", default="", metavar="URI", help="the image that serves it (default: the one that "
                      "`image` built in this folder)")  # fmt: skip
-    add_flags(cli, "project", "region", "bucket")
+    declare(cli, JobOptions, "project", "region", "bucket")
     cli.add_boolean("dry_run", "print the request and stop")
     args = cli.parse_args(arguments)
     name, alias = checked_name(args.name), checked_alias(args.alias)

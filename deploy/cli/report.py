@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from deploy.api.arguments import add_flags, add_json_flag, parser, read_prices, write_document
-from deploy.api.compare import read_comparison
+from deploy.api.compare import CompareOptions, read_comparison
+from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.report.html_page import write_report
+from deploy.tiers.options import declare, read_prices
 from trainer.base.errors import DONE
 from trainer.base.storage import is_remote, local_path
 
@@ -17,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     flags.add_argument("--out", default="", metavar="FOLDER", help="folder of the report (default: the first DIR, or "
                      "runs/report if that is in a bucket)")  # fmt: skip
-    add_flags(flags, "baseline", "price_per_hour")
+    declare(flags, CompareOptions, "baseline", "price_per_hour")
     add_json_flag(flags)
     args = flags.parse_args(arguments)
     beside = "runs/report" if is_remote(args.folders[0]) else args.folders[0]

@@ -1,14 +1,107 @@
 """Submits a job to Vertex AI: `python -m deploy submit TIER --recipe=…` checks, packages, uploads, submits, follows."""
 
+import argparse
+import dataclasses
+import shlex
+import signal
 from collections.abc import Sequence
+from typing import Any
 
-from deploy.api.submit import prepare
-from deploy.platform.clients import SESSION, Session
+from deploy.api.arguments import command_line
+from deploy.api.submit import PreparedSubmission, SubmitOptions, prepare
+from deploy.cli.arguments import add_json_flag, parse_program, parser, write_document
+from deploy.job.creation import check_resources, upload_packages
+from deploy.job.job import Job
+from deploy.job.ledger import attempt_label
+from deploy.job.work import CREATE, with_tensorboard
+from deploy.platform.clients import SESSION, Gcloud, Session, to_yaml
+from deploy.platform.errors import exit_code
+from deploy.platform.local import on_signals
+from deploy.tiers.options import declare, parsed
+from deploy.tiers.output import forget_stdout, say
+from trainer.base.errors import DONE, INTERRUPTED, UserError
+from trainer.base.storage import local_path, make_writable, write_whole
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region with machines for it, or shows it. Returns the exit code."""
-    job = prepare(arguments, session)
-    if job.args.spec:
-        return job.print_spec()
-    return job.stage() if job.args.out else job.run("submit")
+    cli = parser("submit", "Submits a job to Vertex AI and follows it to its end.",
+                 "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]")  # fmt: skip
+    declare(cli, SubmitOptions)
+    cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
+    cli.add_argument("--spec", action="store_true", help="print the job's spec, as `gcloud ai custom-jobs create "
+                     "--config` takes it, and stop; the text is on stderr")  # fmt: skip
+    cli.add_argument("--out", default="", metavar="FILE", help="write the job's spec to FILE, upload its packages, "
+                     "print the gcloud command that sends it, and stop")  # fmt: skip
+    add_json_flag(cli)
+    flags, program = parse_program(cli, arguments)
+    for one, other, reason in (
+        ("spec", "json", "both are all of stdout, and the document has the spec"),
+        ("spec", "out", "the one prints what the other writes"),
+        ("dry_run", "out", "a dry run uploads nothing"),
+    ):
+        if getattr(flags, one) and getattr(flags, other):
+            raise UserError(f"--{one} and --{other} contradict each other: {reason}: drop one of them")
+    if flags.spec and flags.tensorboard_instance == CREATE:
+        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
+    unfollowed = "spec" if flags.spec else "out" if flags.out else ""
+    submission = prepare(parsed(SubmitOptions, flags), program, command_line("submit", arguments), session, unfollowed)
+    if flags.spec:
+        say(*submission.about, "nothing was sent or uploaded, and a spec has neither labels nor a key: --out=FILE "
+                               "uploads, and prints the whole command")  # fmt: skip
+        print(to_yaml(submission.jobs[0].spec), end="", flush=True)
+        return DONE
+    return stage(submission, flags) if flags.out else run(submission, flags, "submit")
+
+
+def run(submission: PreparedSubmission, flags: argparse.Namespace, verb: str) -> int:
+    """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
+    say(*submission.about)
+    if flags.dry_run:
+        asked = submission.question.lines()
+        say(*asked, "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and "
+                    "sends it")  # fmt: skip
+        _write_requests(submission, flags, verb, [*submission.about, *asked])
+        return DONE
+    with on_signals(signal.default_int_handler, signal.SIGTERM):  # as Ctrl-C
+        job, code = submission.send(), DONE
+        if flags.detach:
+            say(f"watch it: python -m deploy watch {job.name}")
+        else:
+            status = job.follow()
+            code = exit_code(status) if status else INTERRUPTED
+    try:
+        write_document(flags, verb, submission=job.record.submission, job=job.name, attempts=job.record.attempts,
+                       exit_code=code)  # fmt: skip
+    except BrokenPipeError:  # the exit code of the job counts, whether or not anybody reads on
+        forget_stdout()
+    return code
+
+
+def stage(submission: PreparedSubmission, flags: argparse.Namespace) -> int:
+    """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
+    job, file = submission.jobs[0], local_path(flags.out, "out")
+    make_writable(file.parent, "out")
+    say(*submission.about)
+    check_resources(job)
+    upload_packages(job.packages, job.gcp.bucket)
+    request = job.request(attempt_label(submission.record.submission))
+    request = dataclasses.replace(request, spec=with_tensorboard(job.spec, job.gcp))
+    write_whole(file, to_yaml(request.spec))
+    command = Gcloud(job.gcp.project, job.gcp.region).create_command(request, flags.out)
+    say(f"nothing was sent: {flags.out} has the spec, and this command sends it:", shlex.join(command))
+    _write_requests(submission, flags, "submit", submission.about)
+    return DONE
+
+
+def _write_requests(submission: PreparedSubmission, flags: argparse.Namespace, verb: str, about: Sequence[str]) -> None:
+    requests = [_as_document(job, attempt_label(submission.record.submission)) for job in submission.jobs]
+    write_document(flags, verb, requests=requests, about=about)
+
+
+def _as_document(job: Job, label: str) -> dict[str, Any]:
+    """Returns the request of a job as a JSON document shows it."""
+    request = job.request(label)
+    place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
+    return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
+            "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip

@@ -3,8 +3,8 @@
 import signal
 from collections.abc import Sequence
 
-from deploy.api.arguments import add_json_flag, parser, write_document
-from deploy.api.jobs import add_target, attach
+from deploy.api.jobs import attach
+from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
 from deploy.job.following import WatchLine, show
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import exit_code

@@ -14,12 +14,11 @@ from typing import Any
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.job import Program, work_on
-from deploy.job.work import Work
+from deploy.job.work import Training, Work
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.machine_table import Price
 from deploy.tiers.output import say
-from deploy.tiers.tier import NO_CHANGES, SpecChanges, Tier, check_tiers, load_tier
+from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 
@@ -60,33 +59,14 @@ class ComparisonRequest:
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
         runs = [work_on(self.tiers[0], self.program)]
-        first = runs[0].training
-        rows = first.config.rows_per_replica(first.tier.devices) if first else 0
+        first = runs[0]
+        rows = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
             runs.append(work_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)
         return {run.tier.name: run for run in runs}
-
-
-def read_tiers(
-    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
-) -> list[Tier]:
-    """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
-
-    `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
-    other. Raises UserError for a price of another tier.
-    """
-    loaded = [load_tier(name, price_file, changes) for name in names]
-    tiers = {tier.name: tier for tier in loaded}
-    if len(tiers) < len(loaded):
-        ((twice, _),) = Counter(tier.name for tier in loaded).most_common(1)
-        raise UserError(f"{twice} is given twice: tiers are named after their files")
-    check_tiers(usd_by_tier, list(tiers), "price_per_hour")
-    for name, usd in usd_by_tier.items():
-        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
-    return list(tiers.values())
 
 
 def run_comparison(

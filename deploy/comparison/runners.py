@@ -4,7 +4,6 @@ A job of Vertex AI is recorded in JOB_DIR before it is submitted. The same comma
 is still running, fetches it if it has succeeded, and otherwise submits it again with the same output.
 """
 
-import argparse
 import dataclasses
 import itertools
 import os
@@ -18,21 +17,20 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from deploy.comparison.directory import is_begun
-from deploy.job.cost import price_and_limit
+from deploy.job.cost import CostQuestion, cost_question, price_and_limit
 from deploy.job.creation import check_resources, newest_original, submit_job, upload_packages
 from deploy.job.following import follow_job, settled
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Attempt, Submission, find_attempt, find_in
-from deploy.job.work import JobOptions, Work
-from deploy.planning.cost_rule import cost_question
-from deploy.planning.kept_plans import cost_lines, memory_lines, with_limits
+from deploy.job.work import Order, Training, Work
+from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.api import ApiError, Clock, JobStatus, retried
-from deploy.platform.clients import BACKENDS, Session
+from deploy.platform.clients import Session
 from deploy.platform.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.report.collection import fetched
-from deploy.tiers.gcp_config import GcpConfig, read_gcp_config
+from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
 from deploy.tiers.output import say
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.records import RESULT, record_failure
@@ -60,7 +58,7 @@ class LocalRunner:
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Raises UserError if the data do not exist."""
-        for data in {run.training.config.data for run, _ in runs if run.training}:
+        for data in {run.config.data for run, _ in runs if isinstance(run, Training)}:
             path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
@@ -72,7 +70,7 @@ class LocalRunner:
         job_dir.mkdir(parents=True, exist_ok=True)
         folder = job_dir.absolute()
         job_id = f"{job_dir.parent.name}-{time.time_ns()}"  # a new id each time: this is not a restart by Vertex AI
-        arguments = run.in_job_dir(str(folder)).arguments()
+        arguments = dataclasses.replace(run, job_dir=str(folder)).arguments()
         workers = local_workers(run.tier, arguments, folder, job_id, program=run.local_program(folder))
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}", file=log))
@@ -103,20 +101,23 @@ class Stopped(Exception):
 
 
 class VertexRunner:
-    """Runs jobs of Vertex AI. `args`: the flags of `read_gcp_config` and the backend."""
+    """Runs jobs of Vertex AI, as the order of a submission says."""
 
     name = "vertex"
 
-    def __init__(self, args: argparse.Namespace, options: JobOptions, session: Session) -> None:
-        self._args, self._options, self._session = args, options, session
+    def __init__(self, order: Order, session: Session, *, dry_run: bool = False) -> None:
+        self._order, self._session, self._dry_run = order, session, dry_run
         self._clock = Clock(session.clock.now, self._sleep)
         self._stopped, self._uploading = threading.Event(), threading.Lock()
-        self._submissions = (f"{options.submission}-{number}" for number in itertools.count(1))
+        self._submissions = (f"{order.submission}-{number}" for number in itertools.count(1))
 
     @cached_property
     def _gcp(self) -> GcpConfig:
         """Reads the configuration when it is first needed, after the command itself was checked."""
-        return read_gcp_config(self._args, with_project=True)
+        asked = self._order.asked
+        gcp = read_gcp_config(asked.project, asked.region, asked.bucket)
+        needed_project(gcp.project)
+        return gcp
 
     def check(self, run: Work) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
@@ -126,14 +127,14 @@ class VertexRunner:
                 "each run has a separate folder in --bucket"
             )
         self._job(run)
-        memory_lines([run], plan=self._args.plan, force=self._args.force)
+        memory_lines([run], plan=self._order.asked.plan, force=self._order.asked.force)
 
     def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         if not runs:
             return
         jobs = [(self._job(run), count) for run, count in runs]
-        yield from (package.about for package in self._options.packages if package.about)
+        yield from (package.about for package in self._order.packages if package.about)
         tiers_by_warning: dict[str, list[str]] = {}
         for job, count in jobs:
             many, tier = "1 job" if count == 1 else f"{count} jobs, each", job.tier
@@ -142,15 +143,20 @@ class VertexRunner:
             for line in job.warnings:
                 tiers_by_warning.setdefault(line, []).append(tier.name)
         yield from (f"warning: {', '.join(tiers)}: {line}" for line, tiers in tiers_by_warning.items())
-        yield from memory_lines([run for run, _ in runs], plan=self._args.plan, force=self._args.force)
+        asked = self._order.asked
+        yield from memory_lines([run for run, _ in runs], plan=asked.plan, force=asked.force)
         yield from cost_lines(job for job, _ in jobs)
         most = sum(count * (job.tier.most_usd or 0.0) for job, count in jobs)
         unknown = sum(count for job, count in jobs if job.tier.most_usd is None)
         more = f", and {unknown} without a known price" if unknown else ""
-        limit = "" if self._options.max_cost else "; --max_cost=USD limits each of them"
+        limit = "" if asked.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
-        if self._args.dry_run:
-            yield from cost_question(jobs, self._options.max_cost, each=True).lines()
+        if self._dry_run:
+            yield from self._question(jobs).lines()
+
+    def _question(self, jobs: Sequence[tuple[Job, int]]) -> CostQuestion:
+        counts = [(job.tier, count) for job, count in jobs]
+        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, each=True)
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
@@ -160,8 +166,7 @@ class VertexRunner:
         with api_errors(self._gcp):
             new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(find_in(job_dir)))
         if new:
-            priced = [(jobs[name], count) for name, count in new.items()]
-            cost_question(priced, self._options.max_cost, each=True).agree()
+            self._question([(jobs[name], count) for name, count in new.items()]).agree()
         checks = {(job.output.split("/")[2], job.image.uri, *job.work.inputs.values()): job for job in jobs.values()}
         for bucket in {bucket for bucket, *_ in checks}:
             connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
@@ -204,9 +209,8 @@ class VertexRunner:
         return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
 
     def _job(self, run: Work, submission: str = "check", job_dir: str = "") -> Job:
-        options = dataclasses.replace(self._options, submission=submission)
-        options = with_limits(run, options)
-        return job_of(run.in_job_dir(job_dir) if job_dir else run, self._gcp, options)
+        order = with_limits(run, dataclasses.replace(self._order, submission=submission))
+        return job_of(dataclasses.replace(run, job_dir=job_dir) if job_dir else run, self._gcp, order)
 
     def _send(self, run: Work, job_dir: Path, previous: Submission | None) -> tuple[Submission, str]:
         """Submits a new job with the output of the previous one; returns it and its name."""
@@ -241,8 +245,8 @@ class VertexRunner:
             record.record_status(attempt, status, self._clock.now())
         return status
 
-    def _open(self, project: str, region: str) -> Backend:
-        return self._session.open(self._args.backend or BACKENDS[0], project, region)
+    def _open(self, project: str, region: str) -> Platform:
+        return self._session.open(self._order.asked.backend, project, region)
 
     def _check_stop(self) -> None:
         if self._stopped.is_set():

@@ -1,11 +1,17 @@
-"""Computes what a job costs: per hour, at most, and up to now."""
+"""Knows what a job costs: per hour, at most, and up to now, and whether that is so much that it is asked about."""
 
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
+from deploy.job.work import JobOptions
 from deploy.platform.api import JobStatus
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.output import agrees, say
 from deploy.tiers.tier import PRICE_LABEL, Tier
+from trainer.base.errors import UserError
 from trainer.base.log import duration
 
 format_duration = partial(duration, hours_always=True)
@@ -22,6 +28,64 @@ def price_and_limit(tier: Tier) -> str:
     estimate = f" (estimate of {table.date} for {table.region})" if tier.price.inferred else ""
     hourly, most = f"{tier.price_per_hour:.2f} USD an hour{estimate}", f"{tier.most_usd:.2f} USD"
     return f"{hourly}, {most} at most, {limit}"
+
+
+# In USD. Much is what exceeds the first by the upper end of its plan or, without a plan, the second until its timeout.
+PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
+
+
+class CostQuestion(NamedTuple):
+    """Holds what jobs may cost, in a sentence, and the refusal if nobody agrees to pay it; "": nobody is asked."""
+
+    text: str
+    refusal: str
+
+    def agree(self) -> None:
+        """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
+        answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
+        if self.refusal and not (answers and agrees(f"{self.text}: submit it?")):
+            raise UserError(self.refusal)
+        say(f"# {self.text}")
+
+    def lines(self) -> list[str]:
+        """Returns a line for a dry run if somebody would be asked."""
+        return [f"{self.text}: it is asked about, and refused where nobody answers"] if self.refusal else []
+
+
+def cost_question(
+    jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
+    *, alternatives: bool = False, each: bool = False,
+) -> CostQuestion:  # fmt: skip
+    """Returns what is to be asked about so many jobs on each tier.
+
+    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created; max_cost is
+    allowed for all, where nothing is asked, or for `each`, where nothing is asked if their sum is not much either.
+    """
+    most: Callable[[Iterable[float]], float] = max if alternatives else sum
+    least: Callable[[Iterable[float]], float] = min if alternatives else sum
+    counts, max_cost = [count for _, count in jobs], asked.max_cost
+    unpriced = [tier for tier, _ in jobs if tier.bound_usd is None]
+    limit = most(count * (tier.bound_usd or 0.0) for tier, count in jobs)
+    planned = [(count * plan[0], count * plan[1]) for count, plan in zip(counts, plans, strict=True) if plan]
+    high, basis = None, "there is no plan"
+    if len(planned) == len(jobs):
+        low, high = least(low for low, _ in planned), most(high for _, high in planned)
+        basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
+    subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
+    text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
+    refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
+    if each:
+        refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \
+                  f"{LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
+    allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
+    much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
+    if unpriced:
+        unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
+        advice = f"{unknown}: not submitted: give it, as --prices=FILE"
+        text = f"{unknown}; without it {text}" if limit else unknown
+        refusal = f"{advice}; without it {refusal}" if much else advice
+        much = much or any(tier.accelerators for tier in unpriced)
+    return CostQuestion(text, refusal if much and not asked.check else "")
 
 
 def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:

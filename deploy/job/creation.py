@@ -8,9 +8,9 @@ from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
 from deploy.job.work import with_tensorboard
 from deploy.platform import buckets
-from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, retried
+from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import check_continent
 from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
@@ -21,12 +21,12 @@ SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
 CANCEL_POLL_S = 5.0
 
 
-def cancel_and_wait(backend: Backend, name: str, clock: Clock) -> JobStatus:
+def cancel_and_wait(backend: Platform, name: str, clock: Clock) -> JobStatus:
     """Cancels the job and returns its status when it is over, or after SHUTDOWN_WAIT_S."""
     retried(partial(backend.cancel, name), clock)
     began = clock.now()
     while True:
-        status = retried(partial(backend.state, name), clock)
+        status = retried(partial(backend.get, name), clock)
         if status.over or clock.now() - began > SHUTDOWN_WAIT_S:
             return status
         clock.sleep(CANCEL_POLL_S)
@@ -47,7 +47,7 @@ def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
     return by_name
 
 
-def cancel_duplicates(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> dict[str, JobStatus]:
+def cancel_duplicates(jobs: Sequence[JobStatus], backend: Platform, clock: Clock) -> dict[str, JobStatus]:
     """Cancels the duplicates among the jobs of one submission, and returns `originals`."""
     by_name = originals(jobs)
     for job in jobs:
@@ -56,13 +56,13 @@ def cancel_duplicates(jobs: Sequence[JobStatus], backend: Backend, clock: Clock)
     return by_name
 
 
-def cancel_duplicate(job: JobStatus, original: str, backend: Backend, clock: Clock) -> None:
+def cancel_duplicate(job: JobStatus, original: str, backend: Platform, clock: Clock) -> None:
     """Cancels a job beside another one of the same submission."""
     retried(partial(backend.cancel, job.name), clock)
     tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
-def newest_original(jobs: Sequence[JobStatus], backend: Backend, clock: Clock) -> JobStatus | None:
+def newest_original(jobs: Sequence[JobStatus], backend: Platform, clock: Clock) -> JobStatus | None:
     """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
     return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
 
@@ -76,7 +76,7 @@ class Creation:
     """Creates the job of one request. `before_request` is called immediately before each request is sent."""
 
     def __init__(
-        self, backend: Backend, request: CustomJob, clock: Clock, before_request: Callable[[], None] = lambda: None
+        self, backend: Platform, request: CustomJob, clock: Clock, before_request: Callable[[], None] = lambda: None
     ) -> None:
         self._backend, self._request, self._clock, self._before_request = backend, request, clock, before_request
         self._unclear = False
@@ -115,7 +115,7 @@ class Creation:
     def _send(self) -> ApiError | None:
         self._before_request()
         try:
-            self.name = self._backend.submit(self._request)
+            self.name = self._backend.create(self._request)
         except ApiError as error:
             self._unclear = self._unclear or error.may_have_succeeded
             self._backend.sent = False
@@ -129,7 +129,7 @@ class Creation:
         return self.name
 
 
-def look_for(label: str, backend: Backend, clock: Clock, since: float, listings: int = 1) -> str:
+def look_for(label: str, backend: Platform, clock: Clock, since: float, listings: int = 1) -> str:
     """Returns the name of the job with this label, and cancels its duplicates; "" if none is listed.
 
     Looks until LISTED_S after `since`, the time of the last request, and so often, at least. Raises StateUnknownError
@@ -191,9 +191,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     try:
         reservation.take()
         reservation.complete(creation.run())
-        number = attempt.job.rsplit("/", 1)[-1]
-        page = f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
-        say(f"submitted {attempt.job}\n{page}")
+        say(f"submitted {attempt.job}\n{console_page(attempt.job, project)}")
     except KeyboardInterrupt:
         _interrupted(creation, record)
         if attempt.job:

@@ -14,7 +14,7 @@ from deploy.job.creation import cancel_and_wait, cancel_duplicates, watch_hint
 from deploy.platform import buckets
 from deploy.platform.api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, LogEntry, parse_time, retried
 from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import say, tell
 from deploy.tiers.tier import LABEL
@@ -68,7 +68,7 @@ def show(line: WatchLine) -> None:
 class LogTail:
     """Prints the log of all workers in chronological order, each entry once."""
 
-    def __init__(self, backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
+    def __init__(self, backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine) -> None:
         self._backend, self._name, self._gcp, self._clock, self._print = backend, name, gcp, clock, print_line
         self._newest = 0.0
         self._seen: dict[str, float] = {}
@@ -105,7 +105,7 @@ class LogTail:
 
 
 def follow_job(
-    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
+    backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus:  # fmt: skip
     """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
@@ -149,12 +149,12 @@ def follow_job(
         clock.sleep(LOG_POLL_S)
 
 
-def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
+def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
     """Returns the job's status. `unseen`: it was just created, and may be answered with 404 for UNSEEN_S."""
 
     def read() -> JobStatus:
         try:
-            return backend.state(name)
+            return backend.get(name)
         except ApiError as error:
             raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
 
@@ -170,7 +170,7 @@ def _read_state(backend: Backend, name: str, gcp: GcpConfig, clock: Clock, *, un
 
 
 def watch_job(
-    backend: Backend, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
+    backend: Platform, name: str, gcp: GcpConfig, clock: Clock, print_line: PrintLine = show,
     *, created: bool = False, max_wait_s: float = math.inf,
 ) -> JobStatus | None:  # fmt: skip
     """Follows the job and prints how it ended; returns None if Ctrl-C ended the watch but not the job."""

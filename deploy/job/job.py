@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from deploy.job.work import (
     TASK,
     UNREACHABLE,
     JobOptions,
+    Order,
     Training,
     Work,
     check_devices,
@@ -25,10 +27,10 @@ from deploy.tiers.spec_rules import check_format, check_same_region
 from deploy.tiers.tier import LABEL, PRICE_LABEL, Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
 
 START_S = 600  # starting the machines and pulling the image take some minutes
-
 
 # Google's settings of NCCL, without which GPUs reach those of other machines through the host alone:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute
@@ -53,7 +55,7 @@ class Job:
     name: str
     work: Work
     gcp: GcpConfig
-    options: JobOptions
+    order: Order
     image: Image
     output: str
     spec: Mapping[str, Any]
@@ -70,13 +72,16 @@ class Job:
         """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
         usd = self.tier.price_per_hour
         price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
-        return CustomJob(self.name, self.spec, {**self.options.labels, LABEL: label, **price}, self.options.kms_key)
+        return CustomJob(
+            self.name, self.spec, {**self.order.asked.labels, LABEL: label, **price}, self.order.asked.kms_key
+        )
 
 
-def work_on(tier: Tier, program: Program) -> Work:
+def work_on(tier: Tier, program: Program) -> Training | ScriptRun:
     """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
     if isinstance(program, Script):
-        return ScriptRun(tier, program)
+        about = f"runs {shlex.join(['python', *program.command, *program.words])}"
+        return ScriptRun(tier, program, job_dir=program.job_dir, about=about)
     overrides, expected = program, tier.accelerators
     if overrides.values.get("expect_devices", expected) != expected:
         count = overrides.values["expect_devices"]
@@ -88,62 +93,68 @@ def work_on(tier: Tier, program: Program) -> Work:
     in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
     config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
-    return Training(tier, overrides, config)
+    count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
+    by_default = not config.recipe and config.model == TrainConfig.model
+    trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
+    length = f"{count:,} {unit}{'s' if count > 1 else ''}"
+    about = f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
+    return Training(tier, overrides, config, job_dir=config.job_dir, about=about, inputs=config.inputs)
 
 
-def job_of(work: Work, gcp: GcpConfig, options: JobOptions) -> Job:
+def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
-    work = dataclasses.replace(work, tier=_limited(work.tier, options))
-    tier, image = work.tier, work.choose_image(options)
+    work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
+    tier, image = work.tier, work.choose_image(order)
     check_region(tier, gcp)
-    if options.kms_key:
-        check_format("EncryptionSpec.kmsKeyName", options.kms_key, "kms_key")
-        check_same_region("kms_key", options.kms_key, gcp.region)
+    if order.asked.kms_key:
+        check_format("EncryptionSpec.kmsKeyName", order.asked.kms_key, "kms_key")
+        check_same_region("kms_key", order.asked.kms_key, gcp.region)
     spec = copy.deepcopy(dict(tier.spec))
-    output = _output(spec, work, gcp, options.folder)
+    # Without the tier: the next one of a fallback resumes from the checkpoints of the last.
+    output = _output(spec, work, gcp, order.asked.name or f"{order.subject}-{order.submission}")
     spec["baseOutputDirectory"] = {"outputUriPrefix": output}
-    if options.tensorboard:
-        spec["tensorboard"] = tensorboard_name(options.tensorboard, spec, gcp)
+    if order.asked.tensorboard_instance:
+        spec["tensorboard"] = tensorboard_name(order.asked.tensorboard_instance, spec, gcp)
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
-    written = work.write(spec, gcp, options, image)
-    table, warned = load_machines(), written.warnings
+    packages, written, warned = work.write(spec, gcp, order, image)
+    table = load_machines()
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
         task = pool["containerSpec"]  # without a command it is taken to run the trainer
         task["command"] = ["bash", "-c", _SOURCED, "start", *(task.get("command") or ["python", "-m", TASK])]
         variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
-    name = options.name or f"{options.subject}-{tier.name}-{options.submission}"
-    about = (*filter(None, [image.about]), *written.about)
+    name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
+    about = (*filter(None, [image.about]), *written)
     if tier.price.inferred and gcp.region != table.region:
         warned = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
             *warned,
         )
-    return Job(name, work, gcp, options, image, output, spec, written.packages, about, warned)
+    return Job(name, work, gcp, order, image, output, spec, packages, about, warned)
 
 
-def _limited(tier: Tier, options: JobOptions) -> Tier:
+def _limited(tier: Tier, asked: JobOptions) -> Tier:
     """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
     scheduling = dict(tier.spec.get("scheduling", {}))
-    if options.disable_retries:
+    if asked.disable_retries:
         scheduling["disableRetries"] = True
-    if options.max_wait_s is not None and tier.strategy == "FLEX_START":
-        scheduling["maxWaitDuration"] = f"{math.ceil(options.max_wait_s)}s"
-    if options.max_cost is not None:
+    if asked.max_wait is not None and tier.strategy == "FLEX_START":
+        scheduling["maxWaitDuration"] = f"{math.ceil(asked.max_wait)}s"
+    if asked.max_cost is not None:
         hourly = tier.price_per_hour
         if hourly is None:
             raise UserError(
-                f"max_cost={options.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
+                f"max_cost={asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
                 "--prices=FILE"
             )
-        seconds = math.floor(options.max_cost / hourly * 3600)
+        seconds = math.floor(asked.max_cost / hourly * 3600)
         if seconds < START_S:
             raise UserError(
-                f"max_cost={options.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), and a "
-                f"job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
+                f"max_cost={asked.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
+                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
             )
         scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier

@@ -21,7 +21,7 @@ from typing import Any
 from deploy.job.cost import format_duration, time_and_cost, usd_per_hour
 from deploy.platform import buckets
 from deploy.platform.api import Clock, JobStatus, retried
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import tell
 from deploy.tiers.tier import LABEL
@@ -38,7 +38,7 @@ SILENT_S = 300.0  # a submission on another machine that did not renew its recor
 # So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
 LISTED_S = 60.0
 
-OpenBackend = Callable[[str, str], Backend]  # (project, region)
+OpenBackend = Callable[[str, str], Platform]  # (project, region)
 
 
 @dataclasses.dataclass
@@ -124,7 +124,7 @@ def find_attempt(job: str) -> tuple[Submission, Attempt]:
     raise LookupError(job)
 
 
-def find_elsewhere(job: str, gcp: GcpConfig, backend: Backend, clock: Clock) -> tuple[Submission, Attempt]:
+def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) -> tuple[Submission, Attempt]:
     """Returns the same of what another folder or machine sent, by the jobs' labels, and adds it to the index.
 
     The record of a job directory tells the command. Raises UserError if the region has no such job.

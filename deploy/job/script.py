@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.job.work import JobOptions, Work, Written, warnings_of_script
+from deploy.job.work import Order, Work, Written
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
 from deploy.tiers.packages import DIST, CodeArchive, Package, built
@@ -70,9 +70,8 @@ class Script:
         beside = self.folder.parent / "requirements.txt"
         listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
         if whole and not listed and beside.is_file():
-            installed = user_sources(beside)  # refuses credentials in it
-            listed, doubtful = beside, dict.fromkeys((*sources.doubtful, *installed.doubtful))
-            sources = dataclasses.replace(sources, doubtful=tuple(doubtful))
+            user_sources(beside)  # refuses credentials in it
+            listed = beside
         if listed:
             code["requirements.txt"] = listed
         if not whole and self.command[0] not in code:
@@ -95,14 +94,6 @@ class ScriptRun(Work):
 
     script: Script
 
-    @property
-    def job_dir(self) -> str:
-        return self.script.job_dir
-
-    @property
-    def about(self) -> str:
-        return f"runs {shlex.join(['python', *self.script.command, *self.script.words])}"
-
     def arguments(self) -> list[str]:
         return list(self.script.words)
 
@@ -112,23 +103,21 @@ class ScriptRun(Work):
         return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
 
     def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
         make_writable(job_dir, "job_dir")
         info, _ = read_run_info(job_dir)
         held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
         if held != self.script.name:
             raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
-    def in_job_dir(self, job_dir: str) -> "ScriptRun":
-        return ScriptRun(self.tier, self.script.replace(job_dir=job_dir))
-
-    def choose_image(self, options: JobOptions) -> Image:
+    def choose_image(self, order: Order) -> Image:
         """Returns the image; never the one that was built in this folder, which holds the trainer."""
-        return choose_image(self.tier, options.image, None, options.packages)
+        return choose_image(self.tier, order.asked.image, None, order.packages)
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
-        package = built(options.packages[0])
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
+        package = built(order.packages[0])
         listed = "code/requirements.txt" in package.files
-        if image.plain and not (listed or options.force):
+        if image.plain and not (listed or order.asked.force):
             self._check_imports(package, image.uri)
         # Of another image than a plain one it is not known how it finds the driver.
         gpus = self.tier.accelerators if image.plain else 0
@@ -137,14 +126,18 @@ class ScriptRun(Work):
         for pool in spec["workerPoolSpecs"]:
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
             arguments = [*before.get("args", []), *self.script.words]
-            limits = [{"name": LIMITS, "value": options.limits}] if options.limits else []
+            limits = [{"name": LIMITS, "value": order.limits}] if order.limits else []
             variables = [*before.get("env", []), *limits]
             uri = image.uri or before["imageUri"]
             pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        return Written((package, starter()), about, tuple(warnings_of_script(self.tier)))
+        warned = (
+            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
+            "AIP_CHECKPOINT_DIR, is left",
+        ) * (self.tier.strategy == "SPOT")
+        return (package, starter()), about, warned
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""

@@ -9,17 +9,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.platform.clients import BACKENDS
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import BuiltImage, Image, about_installing, choose_image, requirements, starter, write_start
+from deploy.tiers.images import (
+    INSTALL,
+    PLAIN_IMAGE,
+    BuiltImage,
+    Image,
+    about_installing,
+    choose_image,
+    requirements,
+    starter,
+    write_start,
+)
 from deploy.tiers.machine_table import load_machines
+from deploy.tiers.options import factor, option, seconds, switch, usd
 from deploy.tiers.output import say
 from deploy.tiers.packages import TRAINER, Package, built
-from deploy.tiers.tier import SECRETS, Tier
+from deploy.tiers.sources import MOST_MB
+from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
+from trainer.base.settings.fields import whole
 from trainer.base.settings.own_settings import is_dotted, taken_by
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
@@ -29,49 +43,69 @@ TASK = "trainer.task"
 CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, and the longest time that it may take
 
 
-@dataclasses.dataclass(frozen=True)
-class JobOptions:
-    """Holds what is asked of a job beside the tier and what runs on it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobOptions(SpecChanges):
+    """Holds what may be asked of a job of Vertex AI beside its tier and program. Money in USD, times in seconds.
 
-    `subject` and `submission` make the names of jobs where no `name` is given; `max_cost` is in USD; `max_wait_s`: the
-    longest wait for machines.
+    The last fields are for `submit` to describe; other verbs take them as they are.
     """
 
-    subject: str
-    submission: str
+    project: str = option("ID", "Google Cloud project (default: gcloud's)")
+    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region); submit: several, as "
+                         "us-central1,us-east4, are tried in this order where there are no machines")  # fmt: skip
+    bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
+    package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
+    max_package_mb: int = option("MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, whole(1, 100_000))
+    script: str = option("FILE", "a training script of yours, which runs instead of the trainer with the arguments "
+                         "after `--`; its folder goes along")  # fmt: skip
+    module: str = option("NAME", "the same for a module, as `python -m` takes it; its package goes along: --package, "
+                         "or the folder of that name here")  # fmt: skip
+    image: str = option("IMAGE", f"the image that jobs run in: the URI of your own; {INSTALL}: a public Python image "
+                        f"({PLAIN_IMAGE}, or {INSTALL}:URI) in which TensorFlow and the packages are installed at each "
+                        "start (default: the tier's, else the one that `image` built in this folder, else "
+                        f"{INSTALL})")  # fmt: skip
+    prices: str = option("FILE", "YAML of your own prices, in USD an hour")
+    max_cost: float | None = option("USD", "the most that a job may cost, each job of a comparison: it is stopped when "
+                                    "that is spent", None, usd)  # fmt: skip
+    max_wait: float | None = option("TIME", "the longest wait for machines, as 2h: then the job is cancelled, and the "
+                                    "next tier or region tried; as FLEX_START the service ends the wait", None,
+                                    seconds)  # fmt: skip
+    stop_if_idle: float = option("TIME", "the job saves and ends itself when all its GPUs are below 10 %% for so long, "
+                                 "as 30m", 0.0, seconds)  # fmt: skip
+    stop_if_over: float = option("FACTOR", "the job saves and ends itself after so many times the upper end of its "
+                                 "plan, in hours or USD, as 1.5", 0.0, factor)  # fmt: skip
+    labels: Mapping[str, str] = option("KEY=VALUE,…", "labels of the jobs, as team=vision,cost=42", {}, read_labels)
+    kms_key: str = option("NAME", "your own key, which encrypts the jobs' disks: "
+                          "projects/P/locations/REGION/keyRings/…/cryptoKeys/…")  # fmt: skip
+    backend: str = option("gcloud|sdk", "what creates jobs: gcloud (default), or Google's Python SDK", BACKENDS[0],
+                          choices=BACKENDS)  # fmt: skip
+    plan: bool = switch("first measure on this machine's CPU whether the run fits the memory, if nobody did yet")
+    force: bool = switch("send a job that does not fit the memory by its plan, or a script that imports what its image "
+                         "has not")  # fmt: skip
     name: str = ""
-    packages: tuple[Package, ...] = ()
-    image: str = ""  # --image=
-    built_image: BuiltImage | None = None  # that this folder remembers
-    max_cost: float | None = None
-    max_wait_s: float | None = None
+    tensorboard_instance: str = ""
     disable_retries: bool = False
-    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of the user's own
-    kms_key: str = ""
-    tensorboard: str = ""  # --tensorboard_instance=
-    force: bool = False  # send what looks as if it would fail
-    check: bool = False  # check the GPUs of the tier instead of training
-    stop_if_idle_s: float = 0.0  # --stop_if_idle and --stop_if_over; 0: not asked for
-    stop_if_over: float = 0.0
-    plan: bool = False  # make a plan that is missing
-    limits: str = ""  # at which the job ends itself, as `trainer.base.limit_watch` writes them
-
-    @property
-    def folder(self) -> str:
-        """Returns the name of the job directory below the bucket's jobs/.
-
-        It is without the tier: the next tier of a fallback resumes from the checkpoints of the last.
-        """
-        return self.name or f"{self.subject}-{self.submission}"
+    check: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
-    """Holds what writing a spec has chosen: the packages that go along, and lines about the image and of warning."""
+class Order:
+    """Holds what all jobs of a submission share: what was asked, the packages, and what names them.
 
-    packages: tuple[Package, ...]
-    about: tuple[str, ...]
-    warnings: tuple[str, ...]
+    `subject` and `submission` make the names of jobs where none is given; `built_image`: that this folder remembers;
+    `limits`: at which a job ends itself, as `trainer.base.limit_watch` writes them.
+    """
+
+    asked: JobOptions
+    subject: str
+    submission: str
+    packages: tuple[Package, ...] = ()
+    built_image: BuiltImage | None = None
+    limits: str = ""
+
+
+# What writing a spec has chosen: packages that go along, lines about the image, and warnings.
+Written = tuple[tuple[Package, ...], tuple[str, ...], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,26 +113,11 @@ class Work(ABC):
     """Represents what is to run on a tier."""
 
     tier: Tier
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        """Returns the addresses of what is read, by the names of their flags; nothing if they are not known."""
-        return {}
-
-    @property
-    def training(self) -> "Training | None":
-        """Returns the request if the trainer runs, of which plans and checks know more; None for another program."""
-        return None
-
-    @property
-    @abstractmethod
-    def job_dir(self) -> str:
-        """Returns the job directory that the user named; empty if none."""
-
-    @property
-    @abstractmethod
-    def about(self) -> str:
-        """Returns one line that states what runs."""
+    job_dir: str = dataclasses.field(default="", kw_only=True)  # that the user named
+    about: str = dataclasses.field(default="", kw_only=True)  # one line that states what runs
+    inputs: Mapping[str, str] = dataclasses.field(
+        default_factory=dict, kw_only=True
+    )  # addresses that are read, by flag
 
     @abstractmethod
     def arguments(self) -> list[str]:
@@ -109,19 +128,11 @@ class Work(ABC):
         return "", {}
 
     @abstractmethod
-    def check_folder(self, job_dir: Path) -> None:
-        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
-
-    @abstractmethod
-    def in_job_dir(self, job_dir: str) -> "Work":
-        """Returns the same with another job directory."""
-
-    @abstractmethod
-    def choose_image(self, options: JobOptions) -> Image:
+    def choose_image(self, order: Order) -> Image:
         """Returns the image of the job. Raises UserError if it cannot run there."""
 
     @abstractmethod
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
         """Makes the workers of `spec`, which has the tier's content, run it."""
 
 
@@ -132,40 +143,18 @@ class Training(Work):
     overrides: Overrides
     config: TrainConfig
 
-    @property
-    def job_dir(self) -> str:
-        return self.config.job_dir
-
-    @property
-    def inputs(self) -> Mapping[str, str]:
-        return self.config.inputs
-
-    @property
-    def about(self) -> str:
-        config = self.config
-        count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
-        length = f"{count:,} {unit}{'s' if count > 1 else ''}"
-        by_default = not config.recipe and config.model == TrainConfig.model
-        trains = f"no recipe: trains {config.model} (the default)" if by_default else f"trains {config.model}"
-        return f"{trains} on {config.data}, global batch {config.global_batch_size}, {length}"
-
-    @property
-    def training(self) -> "Training":
-        return self
-
     def arguments(self) -> list[str]:
-        return [*self.overrides.without("expect_devices").arguments(), f"--expect_devices={self.tier.accelerators}"]
+        place = [f"--job_dir={self.job_dir}"] if self.job_dir else []
+        flags = self.overrides.without("expect_devices", "job_dir").arguments()
+        return [*flags, *place, f"--expect_devices={self.tier.accelerators}"]
 
     def check_folder(self, job_dir: Path) -> None:
+        """Raises UserError if a job directory of this machine cannot be written or holds another run."""
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
-    def in_job_dir(self, job_dir: str) -> "Training":
-        config = dataclasses.replace(self.config, job_dir=job_dir)
-        return Training(self.tier, self.overrides.replace(job_dir=job_dir), config)
-
-    def choose_image(self, options: JobOptions) -> Image:
+    def choose_image(self, order: Order) -> Image:
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
-        image = choose_image(self.tier, options.image, options.built_image, options.packages)
+        image = choose_image(self.tier, order.asked.image, order.built_image, order.packages)
         accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
         if image.plain and accelerator and not accelerator.tensorflow:
             # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
@@ -174,16 +163,16 @@ class Training(Work):
                 "with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
             )
         if image.plain or image.built:
-            check_inputs(self.config, options.packages)
+            check_inputs(self.config, order.packages)
         for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
             if module := pool.get("pythonPackageSpec", {}).get("pythonModule"):
                 where = f"{self.tier.name}: workerPoolSpecs[{index}].pythonModule"
-                check_module(where, module, module, options.packages, runs=True)
+                check_module(where, module, module, order.packages, runs=True)
         return image
 
-    def write(self, spec: dict[str, Any], gcp: GcpConfig, options: JobOptions, image: Image) -> Written:
+    def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
         tier, track = self.tier, self.config.track
-        packages = tuple(map(built, options.packages)) if image.plain else ()
+        packages = tuple(map(built, order.packages)) if image.plain else ()
         of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
         installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
         sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
@@ -191,8 +180,8 @@ class Training(Work):
         overrides = self.overrides  # the output is elsewhere there, and a recipe's file does not exist
         if overrides.names_recipe_file:
             overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
-        arguments = dataclasses.replace(self, overrides=overrides.without("job_dir")).arguments()
-        check_trackers(track, image, options.packages)
+        arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
+        check_trackers(track, image, order.packages)
         for pool in spec["workerPoolSpecs"]:
             # A pythonPackageSpec becomes a containerSpec.
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
@@ -201,13 +190,13 @@ class Training(Work):
                 pool["containerSpec"] = {"imageUri": image.uri, **kept}
             task, module = pool["containerSpec"], before.get("pythonModule", TASK)
             task["args"] = [*task.get("args", []), *arguments]
-            if options.check:
+            if order.asked.check:
                 module = CHECK
                 task["args"].append("--on_gpus")
                 task["command"] = ["python", "-m", CHECK]
             added = variables(track, tier, task["imageUri"], gcp, spec.get("tensorboard", ""))
-            if options.limits:
-                added.append({"name": LIMITS, "value": options.limits})
+            if order.limits:
+                added.append({"name": LIMITS, "value": order.limits})
             if added:
                 task["env"] = [*task.get("env", []), *added]
             if started:
@@ -215,7 +204,7 @@ class Training(Work):
                 write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
-        return Written((*packages, starter()) if started else packages, about, warned)
+        return (*packages, starter()) if started else packages, about, warned
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
@@ -299,15 +288,6 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
         yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
-
-
-def warnings_of_script(tier: Tier) -> Iterator[str]:
-    """Yields warnings of what is allowed in a job of a user's script but may be a mistake."""
-    if tier.strategy == "SPOT":
-        yield (
-            "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
-            "AIP_CHECKPOINT_DIR, is left"
-        )
 
 
 CREATE = "create"

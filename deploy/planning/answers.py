@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from deploy.planning.forecast import BY_GRAPH, Forecast
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.strategy_costs import STRATEGIES, Offer
+from deploy.planning.strategy_costs import Offer
 from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE, Fit
 from deploy.report.text_tables import figures
+from deploy.tiers.tier import STRATEGIES
 
 Choice = tuple[Forecast, Offer]
 Measure = Callable[[Offer], Interval]

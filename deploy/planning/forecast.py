@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, arithmetic, is_compiled, step_seconds
-from deploy.planning.strategy_costs import STRATEGIES, Offer, lost_by_preemption, offers, prices
+from deploy.planning.strategy_costs import Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image, install_seconds
 from deploy.tiers.machine_table import Machines
-from deploy.tiers.tier import Tier
+from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.train_config import TrainConfig
@@ -84,8 +84,8 @@ def forecast(
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
         )
-        offered = list(offers(tier, table, seconds.plus(installing), lost))
-        problems += _not_offered(tier, table, offered)
+        offered = list(offers(tier, seconds.plus(installing), lost))
+        problems += _not_offered(tier, offered)
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
         basis, basis == BY_GRAPH and is_compiled(plan, config, tier.devices, tier.workers), tuple(offered),
@@ -93,9 +93,9 @@ def forecast(
     )  # fmt: skip
 
 
-def _not_offered(tier: Tier, table: Machines, offered: Sequence[Offer]) -> Iterator[str]:
+def _not_offered(tier: Tier, offered: Sequence[Offer]) -> Iterator[str]:
     """Yields why the tier lacks offers."""
-    usd = prices(tier, table)
+    usd = tier.usd_by_strategy
     if not offered:
         yield f"no price: give --price_per_hour={tier.name}=USD"
     elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:

@@ -5,14 +5,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from deploy.job.job import Job
-from deploy.job.work import JobOptions, Work
+from deploy.job.work import Order, Training, Work
 from deploy.planning.forecast import Forecast, forecast
-from deploy.planning.strategy_costs import STRATEGIES, Offer
+from deploy.planning.strategy_costs import Offer
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
 from deploy.report.text_tables import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.output import run_program, say
-from deploy.tiers.tier import Tier
+from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, read_plan
@@ -71,7 +71,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     for job in jobs:
         tier, offer = job.tier, estimate(job)
         if offer and tier.most_usd is not None:
-            usd, hours, most = offer.usd, offer.hours, job.options.max_cost
+            usd, hours, most = offer.usd, offer.hours, job.order.asked.max_cost
             line = (
                 f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
                 f"{STRATEGIES[tier.strategy]}, {figures(hours.middle)} hours ({figures(hours.low)} - "
@@ -88,38 +88,44 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 def estimate(job: Job) -> Offer | None:
     """Returns what the kept plan estimates of the job; None without a plan or a price."""
-    tier, training = job.tier, job.work.training
-    if job.options.check or training is None or tier.most_usd is None:
+    work, tier = job.work, job.tier
+    if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
     with suppress(UserError):
-        return _offer(tier, _known(tier, training.config, own_image=not job.image.plain))
+        return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
     return None
 
 
-def with_limits(request: Work, options: JobOptions) -> JobOptions:
-    """Returns the options of a job that takes along the limits at which it ends itself; those of a check as they are.
+def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
+    """Returns the least and the most USD of each job by its plan, as `cost_question` takes them."""
+    return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
+
+
+def with_limits(work: Work, order: Order) -> Order:
+    """Returns the order of a job that takes along the limits at which it ends itself; those of a check as they are.
 
     Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
     """
-    if options.check:
-        return options
-    tier, training, factor, hours = request.tier, request.training, options.stop_if_over, 0.0
-    if options.stop_if_idle_s and not tier.accelerators:
+    if order.asked.check:
+        return order
+    tier, factor, hours = work.tier, order.asked.stop_if_over, 0.0
+    training = work if isinstance(work, Training) else None
+    if order.asked.stop_if_idle and not tier.accelerators:
         raise UserError(f"--stop_if_idle is for GPUs, and {tier.name} has none: leave it out")
-    if options.stop_if_idle_s and training is None and tier.workers > 1:
+    if order.asked.stop_if_idle and training is None and tier.workers > 1:
         raise UserError("--stop_if_idle is for a script on one machine: the workers of a script do not see each other")
     if factor:
-        if training and options.plan:
+        if training and order.asked.plan:
             plan_of(training.config, training.overrides)
         offer = training and _offer(tier, _known(tier, training.config))
         if not offer:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
         hours = min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
-    return replace(options, limits=StopLimits(options.stop_if_idle_s, factor * hours * 3600, factor).text)
+    return replace(order, limits=StopLimits(order.asked.stop_if_idle, factor * hours * 3600, factor).text)
 
 
-def memory_lines(requests: Iterable[Work], *, plan: bool, force: bool) -> list[str]:
+def memory_lines(works: Iterable[Work], *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
     Nothing of a script: what it does is not known.
@@ -128,7 +134,7 @@ def memory_lines(requests: Iterable[Work], *, plan: bool, force: bool) -> list[s
     prediction, unless `force`.
     """
     tiers: dict[str, list[str]] = {}
-    for training in filter(None, (request.training for request in requests)):
+    for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)

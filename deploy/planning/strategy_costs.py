@@ -4,11 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.planning.step_time import Interval
-from deploy.tiers.machine_table import Machines
-from deploy.tiers.spec_rules import FLEX_START
 from deploy.tiers.tier import Tier
 
-STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # with their names in words
 PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine; none in the best case, twice as many in the worst
 RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
 
@@ -23,13 +20,13 @@ class Offer:
     usd: Interval
 
 
-def offers(tier: Tier, table: Machines, seconds: Interval, lost_seconds: float) -> Iterator[Offer]:
+def offers(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[Offer]:
     """Yields the offers that have a price and an end.
 
     seconds: of the job without interruption; lost_seconds: of work, by one preemption of a spot machine. Each machine
     of the tier is preempted on its own, and ends the work of all.
     """
-    for strategy, price in prices(tier, table).items():
+    for strategy, price in tier.usd_by_strategy.items():
         share = 0.0
         if strategy == "SPOT":
             share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
@@ -37,19 +34,6 @@ def offers(tier: Tier, table: Machines, seconds: Interval, lost_seconds: float) 
             longer = Interval(1.0, 1 / (1 - share), 1 / (1 - 2 * share))
             hours = seconds.product(longer).times(1 / 3600)
             yield Offer(strategy, price, hours, hours.times(price))
-
-
-def prices(tier: Tier, table: Machines) -> dict[str, float | None]:
-    """Returns USD an hour of all machines of the tier, by the strategies that they are offered under; None: not known.
-
-    A price that the user gave for the tier is that of its own strategy.
-    """
-    machine = table.machines.get(tier.machine_type)
-    usd: dict[str, float | None] = {}
-    for strategy in (machine.strategies if machine else ()) or STRATEGIES:
-        if strategy != "FLEX_START" or FLEX_START.fullmatch(tier.accelerator_type):
-            usd[strategy] = tier.price.under(strategy)
-    return usd if tier.price_per_hour is None else {**usd, tier.strategy: tier.price_per_hour}
 
 
 def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:

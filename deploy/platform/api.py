@@ -152,6 +152,12 @@ def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None
         raise ApiError(0, f"the response is none of this service: {reason(error)}") from None
 
 
+def console_page(name: str, project: str) -> str:
+    """Returns the page of a job in Google's console."""
+    _, _, _, region, _, number = name.split("/")
+    return f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
+
+
 def created_name(name: Any) -> str:
     """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
     if not re.search(r"/customJobs/\d+$", str(name)):

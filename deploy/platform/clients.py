@@ -16,7 +16,7 @@ import yaml
 from deploy.platform import api
 from deploy.platform.api import SYSTEM_CLOCK, Clock, CustomJob
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
-from deploy.platform.rest import REQUEST_TIMEOUT_S, Backend
+from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
@@ -39,7 +39,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_str)
 
 
-class Gcloud(Backend):
+class Gcloud(Platform):
     """Creates jobs by gcloud."""
 
     def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
@@ -50,7 +50,7 @@ class Gcloud(Backend):
         place = [f"--project={self._project}", f"--region={self._region}"]
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
 
-    def submit(self, request: CustomJob) -> str:
+    def create(self, request: CustomJob) -> str:
         """Runs `gcloud ai custom-jobs create`, and kills it when it is about to retry.
 
         gcloud repeats its POST after 5xx and dropped connections, which can create a second job. Its log tells whether
@@ -134,10 +134,10 @@ def not_installed(alternative: str = "") -> UserError:
 BACKENDS = ("gcloud", "sdk")
 
 
-class Sdk(Backend):
+class Sdk(Platform):
     """Creates jobs with Google's Python package; the rest goes by REST."""
 
-    def submit(self, request: CustomJob) -> str:
+    def create(self, request: CustomJob) -> str:
         """Sends one POST, which the client never repeats."""
         try:
             aiplatform = importlib.import_module("google.cloud.aiplatform_v1")
@@ -165,7 +165,7 @@ class Session:
     """Holds the clock and the function that opens a backend; tests replace both."""
 
     clock: Clock
-    open: Callable[[str, str, str], Backend]
+    open: Callable[[str, str, str], Platform]
 
 
 SESSION = Session(SYSTEM_CLOCK, lambda kind, *place: (Sdk if kind == "sdk" else Gcloud)(*place))

@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from deploy.platform import api, buckets
-from deploy.platform.api import ApiError, Clock, backoff, retried
-from deploy.platform.rest import Backend
+from deploy.platform.api import ApiError, Clock, backoff, console_page, retried
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.output import say
@@ -89,29 +89,22 @@ def upload_request(
 
 def schemata(about: Servable) -> dict[str, str]:
     """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
-    if about.latent_dim:
-        whole = {"type": "integer"}
-        schemas = {"instance": _object({"seed": whole, **({"label": whole} if about.classes else {})}),
-                   "prediction": _object({"b64": {"type": "string"}})}  # fmt: skip
-    else:
-        schemas = {}
-        for kind, values in (("instance", about.inputs), ("prediction", about.outputs)):
-            properties: dict[str, Any] = {}
-            for name, (dtype, shape) in values.items():
-                properties[name] = {"type": _TYPES[dtype[0]]}
-                for size in reversed(shape):  # nested lists of this shape
-                    bounds = {"minItems": size, "maxItems": size} if size else {}
-                    properties[name] = {"type": "array", "items": properties[name], **bounds}
-            # One value stands without its name.
-            schemas[kind] = next(iter(properties.values())) if len(properties) == 1 else _object(properties)
+    schemas = {}
+    for kind, values in (("instance", about.requested), ("prediction", about.answered)):
+        properties: dict[str, Any] = {}
+        for name, (dtype, shape) in values.items():
+            properties[name] = {"type": _TYPES[dtype[0]]}
+            for size in reversed(shape):  # nested lists of this shape
+                bounds = {"minItems": size, "maxItems": size} if size else {}
+                properties[name] = {"type": "array", "items": properties[name], **bounds}
+        # One value stands without its name, but not those of a generator.
+        alone = len(properties) == 1 and not about.latent_dim
+        whole = {"type": "object", "properties": properties, "required": [*properties]}
+        schemas[kind] = next(iter(properties.values())) if alone else whole
     return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in schemas.items()}
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(properties), "required": list(properties)}
-
-
-def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelVersion:
+def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
     """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
     for wait in backoff(_WAIT_S):
@@ -130,7 +123,7 @@ def register(model: Mapping[str, Any], backend: Backend, clock: Clock) -> ModelV
     raise AssertionError("backoff never ends")
 
 
-def versions_of(name: str, backend: Backend) -> list[ModelVersion] | None:
+def versions_of(name: str, backend: Platform) -> list[ModelVersion] | None:
     """Returns the versions of a model, the newest first; None if there is no such model."""
     try:
         return [_version(model) for model in backend.listed(f"{backend.parent}/models/{name}:listVersions", "models")]
@@ -140,13 +133,13 @@ def versions_of(name: str, backend: Backend) -> list[ModelVersion] | None:
         raise
 
 
-def find_version(reference: str, backend: Backend) -> ModelVersion:
+def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
     name, _, version = reference.partition("@")
     return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
 
 
-def set_alias(version: ModelVersion, alias: str, backend: Backend) -> ModelVersion:
+def set_alias(version: ModelVersion, alias: str, backend: Platform) -> ModelVersion:
     """Moves an alias to a version, from whichever has it."""
     path = f"{version.name}@{version.version}:mergeVersionAliases"
     return _version(backend.call("POST", path, json={"versionAliases": [alias]}))
@@ -160,7 +153,7 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-def _finish(operation: Mapping[str, Any], backend: Backend, clock: Clock) -> None:
+def _finish(operation: Mapping[str, Any], backend: Platform, clock: Clock) -> None:
     """Waits for an upload. Raises ApiError if it fails or does not end."""
     deadline = clock.now() + _OPERATION_S
     while not operation.get("done"):
@@ -205,11 +198,10 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     folder = Staged(address, "run").fetch(_DESCRIBING.__contains__, quiet=True) if address else expanded(run)
     about = read_servable(folder / MODEL, f"{run}/{MODEL}", whole=address is None)
     info, (result, _) = read_run_info(folder)[0], read_result(folder)
-    page = f"https://console.cloud.google.com/vertex-ai/locations/{gcp.region}/training/{job.rsplit('/', 1)[-1]}"
     description = {
         "run": run, "recipe": mapping(info, "config").get("recipe"), "commit": info.get("git_commit"),
         "data": mapping(info, "data").get("content"), "steps": result.get("steps"), **mapping(result, "final"),
-        **({"job": page} if job else {}),
+        **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
     elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
@@ -217,7 +209,7 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     return Registration(model, about, None if address else folder / MODEL)
 
 
-def register_run(registration: Registration, alias: str, backend: Backend, clock: Clock) -> ModelVersion:
+def register_run(registration: Registration, alias: str, backend: Platform, clock: Clock) -> ModelVersion:
     """Uploads what is missing, makes the version unless it is there, and moves `alias` to it if one is given."""
     artifact, files = str(registration.model["artifactUri"]), registration.about.files
     for name in files:

@@ -13,25 +13,25 @@ from trainer.base.storage.login import credentials
 REQUEST_TIMEOUT_S = 60.0  # of one request
 
 
-class Backend:
+class Platform:
     """Represents Vertex AI, Cloud Logging and Artifact Registry for one project and region.
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
-    callers retry with `deploy.platform.api.retried`, except `submit`, which `deploy.job.creation` repeats only
+    callers retry with `deploy.platform.api.retried`, except `create`, which `deploy.job.creation` repeats only
     after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID. `login`: credentials, by
     default this machine's.
     """
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
         self._project, self._region, self._login = project, region, login
-        self.sent = False  # whether the request of the last `submit` may have reached the service
+        self.sent = False  # whether the request of the last `create` may have reached the service
         self.parent = f"projects/{project}/locations/{region}"
 
-    def submit(self, request: CustomJob) -> str:
+    def create(self, request: CustomJob) -> str:
         """Creates the job and returns its name; sends at most one create request, and sets `sent` before it does."""
         raise NotImplementedError
 
-    def state(self, name: str) -> JobStatus:
+    def get(self, name: str) -> JobStatus:
         """Returns the current status of the job; ApiError 404 if it does not exist."""
         return api.parse_job(self.call("GET", name))
 
@@ -57,7 +57,7 @@ class Backend:
         return lines
 
     def cancel(self, name: str) -> None:
-        """Requests cancellation and returns at once; `state` shows when the job is over."""
+        """Requests cancellation and returns at once; `get` shows when the job is over."""
         self.call("POST", f"{name}:cancel", json={})
 
     def call(self, method: str, path: str, **request: Any) -> Any:

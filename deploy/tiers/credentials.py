@@ -1,7 +1,6 @@
 """Finds credentials in files by their content: every byte, UTF-16 too, and what is in archives.
 
-The rules, in credentials.yaml, are for kinds that scanners miss; detect-secrets, which knows some services more, reads
-code and configuration beside them. It verifies nothing over the network: only its expressions are used.
+The rules are in credentials.yaml. Nothing is verified over the network.
 """
 
 import bz2
@@ -23,7 +22,6 @@ from trainer.base.settings.yaml_file import read_yaml
 NEWLINE = b"\n"
 _PIECE, _OVERLAP = 4 * 2**20, 4096  # bytes
 MOST_UNPACKED = 200 * 2**20  # of an archive, in bytes
-_TEXT_BYTES = 2**20  # the largest file that detect-secrets reads
 
 Rule = tuple[str, list[bytes], re.Pattern[bytes]]  # kind, texts of which one must be there, expression
 _STORES = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce", b"\x03\xd9\xa2\x9a")  # Java's keys, KeePass
@@ -127,32 +125,3 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
     if unpack:
         with unpack(path) as unzipped:
             yield path.stem.removesuffix(".tar"), unzipped
-
-
-@cache
-def detectors() -> list[tuple[Any, bool]]:
-    """Returns detect-secrets' detectors, and whether each is of a named kind, not of random text; [] without it."""
-    try:
-        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
-    except ImportError:
-        return []
-    kinds: dict[str, Any] = get_mapping_from_secret_type_to_class()
-    slow = ("KeywordDetector", "IPPublicDetector")  # and what they find is mostly no credential
-    named = {kind: not kind.__name__.endswith("HighEntropyString") for kind in kinds.values()}
-    chosen = sorted((kind for kind in named if kind.__name__ not in slow), key=named.__getitem__, reverse=True)
-    return [(kind(), named[kind]) for kind in chosen]
-
-
-def scan_text(path: Path) -> Finding | None:
-    """Returns what detect-secrets finds in a small text file: a kind it names, or a random text."""
-    content = path.read_bytes() if path.stat().st_size <= _TEXT_BYTES else b"\0"
-    if b"\0" in content:
-        return None
-    text = content.decode("utf-8", "replace")
-    for detector, named in detectors():
-        for secret in detector.analyze_string(text):
-            kind = f"a credential ({detector.secret_type})" if named else "a random text"
-            if named or (len(secret) >= 20 and detector.calculate_shannon_entropy(secret) > detector.entropy_limit):
-                where = f"line {text.count(chr(10), 0, text.index(secret)) + 1}"
-                return Finding(kind, where, certain=named)
-    return None

@@ -1,6 +1,5 @@
 """Reads project, region and bucket of a job from flags or from gcloud's configuration."""
 
-import argparse
 import dataclasses
 import itertools
 import re
@@ -24,14 +23,13 @@ class GcpConfig:
     bucket: str
 
 
-def read_gcp_config(args: argparse.Namespace, *, with_project: bool = False) -> GcpConfig:
-    """Reads --project, which may be missing unless `with_project`, --region and --bucket.
+def read_gcp_config(project: str, region: str, bucket: str) -> GcpConfig:
+    """Returns where a job runs, by flags or gcloud's configuration; the project may be missing.
 
     Raises UserError for the first that is missing or malformed.
     """
-    region, bucket = needed_region(args.region), checked_address("bucket", args.bucket)
-    project = read_project(args.project)
-    return GcpConfig(needed_project(project) if with_project else project, region, bucket)
+    region, bucket = needed_region(region), checked_address("bucket", bucket)
+    return GcpConfig(read_project(project), region, bucket)
 
 
 def needed_region(flag: str) -> str:

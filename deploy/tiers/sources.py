@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from deploy.tiers.credentials import detectors, find_credential, scan_text
+from deploy.tiers.credentials import find_credential
 from trainer.base.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
 MB = 1e6
 ALLOW = "#!allow:"  # begins a line of ours in an ignore file that names a file which goes along, whatever it looks like
-_SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,14 +120,11 @@ def _lines(folder: Path) -> list[str]:
 def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
     """Yields what may be a credential, for people. Raises UserError for what is one by its kind."""
     top = folder if folder.is_dir() else folder.parent
-    allowed, read = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}, 0.0
+    allowed = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}
     for name, path in files.items():
         if path in allowed:
             continue
         finding = find_credential(path)
-        size = path.stat().st_size
-        if not finding and read + size <= _SCANNER_BYTES:
-            finding, read = scan_text(path), read + size
         if finding and finding.certain:
             inner = path.relative_to(top).as_posix()
             way = "move it out of the folder, or name it in .gcloudignore" if folder.is_dir() else "take it out"
@@ -139,8 +135,6 @@ def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
             )
         if finding:
             yield f"{name}{', ' * bool(finding.where)}{finding.where} ({finding.kind})"
-    if files and not detectors():
-        yield "the files yourself, as detect-secrets is not installed (pip install '.[deploy]')"
 
 
 def _check_alone(module: Path, tree: ast.Module) -> None:

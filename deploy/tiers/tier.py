@@ -6,73 +6,25 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
-from deploy.tiers.spec_rules import check_shape, check_spec
+from deploy.tiers.options import option, seconds, switch
+from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec
 from trainer.base.errors import UserError
-from trainer.base.settings.fields import nearest
+from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets: the value of the first is unique to an attempt.
 LABEL, PRICE_LABEL = "submission", "usd-per-hour"
-FLEX_START = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
+_FLEXIBLE = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
+STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # of scheduling, in words
 SECRETS = "TRAINER_SECRETS"  # a job's variable: JSON of the names of secrets, by variable, which its starter reads
 
 
-@dataclasses.dataclass(frozen=True)
-class SpecChanges:
-    """Holds what flags change in a CustomJobSpec; each field has the name of its flag. `timeout`: in seconds.
-
-    `env`: variables of the workers; `secret`: names of versions of secrets, by the variable that gets the value.
-    """
-
-    service_account: str = ""
-    network: str = ""
-    spot: bool = False
-    flex_start: bool = False
-    timeout: float | None = None
-    disk_gb: int | None = None
-    reservation: str = ""
-    web_access: bool = False
-    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    secret: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-        """Returns a changed copy of `spec`, and `name` with the flags that changed it, for messages."""
-        flags = [f"--{field.name}" for field in dataclasses.fields(self) if getattr(self, field.name)]
-        if not flags:
-            return dict(spec), name
-        check_shape(spec, name)
-        changed = copy.deepcopy(dict(spec))
-        values = {"serviceAccount": self.service_account, "network": self.network, "enableWebAccess": self.web_access}
-        changed |= {key: value for key, value in values.items() if value}
-        scheduling = dict(changed.get("scheduling", {}))
-        if self.spot:
-            scheduling.pop("maxWaitDuration", None)
-        scheduling |= {"strategy": "SPOT"} if self.spot else {}
-        scheduling = {**FLEX_START, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
-        scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
-        changed |= {"scheduling": scheduling} if scheduling else {}
-        variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
-        for pool in changed.get("workerPoolSpecs", []):
-            if self.disk_gb:
-                pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
-            if self.reservation:
-                pool["machineSpec"]["reservationAffinity"] = {
-                    "reservationAffinityType": "SPECIFIC_RESERVATION",
-                    "key": "compute.googleapis.com/reservation-name", "values": [self.reservation],
-                }  # fmt: skip
-            for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
-                if task is not None and variables:
-                    unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
-                    task["env"] = [*unchanged, *({"name": key, "value": value} for key, value in variables.items())]
-        return changed, f"{name} with {' '.join(flags)}"
-
-
-NO_CHANGES = SpecChanges()
 # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
 _LABEL = re.compile(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}")
 
@@ -137,6 +89,68 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
         if pairs.setdefault(name, value) != value:
             raise UserError(f"{flag}={name}: it has two values: keep one of them")
     return pairs
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpecChanges:
+    """Holds what flags change in a CustomJobSpec, so that nobody copies a tier's file for a word; times in seconds."""
+
+    service_account: str = option("EMAIL", "the account that the jobs run as")
+    network: str = option("NAME", "projects/NUMBER/global/networks/NAME, peered")
+    spot: bool = switch("on spot machines: cheaper, and they may be taken away")
+    flex_start: bool = switch("as FLEX_START, which waits for machines (--max_wait), and is cheaper")
+    timeout: float | None = option("TIME", "the longest time of a job, as 6h (default: the tier's)", None, seconds)
+    disk_gb: int | None = option("GB", "each machine's disk (default: the tier's)", None, whole(100, 64_000))
+    reservation: str = option("NAME", "machines that you reserved: projects/P/zones/Z/reservations/R")
+    web_access: bool = switch("an interactive shell in each worker, whose link is printed")
+    env: Mapping[str, str] = option("NAME=VALUE", "a variable of the job; it can be read in the job's spec", {},
+                                    read_variables, many=True)  # fmt: skip
+    secret: Mapping[str, str] = option("NAME=VERSION", "a variable that the job reads from Secret Manager at its "
+                                       "start, as TOKEN=projects/P/secrets/S/versions/latest", {}, read_secrets,
+                                       many=True)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        """Raises UserError if two contradict each other."""
+        kinds = [name for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
+        if len(kinds) > 1:
+            raise UserError(f"--{kinds[0]} and --{kinds[1]} contradict each other: a job has machines of one kind")
+        reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
+        if self.reservation and not re.fullmatch(reserved, self.reservation):
+            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+
+    def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
+        """Returns a changed copy of `spec`, and `name` with the flags that changed it, for messages."""
+        flags = [f"--{field.name}" for field in dataclasses.fields(SpecChanges) if getattr(self, field.name)]
+        if not flags:
+            return dict(spec), name
+        check_shape(spec, name)
+        changed = copy.deepcopy(dict(spec))
+        values = {"serviceAccount": self.service_account, "network": self.network, "enableWebAccess": self.web_access}
+        changed |= {key: value for key, value in values.items() if value}
+        scheduling = dict(changed.get("scheduling", {}))
+        if self.spot:
+            scheduling.pop("maxWaitDuration", None)
+        scheduling |= {"strategy": "SPOT"} if self.spot else {}
+        scheduling = {**_FLEXIBLE, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
+        scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
+        changed |= {"scheduling": scheduling} if scheduling else {}
+        variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
+        for pool in changed.get("workerPoolSpecs", []):
+            if self.disk_gb:
+                pool["diskSpec"] = {**pool.get("diskSpec", {}), "bootDiskSizeGb": self.disk_gb}
+            if self.reservation:
+                pool["machineSpec"]["reservationAffinity"] = {
+                    "reservationAffinityType": "SPECIFIC_RESERVATION",
+                    "key": "compute.googleapis.com/reservation-name", "values": [self.reservation],
+                }  # fmt: skip
+            for task in (pool.get("pythonPackageSpec"), pool.get("containerSpec")):
+                if task is not None and variables:
+                    unchanged = [variable for variable in task.get("env", []) if variable["name"] not in variables]
+                    task["env"] = [*unchanged, *({"name": key, "value": value} for key, value in variables.items())]
+        return changed, f"{name} with {' '.join(flags)}"
+
+
+NO_CHANGES = SpecChanges()
 
 
 ROOT = Path(__file__).parents[2]
@@ -212,9 +226,27 @@ class Tier(TierFacts):
         return float(timeout[:-1]) if timeout else DEFAULT_TIMEOUT_S
 
     @property
+    def usd_by_strategy(self) -> dict[str, float | None]:
+        """Returns USD an hour of all machines, by the strategies that they are offered under; None: not known.
+
+        A price that the user gave for the tier is that of its own strategy.
+        """
+        machine = load_machines().machines.get(self.machine_type)
+        offered = [kind for kind in (machine.strategies if machine else ()) or STRATEGIES
+                   if kind != "FLEX_START" or FLEX_START.fullmatch(self.accelerator_type)]  # fmt: skip
+        usd = {kind: self.price.under(kind) for kind in offered}
+        return usd if self.price_per_hour is None else {**usd, self.strategy: self.price_per_hour}
+
+    @property
     def most_usd(self) -> float | None:
         """Returns the cost in USD of a job that runs until its timeout; None if the price is not known."""
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
+
+    @property
+    def bound_usd(self) -> float | None:
+        """Returns the same; if the price of its strategy is not known, by the dearest of another one."""
+        prices = [usd for kind in STRATEGIES if (usd := self.price.known_under(kind)) is not None]
+        return self.most_usd or (max(prices) * self.timeout_s / 3600 if prices else None)
 
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
@@ -230,6 +262,25 @@ def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES
     """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
+
+
+def read_tiers(
+    names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
+) -> list[Tier]:
+    """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
+
+    `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
+    other. Raises UserError for a price of another tier.
+    """
+    loaded = [load_tier(name, price_file, changes) for name in names]
+    tiers = {tier.name: tier for tier in loaded}
+    if len(tiers) < len(loaded):
+        ((twice, _),) = Counter(tier.name for tier in loaded).most_common(1)
+        raise UserError(f"{twice} is given twice: tiers are named after their files")
+    check_tiers(usd_by_tier, list(tiers), "price_per_hour")
+    for name, usd in usd_by_tier.items():
+        tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
+    return list(tiers.values())
 
 
 def read_tiers_or_machine(

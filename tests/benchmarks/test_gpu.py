@@ -27,6 +27,7 @@ sys.exit(sys.argv[1] == "fails")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [False, True])
 def test_a_part_that_fails_or_hangs_stops_no_other(together: bool, tmp_path: Path, monkeypatch: Patch) -> None:
     package = tmp_path / "benchmarks" / "gpu"

@@ -22,7 +22,7 @@ from deploy.platform.api import Clock
 from deploy.platform.clients import Gcloud, Sdk, Session
 from deploy.platform.errors import exit_code
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
@@ -121,7 +121,7 @@ def flying() -> FlyingClock:
 def session(cloud: Emulator, flying: FlyingClock) -> Session:
     """Returns a session with the real backends, the emulator and the fast clock."""
 
-    def opened(kind: str, project: str, region: str) -> Backend:
+    def opened(kind: str, project: str, region: str) -> Platform:
         backend = Sdk if kind == "sdk" else Gcloud
         return backend(project, region, AnonymousCredentials())
 

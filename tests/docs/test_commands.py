@@ -189,7 +189,6 @@ CUTOFFS = {
     "deploy bill": "deploy.cli.bill.find_attempt",
     "deploy report": "deploy.cli.report.write_report",
     "deploy track": "deploy.cli.track.track",
-    "deploy serve": "deploy.__main__.os.execv",
     "deploy register": "deploy.cli.register.read_registration",
     "deploy predict": "deploy.cli.predict.find_version",
 }

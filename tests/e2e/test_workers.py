@@ -161,6 +161,24 @@ def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
     assert line in outputs[1 - victim]
 
 
+@pytest.mark.slow
+def test_a_worker_that_was_paused_goes_on(tmp_path: Path) -> None:
+    """Its pause is longer than TensorFlow itself would wait for its heartbeat, ten seconds."""
+    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+    try:
+        wait_for_step(tmp_path / "job", 30)
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(15)
+        processes[1].send_signal(signal.SIGCONT)
+        wait_for_step(tmp_path / "job", stats(tmp_path / "job")[-1]["step"] + 10)
+        processes[0].send_signal(signal.SIGTERM)
+    finally:
+        codes = workers.end(processes)
+    assert codes == [INTERRUPTED, INTERRUPTED], [log.read_text() for log in logs]
+
+
 @pytest.mark.slow  # tests/trainer/training/test_loop.py stops two threads
 def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> None:
     codes, outputs = interrupted(tmp_path, 1, signal.SIGTERM)

@@ -8,7 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from deploy.__main__ import main
-from deploy.api.arguments import SCHEMA_VERSION
+from deploy.cli.arguments import SCHEMA_VERSION
 from deploy.platform import clients as sessions
 from deploy.platform.clients import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains

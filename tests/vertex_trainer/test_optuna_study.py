@@ -37,6 +37,7 @@ def found() -> list[FrozenTrial]:
     return optuna.load_study(study_name="study", storage="sqlite:///runs/study/study.db").trials
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_and_trains_no_trial_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import differing, unlike
-from trainer.invariance.compat import cpu_devices_per_worker, separate_collectives
+from trainer.invariance.compat import await_silent_workers, cpu_devices_per_worker, separate_collectives
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
 
@@ -132,6 +132,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     # On one machine, TensorFlow itself chooses as `auto` does.
     collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
     if cluster.several:
+        await_silent_workers(config.worker_timeout_seconds)
         strategy = _multi_worker(cluster, devices, collectives)
     elif len(devices) > 1 or config.strategy == "mirrored":
         separate_collectives()

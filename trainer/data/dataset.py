@@ -26,6 +26,7 @@ class Dataset:
     evaluation: Examples | InSequence | None = None
     class_names: tuple[str, ...] = ()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    drawn: bool = False  # whether two readings of the same rows differ
 
     @property
     def holds_images(self) -> bool:
@@ -97,6 +98,14 @@ class Dataset:
         """Raises, in place of the UnknownError of TensorFlow that they became, what reading the examples raised."""
         try:
             yield
+        except tf.errors.InvalidArgumentError as error:
+            first = [isinstance(part, InSequence) and part.shaped_as_first for part in (self.train, self.evaluation)]
+            if any(first) and "not compatible with expected shape" in str(error):
+                raise UserError(
+                    f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the first one, "
+                    f"{self.shape}: pad them, by padded_batch or to_tensor(shape=…)"
+                ) from error
+            raise
         except tf.errors.UnknownError as error:
             for examples in filter(None, (self.train, self.evaluation)):
                 if examples.failure:

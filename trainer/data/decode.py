@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageOps, UnidentifiedImageError, features
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
@@ -72,6 +72,8 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
     except BadImage:
         raise
+    except UnidentifiedImageError:  # whose text has the address of an object
+        raise BadImage("it is no image of a known kind") from None
     except Exception as error:  # Pillow's plug-ins raise any exception for a damaged file
         raise BadImage(reason(error)) from error
 

@@ -397,8 +397,14 @@ class InSequence(AnyExamples):
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
         self._origin, self.anew = origin, lambda: self
-        self.batched = makes_batches(source)
+        self.source, self.batched = source, makes_batches(source)
         self._source = source.map(_parts)
+        specs = tf.nest.flatten(self._source.element_spec)
+        tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
+        self.shaped_as_first = self.batched and tensors and not all(s.shape[1:].is_fully_defined() for s in specs)
+        if self.shaped_as_first:  # as timeseries_dataset_from_array leaves lengths open that are all the same
+            for first in self._source.take(1):
+                self._source = self._source.map(lambda *parts, first=first: tf.nest.map_structure(_as, parts, first))
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
@@ -457,6 +463,11 @@ class InSequence(AnyExamples):
                 "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
             )
         return tf.TensorSpec(shape, spec.dtype)
+
+
+def _as(leaf: Any, first: Any) -> Any:
+    """Returns a leaf of a batch in the shape that the first batch has, but for its rows."""
+    return tf.ensure_shape(leaf, (None, *first.shape[1:]))
 
 
 def _parts(*element: Any) -> tuple[Nest, ...]:

@@ -115,9 +115,10 @@ AsFit = Callable[[tuple[Any, ...]], Any]
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class as, or times, its sample_weight; classes left out have 1.
+    """Returns `as_fit` with the weight of each row's class as its sample_weight; classes left out have 1.
 
-    y: (rows,) or (rows, 1) integers, or (rows, classes) one-hot. Raises UserError for other targets.
+    y: (rows,) or (rows, 1) integers, or (rows, classes) one-hot. Raises UserError for other targets, and as `fit` does
+    for data with a sample_weight.
     """
     if not weights:
         return as_fit
@@ -125,6 +126,8 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
 
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
+        if sample_weight is not None:
+            raise UserError("class_weight: the data have a sample_weight, and fit takes one of both: drop one")
         shape = None if y is None or tf.nest.is_nested(y) else y.shape
         if shape is not None and shape.rank == 2 and shape[1] > 1:
             labels = tf.argmax(y, axis=1, output_type=tf.int32)
@@ -135,7 +138,6 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
         table_weights = tf.gather(
             tf.constant(table, keras.config.floatx()), tf.clip_by_value(labels, 0, len(table) - 1)
         )
-        by_class = tf.where(labels < len(table), table_weights, tf.ones_like(table_weights))
-        return x, y, by_class if sample_weight is None else by_class * sample_weight
+        return x, y, tf.where(labels < len(table), table_weights, tf.ones_like(table_weights))
 
     return weighted

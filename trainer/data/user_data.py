@@ -5,6 +5,7 @@ Rows and batches are read by number, from an object with `__getitem__` or a kera
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -37,9 +38,9 @@ from trainer.data.order import RowNumbers, shuffled
 from trainer.user_code.mistakes import message_of, where_raised
 
 _KINDS = (
-    "arrays as x, (x, y) or (x, y, sample_weight); a pair of those for training and evaluation; an object with "
-    "__len__ and __getitem__(int) that gives one example; a keras.utils.PyDataset; a tf.data.Dataset; or a Dataset "
-    "of trainer.data.dataset"
+    "arrays as x, (x, y) or (x, y, sample_weight); an object with __len__ and __getitem__(int) that gives one example; "
+    "a keras.utils.PyDataset; a tf.data.Dataset; a pair of those for training and evaluation; or a Dataset of "
+    "trainer.data.dataset"
 )
 
 
@@ -179,7 +180,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     `trains`: it will be trained on, so that batches must be those of the run; else every row is kept.
 
     Images for a built-in model are resized and converted as those of any source; all other data stay as they are.
-    Raises UserError, too, if two readings of the first examples differ.
+    Raises UserError, too, if two readings of the first examples of a tf.data.Dataset differ.
     """
     returned = function(config)
     if isinstance(returned, Dataset):
@@ -189,8 +190,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
                     f"data={config.data}: its Dataset holds {type(examples).__name__}: derive the class from Examples "
                     "of trainer.data.dataset, or use Arrays or NestedArrays"
                 )
-        _check_repeatable(config, returned.train, returned.train.first)
-        return returned
+        return replace(returned, drawn=_differs(returned.train, returned.train.first))
     train, evaluation = _pair(returned)
     if config.model in MODELS and isinstance(train, tuple) and is_array(train[0]):
         parts = [*train, *(None,) * (2 - len(train)), *(evaluation or (None, None))]
@@ -206,39 +206,43 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
                 "return a pair for training and evaluation"
             )
         training, holdout = held_back(config, training)
-    if isinstance(training, InSequence):
-        cut = f", its batches cut anew into global_batch_size={config.global_batch_size}" if training.batched else ""
-        log.info(
-            f"data={config.data}: a tf.data.Dataset is read in its own order{cut}, by every worker from its start: a "
-            "run that resumes at step N first reads and drops N steps"
-        )
-        training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
-        again: Any = training.anew()
-        _check_repeatable(config, training, again.read_head)
-    else:
-        _check_repeatable(config, training, training.first)
-    # Evaluation after `shuffle(…)` and `take` or `skip` would be of rows that are trained on in the next epoch, too.
-    if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
-        raise UserError(
-            f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle before "
-            "them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before take and skip"
-        )
     if holdout is not None and holdout.spec != training.spec:
         raise UserError(
             f"data={config.data}: an example for evaluation is {described(holdout.spec)}, but one for training is "
             f"{described(training.spec)}: both must have the same parts, shapes and types"
         )
-    return Dataset(config.data, training, holdout)
-
-
-def _check_repeatable(config: TrainConfig, examples: AnyExamples, read_again: Callable[[int], Any]) -> None:
-    """Reads the first rows twice. Raises UserError if they differ: a resumed run would train on other numbers."""
-    if not examples.arrays and not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS)):
-        raise UserError(
-            f"data={config.data}: two readings of its first examples differ: give its shuffle a seed and draw nothing "
-            "at random in it (augmentation belongs into the model, or --augment), or a resumed run and other workers "
-            "would train on other numbers"
+    dataset = Dataset(config.data, training, holdout)
+    if not isinstance(training, InSequence):
+        return replace(dataset, drawn=_differs(training, training.first))
+    cut = f", its batches cut anew into global_batch_size={config.global_batch_size}" if training.batched else ""
+    with dataset.reading():
+        training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
+        again: Any = training.anew()
+        if _differs(training, again.read_head):
+            remedy = "give its shuffle a seed and draw nothing at random in it"
+            if again.source is training.source:  # whose count of readings goes on
+                remedy = "make the tf.data.Dataset inside the function"
+            raise UserError(
+                f"data={config.data}: two readings of its first examples differ: {remedy} (augmentation belongs into "
+                "the model, or --augment), or a resumed run and other workers would train on other numbers"
+            )
+        log.info(  # with the count last, as to count the rows of batches shuffles them once more
+            f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "
+            "every worker from its start: a run that resumes at step N first reads and drops N steps"
         )
+        # Evaluation after `shuffle(…)` and `take` or `skip` would be of rows that are trained on in the next epoch.
+        if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
+            raise UserError(
+                f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle "
+                "before them is made anew each time: use shuffle(…, seed=1, reshuffle_each_iteration=False) before "
+                "take and skip"
+            )
+    return dataset
+
+
+def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
+    """Returns whether two readings of the first rows differ: a resumed run would train on other numbers."""
+    return not examples.arrays and not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS))
 
 
 def _equal_rows(rows: Any, others: Any) -> bool:
@@ -248,10 +252,11 @@ def _equal_rows(rows: Any, others: Any) -> bool:
 
 def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns the data for training, and those for evaluation or None."""
-    if isinstance(returned, tuple) and len(returned) == 2:
+    of_keras = isinstance(returned, list) and all(isinstance(part, tf.data.Dataset) for part in returned)
+    if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:  # a list: of Keras's subset="both"
         train, evaluation = returned
-        both = isinstance(train, tuple) and isinstance(evaluation, tuple)
-        if both or (_is_source(train) and (evaluation is None or _is_source(evaluation))):
+        whole = [isinstance(part, tuple) or _is_source(part) for part in returned]
+        if all(whole) or (_is_source(train) and evaluation is None):
             return train, evaluation
     return returned, None
 

@@ -119,6 +119,16 @@ def separate_collectives() -> None:
     )
 
 
+def await_silent_workers(seconds: int) -> None:
+    """Makes the next strategy of several workers wait so long for one that sends TensorFlow no heartbeat.
+
+    TensorFlow would abort the sums of all workers after ten seconds, and no process can go on after that.
+    """
+    context, limit = _private("tensorflow.python.eager.context.context")(), {"heartbeat_timeout_in_ms": 1000 * seconds}
+    name = "tensorflow.python.eager.context.Context.configure_coordination_service"
+    context.configure_coordination_service = functools.partial(_private(name, "", owner=context, **limit), **limit)
+
+
 def uses_onednn() -> bool:
     """Returns whether TensorFlow computes with oneDNN here: the processor decides, or TF_ENABLE_ONEDNN_OPTS."""
     return bool(_private("tensorflow.python.util._pywrap_util_port.IsMklEnabled")())

@@ -113,15 +113,18 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
             "theirs, or leave these images out and hold back a part by --evaluation_fraction"
         )
-    rows = dataset.as_fit(tf.nest.map_structure(tf.convert_to_tensor, dataset.train.first(2)))
+    # As many as one pass has: a model may be made for just those, as a stateful one is.
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    count = config.rows_per_replica(replicas) // config.passes(replicas)
+    rows = dataset.as_fit(tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec))
     try:
         build_compiled(model, rows)
     except (ValueError, TypeError) as error:
         if re.search("incompatible (with the layer|shape)", str(error)):
             size = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
-                f"model={config.model}: it cannot be called with x of {config.data}, {described(dataset.spec[0])} an "
-                f"example: {message_of(error)}{size}"
+                f"model={config.model}: it cannot be called with x of {config.data}, {count} rows a pass, "
+                f"{described(dataset.spec[0])} an example: {message_of(error)}{size}"
             ) from error
         part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
         raise as_user_mistake(error) or UserError(

@@ -105,13 +105,11 @@ def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[
 
 
 def losses_apart(losses: Mapping[str, float], others: Mapping[str, float]) -> float:
-    """Returns the largest difference of a loss or metric, relative to the largest of `others`.
+    """Returns the largest difference of a loss or metric that both have, relative to the largest of `others`.
 
-    Infinite if a name is missing, or a number is not finite in one of them alone.
+    Infinite if a number is not finite in one of them alone.
     """
-    if losses.keys() != others.keys():
-        return math.inf
-    pairs = [(_number(losses[name]), _number(value)) for name, value in others.items()]
+    pairs = [(_number(losses[name]), _number(value)) for name, value in others.items() if name in losses]
     pairs = [pair for pair in pairs if any(map(math.isfinite, pair))]
     if not all(math.isfinite(value) for pair in pairs for value in pair):
         return math.inf
@@ -131,6 +129,7 @@ def _number(value: float | None) -> float:
 
 
 EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
+METRICS = "losses or metrics of one alone"
 TIMES_CONTROL = 3.0  # of what another order of the rows does, as in `trainer.check --on_gpus`
 _ONE_TENSOR = 10.0  # times its own control: two projections estimate a norm within that, but for one case in 1e40
 # Differences that rounding alone may make: relative to a tensor's norm, or to what a hundred updates move. A weight
@@ -148,7 +147,7 @@ class GoldenVerdict:
     kind: str
     times: float = 0.0
     step: int = 0  # the first that changed
-    tensor: str = ""  # the first that changed in it, by the order of the graph
+    tensor: str = ""  # the first that changed in it, by the order of the graph; else the losses
     reason: str = ""  # why nothing could be compared, of a changed one
 
 
@@ -168,12 +167,14 @@ def judge(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
         return GoldenVerdict(EQUAL)
     largest = 0.0
     for step in golden.steps:
-        times, ratios = _times_control(golden, step, moments[str(step)])
+        times, losses, ratios = _times_control(golden, step, moments[str(step)])
         changed = next((place for place, ratio in enumerate(ratios) if ratio > _ONE_TENSOR), None)
-        largest = max(largest, times)
+        largest = max(largest, times, losses)
         if times > TIMES_CONTROL or changed is not None:
             place = ratios.index(max(ratios)) if changed is None else changed
-            return GoldenVerdict(CHANGED, max(times, ratios[place]), step, names[place])
+            return GoldenVerdict(CHANGED, max(times, losses, ratios[place]), step, names[place])
+        if losses > TIMES_CONTROL:
+            return GoldenVerdict(CHANGED, losses, step, "a loss or metric")
     return GoldenVerdict(ROUNDING, largest)
 
 
@@ -185,8 +186,8 @@ def _other_variables(golden: Golden, measured: Mapping[str, Any]) -> str:
     return f"{measured['names'][place]} has {measured['sizes'][place]} numbers, {golden.sizes[place]} were recorded"
 
 
-def _times_control(golden: Golden, step: int, measured: Mapping[str, Any]) -> tuple[float, list[float]]:
-    """Returns how many times the control all tensors or the losses are away after `step`, and each tensor by itself."""
+def _times_control(golden: Golden, step: int, measured: Mapping[str, Any]) -> tuple[float, float, list[float]]:
+    """Returns how many times the control all tensors are away after `step`, the losses, and each tensor by itself."""
     recorded, control = golden.moments[str(step)], golden.control[str(step)]
     floor = _floor(golden)
     moved = _UPDATES * golden.learning_rate * step
@@ -196,8 +197,8 @@ def _times_control(golden: Golden, step: int, measured: Mapping[str, Any]) -> tu
     ]
     norms = distances(measured, recorded)
     losses = losses_apart(measured["losses"], recorded["losses"]) / max(control["losses"], floor)
-    times = max(math.hypot(*norms) / math.hypot(*allowed), losses)
-    return times, [norm / most for norm, most in zip(norms, allowed, strict=True)]
+    times = math.hypot(*norms) / math.hypot(*allowed)
+    return times, losses, [norm / most for norm, most in zip(norms, allowed, strict=True)]
 
 
 def _floor(golden: Golden) -> float:
@@ -207,8 +208,12 @@ def _floor(golden: Golden) -> float:
 def causes(golden: Golden, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
     """Yields how the measured run differs from the recorded one: settings, data, sources, packages, instruction set.
 
-    Packages that were installed since then are left out.
+    Packages that were installed since then are left out. First come losses and metrics that only one of them has, if
+    there are any: the others are compared.
     """
+    last = str(golden.steps[-1])
+    if of_one := golden.moments[last]["losses"].keys() ^ measured["moments"][last]["losses"].keys():
+        yield _difference(METRICS, sorted(of_one))
     pairs = {
         "settings": (golden.settings, settings),
         "data": (golden.data, measured["data"]),

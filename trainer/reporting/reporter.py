@@ -88,7 +88,7 @@ class Reporter:
         drop_stats_after(job_dir.root, step - repeats_step)
         if step:
             job_dir.mirror.restore(job_dir.samples, frames_of)
-        self._tensorboard = EventFiles(job_dir.logs) if self._config.tensorboard else None
+        self._tensorboard = EventFiles(job_dir.logs, step + 1 - repeats_step) if self._config.tensorboard else None
         self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
         total = self._progress.total_steps
@@ -276,11 +276,22 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
 
 
 class EventFiles:
-    """Writes TensorBoard's event files in `folder` with TensorFlow alone: a job does not need its package."""
+    """Writes TensorBoard's event files in `folder` with TensorFlow alone: a job does not need its package.
 
-    def __init__(self, folder: Path) -> None:
+    It notes each start and its `first_step`: TensorBoard drops what earlier processes wrote from that step on.
+    """
+
+    def __init__(self, folder: Path, first_step: int = 1) -> None:
         self._folder = folder
         with tensorflow_writing(folder):
+            with (
+                tf.Graph().as_default(),
+                tf.compat.v1.summary.FileWriter(
+                    str(folder),
+                    filename_suffix=f"-{first_step}",  # in a name before that of the points
+                ) as start,
+            ):
+                start.add_session_log(tf.compat.v1.SessionLog(status=tf.compat.v1.SessionLog.START), first_step)
             self._writer = tf.summary.create_file_writer(str(folder))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:

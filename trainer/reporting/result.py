@@ -45,6 +45,7 @@ class RunResult:
     depends_on_replicas: list[str] = field(default_factory=list)  # what the user allowed to differ
     saved_model: str = ""  # whether model/ is the model that was in memory
     not_compared: str = ""  # why it is not known whether the number of replicas changes the result
+    replica_checks: dict[str, str] = field(default_factory=dict)  # as in result.json
     job_began_at: float = 0.0  # seconds since 1970: the first process of this job of Vertex AI
     slow_worker: dict[str, str] = field(default_factory=dict)  # as in result.json
     progress: Progress | None = None  # set once the data and the model are loaded
@@ -64,6 +65,7 @@ class RunResult:
             rollbacks=before.get("rollbacks", 0),
             depends_on_replicas=before.get("depends_on_replicas", []),
             not_compared=before.get("not_compared", ""),
+            replica_checks=before.get("replica_checks", {}),
             job_began_at=before.get("job_began_at", time.time()) if same_job(before) else time.time(),
             slow_worker=before.get("slow_worker", {}),
         )  # fmt: skip
@@ -126,6 +128,7 @@ class RunResult:
             "rollbacks": self.rollbacks,
             **({"depends_on_replicas": self.depends_on_replicas} if self.depends_on_replicas else {}),
             **({"not_compared": self.not_compared} if self.not_compared else {}),
+            **({"replica_checks": self.replica_checks} if self.replica_checks else {}),
             **({"saved_model": self.saved_model} if self.saved_model else {}),
             **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),

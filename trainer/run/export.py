@@ -63,6 +63,12 @@ def _describe(
 
     outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
     names = ["predictions"] if len(outputs) == 1 else output_names(template)
+    loss, scores = interface.loss, ""
+    if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
+        if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)):
+            scores = "logits" if loss.from_logits else "probabilities"
+        elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
+            scores = "probabilities"
     generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
     write_servable(
         folder,
@@ -72,6 +78,7 @@ def _describe(
         class_names=class_names,
         latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
         classes=interface.generated_classes if generates else 0,
+        scores=scores,
     )
 
 

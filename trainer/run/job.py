@@ -31,7 +31,7 @@ from trainer.run.rehearsal import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
 from trainer.run.training_run import Best, RunState, TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
-from trainer.run.trial_steps import ReplicaProof, judge, needs_proof, why_plain
+from trainer.run.trial_steps import COMPARED_STEPS, ReplicaProof, judge, needs_proof, why_plain
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
 from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
@@ -87,6 +87,8 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
         judge(verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1)
         job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
         job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
+        job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
+        job.job_dir.add_to_run_info(replica_checks=job.result.replica_checks)
         if verdict.problems:
             job.job_dir.add_to_run_info(equal_bits=0)
     with closing(run.state.reporter):
@@ -174,6 +176,7 @@ def _describe(run: TrainingRun) -> None:
     verdict = read_run_info(job_dir.root)[0].get("replica_check")
     if verdict:
         about["replica_check"] = verdict
+        about["replica_checks"] = run.job.result.replica_checks
     if config.virtual_replicas and not (verdict or {}).get("problems"):
         about["equal_bits"] = config.virtual_replicas
     about["compilation"] = dataclasses.asdict(run.choice) if run.choice else {}  # until this start has chosen

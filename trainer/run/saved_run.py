@@ -75,7 +75,7 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
-    batch = _fixed_batch(run, network, weights) or config.evaluation_batch
+    batch = _fixed_batch(run, network, weights) if run.options.same_bytes else config.evaluation_batch
     log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _fitting(run, dataset):
         arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
@@ -83,9 +83,9 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
 
 
 def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
-    """Returns the rows of a call that a server of this model makes; 0 if the command or a checkpoint has its own."""
+    """Returns the rows of each call of a server of this model with --same_bytes."""
     if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
-        return 0
+        raise UserError("same_bytes: it is for the model of a run, without --checkpoint and --evaluation_batch_size")
     about = read_servable(weights.parent, run.name, whole=False)
     if not symbolic_inputs(network):
         return about.fixed_batch

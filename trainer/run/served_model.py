@@ -1,5 +1,7 @@
-"""Answers rows with an exported model, in calls of a fixed number of rows, so that an answer depends on its row alone.
+"""Answers rows with an exported model: together, as many as come, or in calls of a fixed number of rows.
 
+By default a call has the rows that wait, filled up to one of some 40 sizes. With `same_bytes` each call has the same
+number of rows, so that the bytes of an answer depend on its row alone.
 The network is that of model.keras, called as `trainer.predict` calls it; if a class of it is not here, saved_model/.
 The rows of a file get a file of answers, and one of errors, for each 10,000 lines. A part appears whole, its errors
 before its answers, so the same command again goes on after the last part.
@@ -9,6 +11,7 @@ import base64
 import binascii
 import itertools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -32,9 +35,11 @@ from trainer.run.export import load_template, model_inputs, named_leaves, random
 from trainer.user_code.interface import symbolic_inputs
 from trainer.user_code.mistakes import OUT_OF_RANGE
 
-Row = tuple[Any, ...]  # an array for each input
+Columns = tuple[Any, ...]  # an array for each input, with a row for each instance
 Call = Callable[..., Any]  # maps a tensor of a batch for each input to outputs
 _IMAGES = 256  # of a generator, in one call
+_MOST_ROWS, _MOST_NUMBERS = 1024, 2**22  # of a call; in its largest input or output, a limit of memory
+_MOST_SEED = 2**31 - 1
 
 
 class BadRow(ValueError):
@@ -44,9 +49,8 @@ class BadRow(ValueError):
 class ServedModel:
     """Holds the model of a folder that `export` wrote. Raises UserError, calling it `name`, if it cannot be loaded."""
 
-    def __init__(self, folder: Path, name: str, fixed_batch: int = 0) -> None:
-        self.about = read_servable(folder, name)
-        self._asked_batch = fixed_batch or self.about.fixed_batch
+    def __init__(self, folder: Path, name: str, *, same_bytes: bool = False) -> None:
+        self.about, self.same_bytes = read_servable(folder, name), same_bytes
         network = None
         with suppress(UserError):  # a class may not be here
             network = load_template(folder / "model.keras", name)
@@ -56,96 +60,178 @@ class ServedModel:
             log.info(f"{name}: served from saved_model/, as model.keras needs a class that is not here")
             network = tf.saved_model.load(str(folder / "saved_model"))
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
-            self._call = tf.function(network.serve, autograph=False)
+            self._call = _graph(network.serve, self._specs, self.about)
         self._network = network  # the weights live as long as it
 
     @cached_property
-    def fixed_batch(self) -> int:
-        """Returns the rows of each call."""
-        return independent_batch(self._call, self._specs, self.about, self._asked_batch)
+    def most_rows(self) -> int:
+        """Returns the most rows of a call; with `same_bytes`, each call has so many."""
+        if self.same_bytes:
+            return independent_batch(self._call, self._specs, self.about, self.about.fixed_batch)
+        shapes = [shape for _, shape in (*self.about.inputs.values(), *self.about.outputs.values())]
+        numbers = max(math.prod(size or 64 for size in shape) for shape in shapes)  # of a free length: a guess
+        return max(8, min(_MOST_ROWS, _MOST_NUMBERS // max(numbers, 1)))
 
-    def row(self, instance: Any) -> Row:
-        """Returns the arrays of one row. Raises BadRow if the instance does not fit the model.
+    def parsed(self, instances: Sequence[Any]) -> tuple[list[tuple[Sequence[int], Columns]], dict[int, BadRow]]:
+        """Returns the columns of the instances of each shape, with their places, and the errors of the others.
 
         An instance is the value of the one input, or an object with a value for each; an image may be {"b64": …}, PNG
         or JPEG; a generator takes {"seed": …}, and "label" if it has classes.
         """
-        if self.about.latent_dim:
-            return self._noise(instance)
-        named = isinstance(instance, Mapping) and "b64" not in instance
-        values = instance if named else {next(iter(self._specs)): instance}
-        if len(self._specs) > 1 and not named:
-            raise BadRow(f"it must be an object with {_listed(self._specs)}")
-        if values.keys() != self._specs.keys():
-            raise BadRow(f"it has {_listed(values)}, and the model's inputs are {_listed(self._specs)}")
-        return tuple(self._array(name, values[name], spec) for name, spec in self._specs.items())
+        with suppress(BadRow):
+            return [(range(len(instances)), self._columns(instances))], {}
+        by_shape: dict[Any, list[tuple[int, Columns]]] = {}
+        errors: dict[int, BadRow] = {}
+        for at, instance in enumerate(instances):
+            try:
+                row = self._columns([instance])
+            except BadRow as error:
+                errors[at] = error
+            else:
+                by_shape.setdefault(tuple(column.shape for column in row), []).append((at, row))
+        blocks: list[tuple[Sequence[int], Columns]] = []
+        for of_one_shape in by_shape.values():
+            places, rows = zip(*of_one_shape, strict=True)
+            blocks.append((places, tuple(map(np.concatenate, zip(*rows, strict=True)))))
+        return blocks, errors
 
-    def answers(self, rows: Sequence[Row]) -> list[Any]:
-        """Returns each row's outputs, as JSON has them: by name, if there are several. At most `fixed_batch` rows."""
-        filled = [*rows, *[rows[-1]] * (self.fixed_batch - len(rows))]
-        outputs = self._call(*(tf.constant(np.stack(leaves)) for leaves in zip(*filled, strict=True)))
-        if self.about.latent_dim:
-            return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in outputs.numpy()[: len(rows)]]
-        columns = {name: _jsonable(array[: len(rows)]) for name, array in named_outputs(outputs, self._network)}
-        if len(columns) == 1:
-            return next(iter(columns.values()))
-        return [{name: values[at] for name, values in columns.items()} for at in range(len(rows))]
+    def answers(self, columns: Columns) -> list[Any]:
+        """Returns the answer of each row, as JSON has it, or the BadRow of one that the model cannot compute.
 
-    def answers_or_errors(self, rows: Sequence[Row]) -> list[Any]:
-        """Returns each row's answer, or the BadRow of one that the model cannot compute, as a token that it lacks."""
+        An answer holds the outputs by name, if there are several, or if a classifier knows the names of its classes:
+        then with the label and the probabilities. At most `most_rows` rows.
+        """
+        count = len(columns[0])
         try:
-            return self.answers(rows)
-        except tf.errors.InvalidArgumentError as error:
-            if len(rows) > 1:
-                return [answer for row in rows for answer in self.answers_or_errors([row])]
+            arrays = self._outputs(columns)
+        except tf.errors.InvalidArgumentError as error:  # of a row at least, such as a token that the model lacks
+            if count > 1:
+                halves = slice(count // 2), slice(count // 2, None)
+                return [answer for half in halves for answer in self.answers(tuple(part[half] for part in columns))]
             value = OUT_OF_RANGE.search(str(error))
             return [BadRow(f"the model cannot compute it: {value[0] if value else reason(error)}")]
+        if self.about.latent_dim:
+            return [{"b64": base64.b64encode(encode_png(image)).decode()} for image in arrays["predictions"]]
+        finite = np.ones(count, bool)
+        for array in arrays.values():
+            finite &= np.isfinite(array.reshape(count, -1)).all(axis=1)
+        if self.about.scores:
+            scores = np.where(finite[:, None], arrays["predictions"], 0).astype(np.float64)
+            if self.about.scores == "logits":
+                scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+            arrays["probabilities"] = scores / scores.sum(axis=1, keepdims=True)
+            arrays["label"] = np.take(self.about.class_names, scores.argmax(axis=1))
+        lists = {name: array.tolist() for name, array in arrays.items()}
+        answers: list[Any] = next(iter(lists.values()))
+        if len(lists) > 1:
+            answers = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        for at in np.flatnonzero(~finite).tolist():
+            answers[at] = BadRow("the model answers with inf or nan: are the values of this row those of training?")
+        return answers
+
+    def _outputs(self, columns: Columns) -> dict[str, Any]:
+        """Returns the arrays of the outputs by name; computes as many rows as the call has, the last one repeated."""
+        count = len(columns[0])
+        step = max(1, 1 << (count - 1).bit_length() >> 3)  # up to a quarter of the rows is repeated
+        repeated = (self.most_rows if self.same_bytes else -(-count // step) * step) - count
+        if self.about.latent_dim:
+            columns = (self._noise(columns[0]), *columns[1:])
+        if repeated:
+            columns = tuple(np.concatenate([column, np.repeat(column[-1:], repeated, 0)]) for column in columns)
+        outputs = self._call(*map(tf.constant, columns))
+        if self.about.latent_dim:
+            return {"predictions": outputs.numpy()[:count]}
+        return {name: array[:count] for name, array in named_outputs(outputs, self._network)}
 
     def images(self, *inputs: Any) -> UInt8Array:
         """Returns a generator's images, (count, height, width, channels), of noise (count, latent_dim) and labels."""
         firsts = range(0, len(inputs[0]), _IMAGES)
         return np.concatenate([self._call(*(part[at : at + _IMAGES] for part in inputs)).numpy() for at in firsts])
 
-    def _array(self, name: str, value: Any, spec: Any) -> Any:
+    def metadata(self) -> dict[str, Any]:
+        """Returns inputs, outputs and classes in the words of the V2 inference protocol."""
+
+        def tensor(name: str, dtype: str, shape: Sequence[int | None]) -> dict[str, Any]:
+            kind = {"string": "BYTES", "bfloat16": "BF16"}.get(dtype) or dtype.upper().replace("FLOAT", "FP")
+            return {"name": name, "datatype": kind, "shape": [-1, *(-1 if size is None else size for size in shape)]}
+
+        return {
+            "name": "model", "platform": "keras",
+            "inputs": [tensor(name, *spec) for name, spec in self.about.requested.items()],
+            "outputs": [tensor(name, *spec) for name, spec in self.about.answered.items()],
+            "parameters": {"class_names": list(self.about.class_names)},
+        }  # fmt: skip
+
+    def _columns(self, instances: Sequence[Any]) -> Columns:
+        """Returns the columns of instances that have one shape. Raises BadRow if one does not fit the model."""
+        if self.about.latent_dim:
+            return self._seeds(instances)
+        named = [isinstance(instance, dict) and "b64" not in instance for instance in instances]
+        if len(self._specs) == 1 and not any(named):
+            ((name, spec),) = self._specs.items()
+            return (self._column(name, instances, spec),)
+        for instance, has_names in zip(instances, named, strict=True):
+            if not has_names:
+                raise BadRow(f"it must be an object with {_listed(self._specs)}")
+            if instance.keys() != self._specs.keys():
+                raise BadRow(f"it has {_listed(instance)}, and the model's inputs are {_listed(self._specs)}")
+        return tuple(self._column(name, [row[name] for row in instances], spec) for name, spec in self._specs.items())
+
+    def _column(self, name: str, values: Sequence[Any], spec: Any) -> Any:
+        """Returns the array of an input's values."""
         shape, kind = self.about.image or spec.shape[1:], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
-        if isinstance(value, Mapping):
-            return self._image(name, value)
+        if any(isinstance(value, dict) for value in values):
+            return np.stack([self._image(name, value) for value in values])
         array = None
         with suppress(ValueError, OverflowError):  # rows of several lengths, numbers of any size
-            array = np.asarray(value)
-        if array is None or not tf.TensorShape(shape).is_compatible_with(array.shape):
+            array = np.array(values, object if kind.kind == "O" else None)
+        numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {kind.name}"
+        numeric = array is not None and array.dtype.kind in "biuf"
+        if array is not None and numeric:
+            given = array
+            with np.errstate(all="ignore"):
+                array = given.astype(np.uint8 if self.about.image else kind)
+            exact = array.dtype.kind in "fb" or np.array_equal(array, given)
+            if not exact or not np.isfinite(array.astype(np.float64)).all():
+                raise BadRow(f"{name}: it must hold finite {numbers} only")
+        if array is None or not tf.TensorShape(shape).is_compatible_with(array.shape[1:]):
             raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
         if kind.kind == "O":
-            if array.dtype.kind != "U":
+            if not all(isinstance(text, str) for text in array.flat):
                 raise BadRow(f"{name}: it must be text")
             return np.vectorize(str.encode, otypes=[object])(array)
-        with np.errstate(all="ignore"):
-            cast = array.astype(np.uint8 if self.about.image else kind) if array.dtype.kind in "biuf" else array
-        exact = cast.dtype.kind in "fb" or np.array_equal(cast, array)
-        if array.dtype.kind not in "biuf" or not exact or not np.isfinite(cast.astype(np.float64)).all():
-            numbers = "whole numbers from 0 to 255" if self.about.image else f"numbers of {kind.name}"
+        if not numeric:
             raise BadRow(f"{name}: it must hold finite {numbers} only")
-        return cast
+        return array
 
-    def _image(self, name: str, value: Mapping[str, Any]) -> Any:
+    def _image(self, name: str, value: Any) -> Any:
         height, width, channels = self.about.image or (0, 0, 0)
-        if not height or height != width or value.keys() != {"b64"}:
+        if not height or height != width or not isinstance(value, dict) or value.keys() != {"b64"}:
             raise BadRow(f"{name}: it must be an array of numbers")
         try:
             return decode(base64.b64decode(str(value["b64"]), validate=True), height, channels)[0]
-        except (binascii.Error, ValueError, BadImage) as error:
+        except (binascii.Error, ValueError) as error:
+            raise BadRow(f"{name}: the image is not written in base64: {error}") from None
+        except BadImage as error:
             raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
 
-    def _noise(self, instance: Any) -> Row:
+    def _seeds(self, instances: Sequence[Any]) -> Columns:
+        """Returns the seeds of a generator's instances, and the labels if it has classes."""
         names, classes = {"seed", "label"} if self.about.classes else {"seed"}, self.about.classes
-        values = instance if isinstance(instance, Mapping) else {}
-        seed, label = values.get("seed"), values.get("label", 0)
-        if values.keys() != names or not (type(seed) is type(label) is int and 0 <= seed < 2**31):
-            raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
-        if not 0 <= label < max(classes, 1):
-            raise BadRow(f"label={label}: the classes are 0 to {classes - 1}")
-        drawn = noise(seed, 1, self.about.latent_dim, self.noise_type).numpy()[0]
-        return (drawn, np.int32(label)) if classes else (drawn,)
+        for instance in instances:
+            values = instance if isinstance(instance, dict) else {}
+            seed, label = values.get("seed"), values.get("label", 0)
+            if values.keys() != names or not type(seed) is type(label) is int:
+                raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
+            if not 0 <= seed <= _MOST_SEED:
+                raise BadRow(f"seed={str(seed)[:20]}: use a number from 0 to {_MOST_SEED}")
+            if not 0 <= label < max(classes, 1):
+                raise BadRow(f"label={str(label)[:20]}: the classes are 0 to {classes - 1}")
+        columns = [[instance[name] for instance in instances] for name in ("seed", "label") if name in names]
+        return tuple(np.array(column, np.int32) for column in columns)
+
+    def _noise(self, seeds: Any) -> Any:
+        return np.concatenate([noise(seed, 1, self.about.latent_dim, self.noise_type) for seed in seeds.tolist()])
 
     @property
     def noise_type(self) -> Any:
@@ -158,13 +244,22 @@ def call_of(network: keras.Model, about: Servable) -> tuple[Call, dict[str, Any]
     structure = model_inputs(network)
     specs = dict(named_leaves(structure))
 
-    def call(*leaves: Any) -> Any:
-        pairs = zip(leaves, specs.values(), strict=True)
-        cast = [leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs]
-        outputs = outputs_of(network, (keras.tree.pack_sequence_as(structure, cast),))
+    def called(*leaves: Any) -> Any:
+        outputs = outputs_of(network, (keras.tree.pack_sequence_as(structure, leaves),))
         return to_uint8(outputs) if about.latent_dim else outputs
 
-    return tf.function(call, autograph=False), specs
+    return _graph(called, specs, about), specs
+
+
+def _graph(function: Call, specs: Mapping[str, Any], about: Servable) -> Call:
+    """Returns the function as one graph for any number of rows; images are uint8, and cast in it."""
+
+    def call(*leaves: Any) -> Any:
+        pairs = zip(leaves, specs.values(), strict=True)
+        return function(*(leaf if leaf.dtype == tf.string else tf.cast(leaf, spec.dtype) for leaf, spec in pairs))
+
+    taken = [tf.TensorSpec(spec.shape, tf.uint8 if about.image else spec.dtype) for spec in specs.values()]
+    return tf.function(call, autograph=False).get_concrete_function(*taken)
 
 
 def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, rows: int) -> int:
@@ -185,14 +280,6 @@ def independent_batch(call: Call, specs: Mapping[str, Any], about: Servable, row
     return 1
 
 
-def _jsonable(array: Any) -> list[Any]:
-    """Returns the rows as lists; what is not finite, which JSON has no number for, as null."""
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        array = np.where(np.isfinite(array), array.astype(object), None)
-    rows: list[Any] = array.tolist()
-    return rows
-
-
 def _listed(names: Any) -> str:
     return ", ".join(sorted(map(str, names)))[:200] or "nothing"
 
@@ -202,48 +289,54 @@ _ANSWERS_OF = "answers_of.json"  # digests of the model's files and of the rows
 
 
 def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
-    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the counts of answers and errors.
+    """Writes OUT/predictions-00000.jsonl, … and OUT/errors-00000.jsonl, …; returns the counts of their lines.
 
     A line of answers is {"row": N, "prediction": …}, one of errors {"row": N, "error": "…"}; N counts lines from 0.
     """
+    if "." in Path(out).name:
+        raise UserError(f"out={out}: it becomes a folder of several files: use a name without a dot")
     target = output_address(out, "out") or Path(out)
     if isinstance(target, Path):
         make_writable(target, "out")
     earlier, answered, failed, part = _names(target), 0, 0, -1
-    _refuse_other_answers(target, earlier, {"model": dict(model.about.files), "rows": sha256_of(rows)}, out)
-    log.info(f"{model.fixed_batch} rows a call")
+    about = {"model": dict(model.about.files), "rows": sha256_of(rows), "same_bytes": model.same_bytes}
+    _refuse_other_answers(target, earlier, about, out)
     with rows.open("rb") as file:
         while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
             part += 1
-            name = f"predictions-{part:05}.jsonl"
+            name, of_errors = f"predictions-{part:05}.jsonl", f"errors-{part:05}.jsonl"
             if name in earlier:
                 log.info(f"{name} is there")
-                continue
-            answers, errors = _answered(model, lines)
-            if errors:
-                _write(target, f"errors-{part:05}.jsonl", errors)
-            _write(target, name, answers)
+                errors = _read(target / of_errors).splitlines() if of_errors in earlier else []
+                answers = lines[len(errors) :]
+            else:
+                answers, errors = _answered(model, lines)
+                if errors:
+                    _write(target, of_errors, errors)
+                _write(target, name, answers)
             answered, failed = answered + len(answers), failed + len(errors)
-            log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} cannot be read")
+            log.info(f"{lines[-1][0] + 1:,} rows: {answered:,} answered, {failed:,} not")
     return answered, failed
 
 
 def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[list[Any], list[Any]]:
     """Returns the lines of answers and of errors."""
-    rows, answers, errors = [], [], []
+    numbers, instances, results = [], [], {}
     for number, line in lines:
         try:
-            rows.append((number, model.row(json.loads(line))))
-        except (BadRow, ValueError, RecursionError) as error:
-            errors.append({"row": number, "error": str(error)})
-    for at in range(0, len(rows), model.fixed_batch):
-        numbers, batch = zip(*rows[at : at + model.fixed_batch], strict=True)
-        for number, answer in zip(numbers, model.answers_or_errors(batch), strict=True):
-            if isinstance(answer, BadRow):
-                errors.append({"row": number, "error": str(answer)})
-            else:
-                answers.append({"row": number, "prediction": answer})
-    return answers, sorted(errors, key=lambda error: error["row"])
+            instances.append(json.loads(line))
+            numbers.append(number)
+        except (ValueError, RecursionError) as error:
+            results[number] = BadRow(str(error))
+    blocks, bad = model.parsed(instances)
+    results |= {numbers[at]: error for at, error in bad.items()}
+    for places, columns in blocks:
+        for at in range(0, len(places), model.most_rows):
+            part = tuple(column[at : at + model.most_rows] for column in columns)
+            results |= zip((numbers[place] for place in places[at:]), model.answers(part), strict=False)
+    errors = [{"row": row, "error": str(value)} for row, value in sorted(results.items()) if isinstance(value, BadRow)]
+    answers = [{"row": row, "prediction": results[row]} for row in sorted(results.keys() - {e["row"] for e in errors})]
+    return answers, errors
 
 
 def _refuse_other_answers(target: Path | Address, earlier: set[str], now: dict[str, Any], out: str) -> None:
@@ -253,8 +346,8 @@ def _refuse_other_answers(target: Path | Address, earlier: set[str], now: dict[s
         return
     try:
         before = json.loads(_read(target / _ANSWERS_OF))
-        differing = [name for name in now if before[name] != now[name]]
-    except (ValueError, KeyError, TypeError):
+        differing = [name for name in now if before.get(name, False) != now[name]]
+    except (ValueError, AttributeError):
         differing = list(now)
     if differing:
         raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")

@@ -4,80 +4,130 @@ https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/
 """
 
 import asyncio
+import dataclasses
+import itertools
 import json
 import os
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import numpy as np
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.run.served_model import BadRow, Row, ServedModel
+from trainer.run.served_model import BadRow, Columns, ServedModel
 
 MOST_BYTES = 1_500_000  # of a request
-_BODY_S, _GRACE_S = 20, 30  # for a client to send its rows; for open requests, after SIGTERM
+_WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
+_LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
+# Of a request that is parsed at once, and of a call of the model that is made at once: another thread takes longer.
+_SMALL_BYTES, _SHORT_S = 200_000, 0.003
+_BODY_S, _GRACE_S = 20, 30  # for a client to send headers, or its rows; for open requests, after SIGTERM
+
+
+@dataclasses.dataclass(eq=False)
+class _Block:
+    """Holds rows of one shape, of one request, and those of their answers that are computed."""
+
+    columns: Columns
+    answered: asyncio.Future[list[Any]]
+    answers: list[Any] = dataclasses.field(default_factory=list)
+    taken: int = 0  # rows that are in a call, or answered
+
+    @property
+    def waiting(self) -> int:
+        return len(self.columns[0]) - self.taken
+
+    @property
+    def shapes(self) -> tuple[Any, ...]:
+        return tuple(column.shape[1:] for column in self.columns)
 
 
 class Batcher:
-    """Answers rows in the model's batches: what arrives while a batch is computed makes the next one.
+    """Answers the rows that wait in one call of the model, in a thread of its own: what arrives meanwhile is the next.
 
-    Requests that wait get rows of a batch in turn, so that a large one does not keep the others waiting.
+    If they are too many for a call, all requests get as many rows of it, so that a large one keeps no other waiting.
     """
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self._requests: deque[deque[tuple[Row, asyncio.Future[Any]]]] = deque()
+        self._blocks: list[_Block] = []
         self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "model")
+        self.open = 0  # requests
+        self._short_rows = 0  # of a call that takes so little
         self._worker = asyncio.create_task(self._answer_batches())
 
-    async def answers(self, rows: list[Row]) -> list[Any]:
-        """Returns the answers of the rows of one request, in their order. Raises BadRow for one that has none."""
-        futures: list[asyncio.Future[Any]] = [asyncio.get_running_loop().create_future() for _ in rows]
-        self._requests.append(deque(zip(rows, futures, strict=True)))
+    async def answers(self, columns: Columns) -> list[Any]:
+        """Returns the answers of rows of one shape, in their order; BadRow for one that has none."""
+        block = _Block(columns, asyncio.get_running_loop().create_future())
+        self._blocks.append(block)
         self._arrived.set()
-        answers = await asyncio.gather(*futures, return_exceptions=True)
-        for at, answer in enumerate(answers):
-            if isinstance(answer, BaseException):
-                raise BadRow(f"instances[{at}]: {answer}") if isinstance(answer, BadRow) else answer
-        return answers
+        return await block.answered
 
-    def _batch(self) -> list[tuple[Row, asyncio.Future[Any]]]:
-        """Takes the rows of the next call, one of each waiting request in turn."""
-        items: list[tuple[Row, asyncio.Future[Any]]] = []
-        while self._requests and len(items) < self.model.fixed_batch:
-            request = self._requests.popleft()
-            items.append(request.popleft())
-            if request:
-                self._requests.append(request)
-        return items
+    def _batch(self) -> list[tuple[_Block, slice]]:
+        """Takes the rows of the next call, all of the shape of the first that wait; the smallest requests are whole."""
+        self._blocks = [block for block in self._blocks if not block.answered.done()]  # a client may have gone
+        taken, room = [], self.model.most_rows
+        fitting = [block for block in self._blocks if block.shapes == self._blocks[0].shapes][:room]
+        for count, block in zip(
+            range(len(fitting), 0, -1), sorted(fitting, key=lambda block: block.waiting), strict=True
+        ):
+            rows = min(block.waiting, room // count)
+            taken.append((block, slice(block.taken, block.taken + rows)))
+            block.taken, room = block.taken + rows, room - rows
+        # What is left waits behind the others.
+        rest = [block for block in fitting if block.waiting]
+        self._blocks = [block for block in self._blocks if block not in fitting] + rest
+        return taken
 
     async def _answer_batches(self) -> None:
         while True:
             await self._arrived.wait()
-            if not (items := self._batch()):
+            if not (taken := self._batch()):
                 self._arrived.clear()
                 continue
             try:
-                answers = await asyncio.to_thread(self.model.answers_or_errors, [row for row, _ in items])
+                parts = zip(*(tuple(column[rows] for column in block.columns) for block, rows in taken), strict=True)
+                columns = tuple(part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
+                began, count = time.perf_counter(), len(columns[0])
+                if self.open == 1 and count <= self._short_rows:  # of several, more arrive during a call
+                    answers = self.model.answers(columns)
+                else:
+                    loop = asyncio.get_running_loop()
+                    answers = await loop.run_in_executor(self._thread, self.model.answers, columns)
+                short = time.perf_counter() - began < _SHORT_S
+                self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
             except Exception as error:  # the requests of this batch fail, the server lives
-                answers = [error] * len(items)
-            for (_, future), answer in zip(items, answers, strict=True):
-                if not future.done():  # its client may have gone
-                    future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+                for block, _ in taken:
+                    if not block.answered.done():
+                        block.answered.set_exception(error)
+                continue
+            for block, rows in taken:
+                count = rows.stop - rows.start
+                block.answers += answers[:count]
+                answers = answers[count:]
+                if len(block.answers) == len(block.columns[0]) and not block.answered.done():
+                    block.answered.set_result(block.answers)
+            await asyncio.sleep(0)  # sends answers, and reads requests
 
 
 def application(load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> Starlette:
     """Returns the application: it answers 503 until `load` has returned, and calls `stop` with what that raises."""
     batchers: list[Batcher] = []  # one, once the model is loaded
+    parser = ThreadPoolExecutor(1, "parser")  # of large requests, one after another: Python's JSON holds all threads
+    waiting = 0  # bytes
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -94,13 +144,23 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
     async def health(request: Request) -> Response:
         return Response(status_code=200 if batchers else 503)
 
+    async def metadata(request: Request) -> Response:
+        return JSONResponse(batchers[0].model.metadata()) if batchers else _refused(503, "the model is being loaded")
+
     async def predict(request: Request) -> Response:
+        nonlocal waiting
         if not batchers:
             return _refused(503, "the model is being loaded")
+        size = int(request.headers.get("content-length", MOST_BYTES))  # of a stream the most
+        if size > MOST_BYTES:
+            return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
+        size = max(size, _LEAST_BYTES)
+        if waiting + size > _WAITING_BYTES:
+            return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
+        waiting += size
+        batchers[0].open += 1
         try:
-            content = await asyncio.wait_for(_content(request), _BODY_S)
-            rows = await asyncio.to_thread(_rows, batchers[0].model, content)
-            return JSONResponse({"predictions": await batchers[0].answers(rows)})
+            return await answered(batchers[0], await _content(request))
         except _TooLarge:
             return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
         except BadRow as error:
@@ -112,16 +172,68 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         except Exception as error:
             log.error(f"a request failed: {reason(error)}")
             return _refused(500, "the model failed on these rows: the server's log says why")
+        finally:
+            waiting -= size
+            batchers[0].open -= 1
+
+    async def answered(batcher: Batcher, content: bytes) -> Response:
+        """Returns the response. Raises BadRow for a row without an answer, and for a body that is not in order."""
+
+        async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+            if len(content) <= _SMALL_BYTES:
+                return function(*arguments)
+            return await asyncio.get_running_loop().run_in_executor(parser, function, *arguments)
+
+        blocks = await run(_blocks, batcher.model, content)
+        if len(blocks) == 1:
+            answers = await batcher.answers(blocks[0][1])
+        else:
+            parts = await asyncio.gather(*(batcher.answers(columns) for _, columns in blocks))
+            pairs = (zip(places, part, strict=True) for (places, _), part in zip(blocks, parts, strict=True))
+            answers = [answer for _, answer in sorted(itertools.chain(*pairs), key=lambda pair: pair[0])]
+        for at, answer in enumerate(answers):
+            if isinstance(answer, BadRow):
+                raise BadRow(f"instances[{at}]: {answer}")
+        response: Response = await run(JSONResponse, {"predictions": answers})
+        return response
 
     async def in_json(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _refused(error.status_code, error.detail)
 
     health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
-    routes = [Route(health_route, health), Route(route, predict, methods=["POST"])]
+    routes = [
+        Route(health_route, health), Route(route, predict, methods=["POST"]), Route("/v2/models/model", metadata)
+    ]  # fmt: skip
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: in_json})
     app.router.redirect_slashes = False
     return app
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes a connection whose headers do not arrive, which uvicorn leaves open."""
+
+    _closing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._closing:
+            self._closing.cancel()
+
+    def _watch(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # no request whose headers are here
+            self._closing = self._closing or self.loop.call_later(_BODY_S, self.transport.close)
+        elif self._closing:
+            self._closing.cancel()
+            self._closing = None
 
 
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
@@ -136,12 +248,14 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         server.should_exit = True
 
     settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": _GRACE_S, "access_log": False}
-    server = uvicorn.Server(uvicorn.Config(application(load, stop), **settings))
+    server = uvicorn.Server(uvicorn.Config(application(load, stop), http=_Protocol, **settings))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise UserError(f"port={port}: it cannot be opened at {host} ({reason(error)}): use another --port") from None
+    # Connections inherit it; asyncio sets it only for sockets that name TCP. Without it an answer waits for 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener, suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     if errors:
@@ -153,19 +267,23 @@ class _TooLarge(Exception):
 
 
 async def _content(request: Request) -> bytes:
-    """Returns the body. Raises _TooLarge before all of it is read."""
-    if int(request.headers.get("content-length", "0")) > MOST_BYTES:
-        raise _TooLarge
-    content = b""
-    async for part in request.stream():
+    """Returns the body. Raises _TooLarge for more bytes than a request may have, TimeoutError if they do not come."""
+    content, stream, waited = bytearray(), request.stream(), 0.0
+    clock = asyncio.get_running_loop().time
+    while True:
+        began = clock()
+        async with asyncio.timeout(_BODY_S - waited):
+            part = await anext(stream, None)
+        if part is None:
+            return bytes(content)
+        waited += clock() - began  # for bytes alone, however busy the server is
         content += part
         if len(content) > MOST_BYTES:
             raise _TooLarge
-    return content
 
 
-def _rows(model: ServedModel, content: bytes) -> list[Row]:
-    """Returns the rows of a request. Raises BadRow if it is not in order."""
+def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
+    """Returns the rows of a request, by their shape, with their places. Raises BadRow if it is not in order."""
     form = 'the body must be JSON as {"instances": […]}'
     try:
         body = json.loads(content.decode(), parse_constant=_no_constant)
@@ -178,18 +296,15 @@ def _rows(model: ServedModel, content: bytes) -> list[Row]:
     instances = body["instances"]
     if not isinstance(instances, list) or not instances:
         raise BadRow("instances: it must be a list with a row at least")
-    rows = []
-    for at, instance in enumerate(instances):
-        try:
-            rows.append(model.row(instance))
-        except BadRow as error:
-            raise BadRow(f"instances[{at}]: {error}") from None
-    return rows
+    blocks, errors = model.parsed(instances)
+    if errors:
+        raise BadRow(f"instances[{min(errors)}]: {errors[min(errors)]}")
+    return blocks
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _refused(status: int, why: str) -> Response:
-    return JSONResponse({"error": " ".join(why.split())[:500]}, status)
+def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": " ".join(why.split())[:500]}, status, headers)

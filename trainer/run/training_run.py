@@ -4,7 +4,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, SupportsFloat
@@ -22,9 +22,11 @@ from trainer.measures.fid import make_fid
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits, numbers
 from trainer.reporting.reporter import Reporter
+from trainer.run.later_comparisons import LaterComparisons
 from trainer.run.rehearsal import has_own_parts, rehearse
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
+from trainer.run.trial_steps import needs_proof
 from trainer.training.callbacks import (
     bind,
     most_steps_of_a_call,
@@ -201,6 +203,10 @@ class TrainingRun:
         state.resume_callbacks()
         callbacks.on_epoch_begin((progress.step - state.pending) // progress.steps_per_epoch)
         hooks = self._hooks(callbacks, evaluate, control)
+        later = None
+        if needs_proof(config, self.setup.replicas.count):
+            later = LaterComparisons(self.job, self.setup, progress)
+            hooks.extend(later.hooks())
         if state.pending:
             run_due_hooks(hooks, progress, model)
         runner, rows, waits = self.setup.step_runner(), self.setup.rows_from(progress.step), WorkerWaits()
@@ -248,7 +254,7 @@ class TrainingRun:
             profile.after_call()
             return state.reporter.on_call(progress, logs)
 
-        with closing(profile):
+        with closing(profile), closing(later) if later else nullcontext():
             size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
             train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         goodput.enter(SAVE)  # until the end, with the export

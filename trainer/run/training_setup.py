@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
@@ -56,10 +57,21 @@ class TrainingSetup:
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:
-    """Loads the data and builds the model with the precision and the seed of `config`."""
+    """Loads the data and builds the model with the precision and the seed of `config`.
+
+    Raises UserError for data that draw at random where the numbers are promised to be the same.
+    """
     set_precision_and_seed(config)
     dataset = load_dataset(config)
-    content = content_of(dataset, rows=is_named(config.data))
+    if dataset.drawn:
+        differ = f"data={config.data}: two readings of its first examples differ, as it draws at random"
+        if replicas.count > 1 or config.deterministic or config.virtual_replicas:
+            raise UserError(
+                f"{differ}: draw by the number of the example or of the batch (np.random.default_rng(number)), or in "
+                "the model; only one replica without --deterministic trains on such data"
+            )
+        log.warning(f"{differ}: the same command gives other numbers each time, and so does a resumed run")
+    content = content_of(dataset, rows=is_named(config.data) and not dataset.drawn)
     replicas.refuse_differences(content, "read the same data")
     return setup_with(config, replicas, dataset, content)
 

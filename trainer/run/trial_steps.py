@@ -2,8 +2,8 @@
 
 A child of the chief compares, on the CPU while the run starts, what a few steps give on one and on two replicas, as
 `trainer.check` does: weights and losses in float64 or, with --virtual_replicas, the bits of weights, slots and averages
-in the precision of the run. A sum over GPUs that hangs cannot be ended within the process that waits for it, so a
-compiled step is tried in a child, too.
+in the precision of the run. later_comparisons.py has it compare again from the state of the running job. A sum over
+GPUs that hangs cannot be ended within the process that waits for it, so a compiled step is tried in a child, too.
 """
 
 import json
@@ -33,7 +33,16 @@ from trainer.reporting.progress import is_loss
 from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
 from trainer.run.training_setup import build_setup, set_precision_and_seed
-from trainer.training.checkpoint import digest_of, snapshot, variables_of
+from trainer.training.callbacks import load_callbacks
+from trainer.training.checkpoint import (
+    WEIGHTS,
+    digest_of,
+    put_back,
+    read_checkpoint,
+    snapshot,
+    variables_of,
+    write_checkpoint,
+)
 from trainer.training.xla_choice import failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
@@ -48,12 +57,17 @@ _DRAWS = {
     "RandomStandardNormal": "tf.random.normal", "RandomUniform": "tf.random.uniform",
     "RandomUniformInt": "tf.random.uniform", "TruncatedNormal": "tf.random.truncated_normal",
     "RandomGamma": "tf.random.gamma", "RandomPoissonV2": "tf.random.poisson", "RandomShuffle": "tf.random.shuffle",
-    "Multinomial": "tf.random.categorical",
+    "Multinomial": "tf.random.categorical", "StatefulStandardNormalV2": "tf.random.Generator",
+    "StatefulUniform": "tf.random.Generator",
 }  # fmt: skip
 _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
     "within the batch, the root of a mean) is another thing on half of its rows; add_loss takes a mean over the rows "
     "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
+)
+REMEDY = (
+    "change that, train on one replica (--replicas=1), or go on with --allow_replica_dependence and numbers of this "
+    "many replicas alone"
 )
 _FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it
@@ -71,6 +85,14 @@ class ReplicaVerdict:
     equal_bits: bool = False  # whether all bits were compared, with --virtual_replicas, and are equal
     by_settings: bool = False  # whether nothing was compared as settings ask for a dependence, which the log tells
     fault: bool = False  # whether the comparison itself failed, by no mistake of the user
+    draws: list[str] = field(default_factory=list)  # what draws from TensorFlow's own state in steps that agree
+
+    @property
+    def outcome(self) -> str:
+        """Returns what result.json says of it."""
+        if self.agrees is None:
+            return f"not compared: {self.reason}"
+        return "differ" if not self.agrees else "equal bits" if self.equal_bits else "agree"
 
     @property
     def not_compared(self) -> str:
@@ -84,22 +106,40 @@ def needs_proof(config: TrainConfig, replicas: int) -> bool:
 
 
 class ReplicaProof:
-    """Runs the comparison in a child process, from its creation on. `arguments`: the flags of the run."""
+    """Runs the comparison in a child process, from its creation on.
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    arguments: the flags of the run; state: the variables of a running job, from which steps are compared, and the
+    manifest that `write_checkpoint` takes, with step and epoch.
+    """
+
+    def __init__(self, arguments: Sequence[str], *state: Any) -> None:
         self._folder = TemporaryDirectory(prefix="trainer-replicas-")
-        self._file, self._log = (Path(self._folder.name) / name for name in ("verdict.json", "log"))
+        self._file, self._log, at = (Path(self._folder.name) / name for name in ("verdict.json", "log", "state"))
+        words = ["trainer.check", *arguments, f"--verdict={self._file}"]
+        if state:
+            write_checkpoint(at, *state)
+            words.append(f"--from_state={at}")
         self._began = time.monotonic()
-        self._child = start(["trainer.check", *arguments, f"--verdict={self._file}"], self._log)
-        with suppress(OSError):  # on Linux: where memory is short, the child goes first
+        self._child = start(words, self._log)
+        with suppress(OSError):
+            if state:  # beside the job, whose processor it shares
+                os.setpriority(os.PRIO_PROCESS, self._child.pid, 10)
+            # On Linux: where memory is short, the child goes first.
             Path(f"/proc/{self._child.pid}/oom_score_adj").write_text("1000")
 
-    def verdict(self) -> ReplicaVerdict:
-        """Waits for the child, LONGEST_SECONDS from its start, and returns what it found."""
+    @property
+    def ended(self) -> bool:
+        """Returns whether `verdict` returns at once."""
+        return self._child.poll() is not None or time.monotonic() > self._began + LONGEST_SECONDS
+
+    def verdict(self, most_seconds: float = LONGEST_SECONDS) -> ReplicaVerdict:
+        """Waits for the child, until LONGEST_SECONDS from its start or `most_seconds`, and returns what it found."""
         try:
-            self._child.wait(max(0.0, self._began + LONGEST_SECONDS - time.monotonic()))
+            self._child.wait(min(most_seconds, max(0.0, self._began + LONGEST_SECONDS - time.monotonic())))
         except subprocess.TimeoutExpired:
-            return ReplicaVerdict(None, reason=f"it took longer than {LONGEST_SECONDS / 60:g} minutes")
+            return ReplicaVerdict(
+                None, reason=f"it took longer than {(time.monotonic() - self._began) / 60:.3g} minutes"
+            )
         with suppress(OSError, ValueError, TypeError):
             return ReplicaVerdict(**json.loads(self._file.read_text()))
         if self._child.returncode < 0:  # as where memory is short
@@ -118,6 +158,8 @@ def judge(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None
 
     The same holds where several `paid` replicas were not compared; PlatformFault if the comparison itself failed.
     """
+    if verdict.draws:
+        log.warning(f"steps on 1 and on 2 replicas agree so far, but {other_numbers(verdict.draws)}")
     if verdict.equal_bits:
         log.info("equal bits: steps on 1 and on 2 replicas, compared before training")
     elif verdict.agrees:
@@ -137,26 +179,40 @@ def judge(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None
     elif allowed:
         log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
     else:
-        raise UserError(
-            f"{'; '.join(verdict.problems)}: change that, train on one replica (--replicas=1), or go on with "
-            "--allow_replica_dependence and numbers of this many replicas alone"
-        )
+        raise UserError(f"{'; '.join(verdict.problems)}: {REMEDY}")
 
 
-def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
+def other_numbers(draws: Sequence[str]) -> str:
+    """Returns the line that names what draws from TensorFlow's own state."""
+    return (
+        f"the step draws by {', '.join(dict.fromkeys(draws))}, whose numbers are others on each replica: draw by "
+        "keras.random (normal, truncated_normal, uniform, randint) or a layer, such as GaussianNoise"
+    )
+
+
+def compare_few_rows(config: TrainConfig, state: Path | None = None) -> dict[str, Any]:
     """Returns the fields of a `ReplicaVerdict`: of steps of few rows, or of all where few fail.
 
     What settings ask of batch norm depends on replicas, as the log tells: other settings are compared in their place.
+    From a `state` of a running job a difference counts only if other rows show it, too: one row on an edge of a piece
+    of the loss may round to either side.
     """
+    fields = _few_rows_compared(config, state, 0)
+    return _few_rows_compared(config, state, COMPARED_STEPS) if state and fields["agrees"] is False else fields
+
+
+def _few_rows_compared(config: TrainConfig, state: Path | None, first_rows: int) -> dict[str, Any]:
+    """Does so with the rows of the steps from `first_rows` on."""
     passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
         try:
             fewer = replace(config, global_batch_size=min(rows, whole))
-            problems, warnings = compare_bits(fewer, 2) if config.virtual_replicas else [], list[str]()
+            problems = compare_bits(fewer, 2, state, first_rows) if config.virtual_replicas else []
+            warnings, draws = list[str](), list[str]()
             if not problems:  # a loss of a shard has equal bits, but is another loss than that of the batch
                 fewer = replace(fewer, virtual_replicas=0, sync_batch_norm=True, micro_batches=1)
-                problems, warnings = compare(fewer)
+                problems, warnings, draws = compare(fewer, state, first_rows)
             break
         except UserError:  # a PyDataset has batches of its own size
             if rows == whole:
@@ -167,12 +223,13 @@ def compare_few_rows(config: TrainConfig) -> dict[str, Any]:
     plain = config.sync_batch_norm and config.micro_batches == 1
     compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
     equal_bits = bool(config.virtual_replicas and not problems)
-    return {"agrees": not problems, "problems": problems, "reason": compared, "equal_bits": equal_bits}
+    of_steps = {"equal_bits": equal_bits, "draws": [] if problems else draws}
+    return {"agrees": not problems, "problems": problems, "reason": compared, **of_steps}
 
 
-def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
+def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, first_rows: int = 0) -> list[str]:
     """Returns a line if variables have other bits on so many replicas than on one, else nothing."""
-    runs = [_steps(config, count, config.precision) for count in (1, replicas)]
+    runs = [_steps(config, count, config.precision, state, first_rows) for count in (1, replicas)]
     if other := _unlike_starts(config, *runs):
         return other
     alone, several = (snapshot(variables_of(run.model)) for run in runs)
@@ -187,14 +244,17 @@ def compare_bits(config: TrainConfig, replicas: int) -> list[str]:
     ]
 
 
-def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
+def compare(
+    config: TrainConfig, state: Path | None = None, first_rows: int = 0
+) -> tuple[list[str], list[str], list[str]]:
     """Returns what differs between one and two replicas with likely reasons, and those that the log tells anyway.
 
-    Both are empty if nothing differs.
+    Both are empty if nothing differs. Last comes what draws from TensorFlow's own state, perhaps in later steps alone.
     """
-    alone, together = (_steps(config, replicas) for replicas in (1, 2))
+    alone, together = (_steps(config, replicas, "float64", state, first_rows) for replicas in (1, 2))
     if other := _unlike_starts(config, alone, together):
-        return other, []
+        return other, [], []
+    draws = [_DRAWS[name] for name in together.draws]
     # A weight without effect (a bias before batch norm) moves by rounding alone, of which Adam's epsilon of 1e-7 makes
     # up to 1e-8 of an update: compare it with a hundred of them.
     rate = float(getattr(ModelInterface.of(alone.model).optimizer, "learning_rate", config.learning_rate))
@@ -211,7 +271,7 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
         if abs(np.subtract(*pair)) > tolerances[name] * max(*map(abs, pair), 1e-30)
     }  # fmt: skip
     if max(differences) <= coarse * TOLERANCE and not uneven:
-        return [], []
+        return [], [], draws
     problems = [f"{config.model}: {name} is {a:.9g} on 1 replica and {b:.9g} on 2" for name, (a, b) in uneven.items()]
     if max(differences) > coarse * TOLERANCE:
         worst = alone.model.weights[int(np.argmax(differences))].path
@@ -220,13 +280,8 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
     ratios = {name: b / a for name, (a, b) in uneven.items() if a}
     warnings = depends_on_replicas(together.model, replicas=2, micro_batches=config.micro_batches)
     reasons = list(warnings)  # why the steps depend on replicas, most likely
-    if together.draws:
-        reasons.insert(
-            0,
-            f"the step draws by {', '.join(_DRAWS[name] for name in together.draws)}, whose numbers are others on each "
-            "replica: draw by keras.random (normal, truncated_normal, uniform, randint) or a layer, such as "
-            "GaussianNoise",
-        )
+    if draws:
+        reasons.insert(0, other_numbers(draws))
     if doubled := [name for name, ratio in ratios.items() if abs(ratio - 2) < 0.2]:
         line = "divide its sum by the GLOBAL batch, not by the rows of one replica (reduce_mean)"
         reasons.insert(0, f"{doubled[0]} is about twice as large: {line}")
@@ -235,7 +290,7 @@ def compare(config: TrainConfig) -> tuple[list[str], list[str]]:
             "it is a sum over rows, or one divided by the global batch, as in a tutorial of TensorFlow's: take the mean"
         )
         reasons.insert(0, f"{halved[0]} is about half as large: {line} over the rows at hand (tf.reduce_mean)")
-    return [*problems, *(reasons or [_OTHERWISE])], warnings
+    return [*problems, *(reasons or [_OTHERWISE])], warnings, draws
 
 
 @dataclass(frozen=True)
@@ -249,8 +304,8 @@ class _Steps:
     draws: list[str]  # TensorFlow's random operations in them
 
 
-def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> _Steps:
-    """Runs a few steps of the run on so many replicas."""
+def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | None, first_rows: int) -> _Steps:
+    """Runs a few steps of the run on so many replicas, from the `state` of a running job on if there is one."""
     config = replace(
         config, precision=precision, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false"
     )
@@ -259,12 +314,21 @@ def _steps(config: TrainConfig, replicas: int, precision: str = "float64") -> _S
     load_function(MODELS.get(config.model, config.model), "model")
     if is_named(config.data):
         load_function(DATA_SOURCES.get(config.data, config.data), "data")
-    setup = build_setup(config, make_replicas(config))
+    setup, first_step = build_setup(config, make_replicas(config)), 0
+    if state:
+        manifest, values = read_checkpoint(state)
+        first_step, variables = manifest["step"], variables_of(setup.model)
+        if variables.keys() != values.keys():  # float64 needs no optimizer around the optimizer, as float16 does
+            variables = {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
+        put_back(variables, values, setup.replicas)
+        for callback in load_callbacks(config):
+            callback.set_model(setup.model)
+            callback.on_epoch_begin(manifest["state"]["epoch"])
     starts = setup.model.get_weights()
     with setup.dataset.reading():
-        runner, rows = setup.step_runner(), setup.rows_from(0)
+        runner, rows = setup.step_runner(), setup.rows_from(first_rows)
         try:
-            means = runner(rows, 0, COMPARED_STEPS).means()
+            means = runner(rows, first_step, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
         return _Steps(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & runner.operations(rows)))

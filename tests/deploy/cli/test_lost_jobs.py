@@ -278,3 +278,21 @@ def test_sigterm_answers_as_ctrl_c(
         in capsys.readouterr().out
     )
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_submission_is_found_from_another_folder_by_its_name(
+    cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index there is made from the job's label and the record in its job directory; the same command follows it."""
+    assert submit.main(["cpu", *SDK, "--detach"], session) == 0
+    (before,) = attempts()
+    (file,) = Path("runs/submitted").glob("*.json")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ends("SUCCEEDED")(cloud, next(iter(cloud.jobs.values())))
+    assert watch.main([file.stem, "--backend=sdk", "--region=us-central1"], session) == 0
+    (after_it,) = attempts()
+    assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
+    assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["command"].endswith(" --detach")
+    with refused("20260101-000000-abcd: neither this folder nor us-central1 has such a submission"):
+        watch.main(["20260101-000000-abcd", "--backend=sdk", "--region=us-central1"], session)

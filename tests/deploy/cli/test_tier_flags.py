@@ -180,7 +180,7 @@ def test_what_costs_much_is_asked_about(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
     offer = Offer("STANDARD", 1.0, plan, plan) if plan else None
-    monkeypatch.setattr("deploy.planning.cost_rule.estimate", lambda job: offer)
+    monkeypatch.setattr("deploy.planning.kept_plans.estimate", lambda job: offer)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks

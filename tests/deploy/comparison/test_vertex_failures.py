@@ -1,5 +1,6 @@
 """Tests comparisons on Vertex AI that fail before, in or after their jobs, and how they resume."""
 
+import json
 import shutil
 import signal
 import threading
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.api import compare as comparison_run
-from deploy.api.arguments import parse as parse_command
-from deploy.api.submit import read_options
+from deploy.api.arguments import called
+from deploy.api.compare import CompareOptions
+from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
 from deploy.job.creation import upload_packages
 from deploy.platform.clients import Session
+from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant
@@ -32,9 +34,10 @@ def test_a_stop_during_the_first_upload_submits_nothing(
 ) -> None:
     """Neither the first run nor those that wait for it submit a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
-    found, overrides = parse_command(comparison_run.comparison_flags(), [*names, *target, *image, *JOB])
-    tiers = comparison.read_tiers(names, "", {})
-    runner = VertexRunner(found, read_options(found, overrides), session)
+    words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
+    asked, overrides, _ = called("compare", CompareOptions, names, words)
+    tiers = read_tiers(names, "", {})
+    runner = VertexRunner(order_of(asked, overrides), session)
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
@@ -164,7 +167,7 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     for job in cloud.jobs.values():
         assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
     resume.set()
-    monkeypatch.setattr("deploy.planning.cost_rule.LIMIT_UNASKED", 0.0)
+    monkeypatch.setattr("deploy.job.cost.LIMIT_UNASKED", 0.0)
     command("l4x1", "l4x2")
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]
@@ -193,5 +196,27 @@ def test_a_damaged_record_is_named(command: Command, cloud: Emulator, tmp_path: 
     (file.parent / "result.json").unlink()
     file.write_text('{"job": 1}')
     with pytest.raises(UserError, match=f"^{file} is damaged: see `python -m deploy jobs`"):
+        command("cpu")
+    assert len(cloud.jobs) == 1
+
+
+def test_the_jobs_of_version_0_2_are_found_and_nothing_is_paid_twice(
+    command: Command, cloud: Emulator, tmp_path: Path
+) -> None:
+    """Its runs have vertex.json, which names the submission."""
+    command("cpu")
+    folder = tmp_path / "out" / "cpu" / "repeat-1"
+    record = json.loads((folder / "submission.json").read_text())
+    (sent,) = record["attempts"]
+    (folder / "submission.json").unlink()
+    (folder / "result.json").unlink()
+    shutil.rmtree("runs")
+    old = {"project": sent["project"], "region": sent["region"], "submission": record["submission"]}
+    (folder / "vertex.json").write_text(json.dumps({**old, "output": sent["output"]}))
+    command("cpu")
+    assert (len(cloud.jobs), rows(tmp_path)[0].state) == (1, "done")
+    (folder / "result.json").unlink()
+    (folder / "vertex.json").write_text('{"job": 1}')
+    with pytest.raises(UserError, match=f"^{folder / 'vertex.json'} is damaged: see `python -m deploy jobs`"):
         command("cpu")
     assert len(cloud.jobs) == 1

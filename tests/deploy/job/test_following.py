@@ -7,7 +7,7 @@ from deploy.platform import buckets
 from deploy.platform.api import ApiError
 from deploy.platform.clients import Session
 from deploy.platform.errors import gcloud_error, lost_response
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.platform.test_backends import REQUEST
@@ -20,7 +20,7 @@ PROXY = (
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
+def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
     return session.open(request.param, "my-proj", "us-central1")
 
 
@@ -82,7 +82,7 @@ def test_a_region_that_gcloud_refuses_is_not_waited_for(cloud: Emulator, session
     ("variable", "match"), [("tls", "no secure connection .*WRONG_VERSION_NUMBER"), ("HTTP_PROXY", "through the proxy")]
 )
 def test_neither_tls_nor_a_proxy_is_waited_for(
-    variable: str, match: str, backend: Backend, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
+    variable: str, match: str, backend: Platform, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No request reaches the service, so no job is looked for."""
     secure = cloud.url.replace("http:", "https:")

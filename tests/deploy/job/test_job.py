@@ -16,7 +16,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from deploy.__main__ import main
 from deploy.api.submit import describe
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
-from deploy.job.work import JobOptions
+from deploy.job.work import JobOptions, Order, Training
 from deploy.platform.clients import to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
@@ -38,13 +38,18 @@ PACKAGE = Package("vertex_trainer", "1.0", {}, sha256="0123456789abcdef")
 
 
 def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> Job:
-    options = JobOptions("demo", "", "demo", **{"packages": (PACKAGE,), **wanted})
+    shared = {"packages": wanted.pop("packages", (PACKAGE,)), "built_image": wanted.pop("built_image", None)}
     on = load_tier(tier) if isinstance(tier, str) else tier
-    return job_of(work_on(on, Overrides.parse(flags or FLAGS)), gcp, options)
+    return job_of(
+        work_on(on, Overrides.parse(flags or FLAGS)),
+        gcp,
+        Order(JobOptions(name="demo", **wanted), "demo", "", **shared),
+    )
 
 
 def trained(made: Job) -> TrainConfig:
-    return made.work.training.config
+    assert isinstance(made.work, Training)
+    return made.work.config
 
 
 def task(made: Job, pool: int = 0) -> Any:

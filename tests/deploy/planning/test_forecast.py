@@ -188,14 +188,14 @@ def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     tier, job = load_tier("l4x1"), Interval(3600.0, 7200.0, 10_800.0)
-    standard, spot = offers(tier, TABLE, job, 300.0)
+    standard, spot = offers(tier, job, 300.0)
     assert (standard.strategy, standard.hours) == ("STANDARD", Interval(1, 2, 3))
     assert standard.usd.middle == pytest.approx(2 * standard.usd_per_hour)
     assert (spot.strategy, spot.hours.low) == ("SPOT", 1)
     assert spot.hours.middle == pytest.approx(2 / (1 - PREEMPTIONS_PER_HOUR * 900 / 3600))
     assert spot.hours.high == pytest.approx(3 / (1 - 2 * PREEMPTIONS_PER_HOUR * 900 / 3600))
-    assert [each.strategy for each in offers(tier, TABLE, job, 90_000.0)] == ["STANDARD"]
-    assert [each.strategy for each in offers(load_tier("h100x1"), TABLE, job, 300.0)] == ["SPOT", "FLEX_START"]
+    assert [each.strategy for each in offers(tier, job, 90_000.0)] == ["STANDARD"]
+    assert [each.strategy for each in offers(load_tier("h100x1"), job, 300.0)] == ["SPOT", "FLEX_START"]
     for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
         assert lost_by_preemption(0.5, *every, 1e6) == lost
 

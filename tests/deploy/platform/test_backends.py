@@ -9,7 +9,7 @@ from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.clients import Gcloud, Session
 from deploy.platform.errors import describe_error
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
@@ -28,7 +28,7 @@ SLOW = [needs_gcloud, pytest.mark.slow]
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
-def backend(request: pytest.FixtureRequest, session: Session) -> Backend:
+def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
     return session.open(request.param, "my-proj", "us-central1")
 
 
@@ -42,8 +42,8 @@ def both(*cases: object, quick_gcloud: object) -> list[object]:
 ONE_CLIENT = pytest.mark.parametrize("backend", ["sdk"], indirect=True)
 
 
-def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator) -> None:
-    name = backend.submit(REQUEST)
+def test_a_job_from_submission_to_cancellation(backend: Platform, cloud: Emulator) -> None:
+    name = backend.create(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     assert (job["displayName"], job["labels"]) == (REQUEST.display_name, REQUEST.labels)
     assert job["encryptionSpec"] == {"kmsKeyName": KEY}
@@ -51,7 +51,7 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     assert sent["machineSpec"] == POOL["machineSpec"]
     assert sent["containerSpec"] == POOL["containerSpec"]
     assert job["jobSpec"]["scheduling"] == SPEC["scheduling"]
-    assert (backend.state(name).state, backend.state(name).started) == ("PENDING", None)
+    assert (backend.get(name).state, backend.get(name).started) == ("PENDING", None)
     cloud.begin(job)
     for number in range(7):
         cloud.log(job, f"line {number}", worker=f"workerpool{number % 2}-0")
@@ -59,14 +59,14 @@ def test_a_job_from_submission_to_cancellation(backend: Backend, cloud: Emulator
     assert [entry.text for entry in entries] == [f"line {number}" for number in range(7)]
     assert entries[1].worker == "workerpool1-0"
     assert [entry.text for entry in backend.logs(name, entries[5].time)] == ["line 5", "line 6"]
-    status = backend.state(name)
+    status = backend.get(name)
     assert (status.state, status.over, status.labels["submission"]) == ("RUNNING", False, "s1")
     backend.cancel(name)
-    assert (backend.state(name).state, backend.state(name).over) == ("CANCELLED", True)
+    assert (backend.get(name).state, backend.get(name).over) == ("CANCELLED", True)
 
 
 @ONE_CLIENT
-def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Backend, cloud: Emulator) -> None:
+def test_only_jobs_of_this_package_are_listed_and_found_by_submission(backend: Platform, cloud: Emulator) -> None:
     names = [
         cloud.create(PARENT, {"displayName": "x", "jobSpec": SPEC, "labels": labels})["name"]
         for labels in ({"submission": "s1"}, {"submission": "s2"}, {"other": "s1"}, {"submission": "s3"}, {})
@@ -94,10 +94,10 @@ def test_the_location_of_a_bucket_may_be_hidden(cloud: Emulator) -> None:
 
 
 @pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
-def test_a_rejected_request_has_its_status(backend: Backend, cloud: Emulator, code: int) -> None:
+def test_a_rejected_request_has_its_status(backend: Platform, cloud: Emulator, code: int) -> None:
     cloud.faults = [Fault(POSTS, code, times=9, message="not like this")]
     with pytest.raises(ApiError) as caught:
-        backend.submit(REQUEST)
+        backend.create(REQUEST)
     assert caught.value.code == code
     assert caught.value.transient == (code == 429)
     assert not caught.value.may_have_succeeded
@@ -135,7 +135,7 @@ def test_whether_an_object_exists(cloud: Emulator) -> None:
 def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match="gcloud is not installed"):
-        Gcloud("my-proj", "us-central1").submit(REQUEST)
+        Gcloud("my-proj", "us-central1").create(REQUEST)
 
 
 def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeyp
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
     monkeypatch.setattr("deploy.platform.clients.COMMAND_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
-        Gcloud("my-proj", "us-central1").submit(REQUEST)
+        Gcloud("my-proj", "us-central1").create(REQUEST)
     assert (caught.value.code, caught.value.transient) == (0, True)
     child, deadline = (tmp_path / "child").read_text().strip(), time.monotonic() + 2
     while is_alive(child):
@@ -172,7 +172,7 @@ def test_a_broken_gcloud_is_final(message: str, retried: bool, tmp_path: Path, m
     """Without a network gcloud also prints that it crashed, https://github.com/XX-net/XX-Net/issues/13999"""
     stand_in(tmp_path, f"cat >&2 <<'END'\nERROR: {message}\nEND\nexit 1", monkeypatch)
     with pytest.raises(ApiError) as caught:
-        Gcloud("my-proj", "us-central1").submit(REQUEST)
+        Gcloud("my-proj", "us-central1").create(REQUEST)
     assert caught.value.transient == retried
     line = describe_error(caught.value, GcpConfig("my-proj", "us-central1", ""))
     assert line.startswith(message.splitlines()[0])

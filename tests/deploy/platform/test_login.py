@@ -17,7 +17,7 @@ from deploy.platform import buckets
 from deploy.platform.api import ApiError, Clock
 from deploy.platform.clients import Gcloud, Sdk, Session
 from deploy.platform.errors import describe_error
-from deploy.platform.rest import Backend
+from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator
@@ -79,7 +79,7 @@ def default_alone(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key(DESK))
 
 
-def use_everything(backend: Backend, cloud: Emulator, tmp_path: Path, flying: FlyingClock) -> None:
+def use_everything(backend: Platform, cloud: Emulator, tmp_path: Path, flying: FlyingClock) -> None:
     """Uploads, submits and watches, while the token expires in each of them."""
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"wheel")
@@ -88,7 +88,7 @@ def use_everything(backend: Backend, cloud: Emulator, tmp_path: Path, flying: Fl
     assert cloud.objects["my-bucket/a.whl"] == b"wheel"
     cloud.expires_at = "GET .*/o$"
     assert [found.size for found in gcs.connect().list(Address("my-bucket", ""))] == [5]
-    name = backend.submit(REQUEST)
+    name = backend.create(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     cloud.begin(job)
 
@@ -117,7 +117,7 @@ def no_token_is_left(tmp_path: Path, shown: str) -> None:
     ("login", "backend"), [("gcloud_alone", Sdk), pytest.param("default_alone", Gcloud, marks=pytest.mark.slow)]
 )
 def test_one_login_alone_does_everything(
-    login: str, backend: type[Backend], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
+    login: str, backend: type[Platform], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
     flying: FlyingClock, capsys: Capture,
 ) -> None:  # fmt: skip
     request.getfixturevalue(login)
@@ -144,7 +144,7 @@ def test_a_token_is_in_a_file_of_ones_own_while_gcloud_runs(
     stand_in(tmp_path, script, monkeypatch)
     for number in (1, 2):  # a new token for each, because this one ends soon
         with pytest.raises(ApiError, match=f"600 secret-{number}$"):
-            Gcloud("my-proj", "us-central1").submit(REQUEST)
+            Gcloud("my-proj", "us-central1").create(REQUEST)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 

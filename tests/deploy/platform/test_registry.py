@@ -237,7 +237,7 @@ def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Sess
         assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
     (model,) = versions(cloud)
     assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
-    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001")
+    assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001?project=my-proj")
 
 
 @pytest.mark.parametrize(("flags", "line"), [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tiers.credentials import find_credential, scan_text
+from deploy.tiers.credentials import find_credential
 from deploy.tiers.sources import user_sources
 from trainer.base.errors import UserError
 
@@ -44,7 +44,8 @@ CREDENTIALS = {
     "pypi.py": f"pypi-{X * 3}", "npm.py": f"npm_{'a1' * 18}", "hub.py": f"dckr_pat_{X}", "vault.py": f"hvs.{X}",
     "bricks.py": f"dapi{HEX * 2}", "do.py": f"dop_v1_{HEX * 4}", "terraform.tfvars": 'db_password = "abcd"',
     "stack.yaml": "db:\n  password: hunter2\n", "my.cnf": "[client]\npassword=hunter2",
-    "pgpass": "localhost:5432:db:me:pw",
+    "pgpass": "localhost:5432:db:me:pw", "news.py": f"key = '{HEX * 2}-us12'", "phone.py": f"SK{HEX * 2}",
+    "shop.py": f"sq0csp-{X}{X}", "art.py": f"AKC{'a1' * 35}", "chat.py": f"discord = 'M{X}{X[:4]}.abcdef.{X}{X[:8]}'",
 }  # fmt: skip
 HARMLESS = {
     "ca.txt": "-----BEGIN CERTIFICATE-----\nMII\n", "pub.txt": "-----BEGIN PUBLIC KEY-----",
@@ -125,9 +126,9 @@ def test_it_is_found_wherever_it_hides(content: bytes, where: str, tmp_path: Pat
     assert (finding.where, finding.certain) == (where, True)
 
 
-def test_a_damaged_archive_and_random_texts_are_told(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    write(folder / "__init__.py", f"\nKEY = '{'kQ3vX9bL2mZ8rT5wY1pN7cD4'}'\n")
+    write(folder / "__init__.py", "")
     write(folder / "cut.zip", inside("zip")[:-30])
     write(folder / "cut.tgz", gzip.compress(b"x" * 999)[:-9])
     buffer = io.BytesIO()
@@ -140,18 +141,7 @@ def test_a_damaged_archive_and_random_texts_are_told(tmp_path: Path) -> None:
     assert "mine/box.zip, a/inner.whl (an archive that is not unpacked)" in about
     assert "mine/closed.rar (an archive that is not unpacked)" in about
     assert "tar.gz" not in about
-    assert "mine/__init__.py, line 2 (a random text)" in about
     assert "mine/cut.tgz (an archive that could not be read" in about
-
-
-def test_a_scanners_kinds_are_refused_beside_ours_and_nothing_is_sent(tmp_path: Path) -> None:
-    """The suite's guard refuses every connection that leaves this machine."""
-    path = write(tmp_path / "mine" / "mail.py", f"\nkey = '{HEX * 2}-us12'\n")
-    assert find_credential(path) is None
-    finding = scan_text(path)
-    assert (finding.kind, finding.where) == ("a credential (Mailchimp Access Key)", "line 2")
-    with pytest.raises(UserError, match=r"package: mine/mail.py, line 2 looks like a credential \(Mailchimp"):
-        user_sources(path.parent)
 
 
 def test_one_file_is_allowed_by_its_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tests that data of a user's function are the same on any replicas, workers and restarts, or refused in one line."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from trainer.models.construction import build_model
 from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 BATCH = 16
-KINDS = (
-    "arrays", "weighted", "pair", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless",
-    "named_inputs", "inputs_alone", "masks", "several_labels", "classes", "tokens",
-)  # fmt: skip
+KINDS = [
+    "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless", "named_inputs", "masks",
+    "both", "batches_and_arrays", "windows",
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+        "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens",
+    )),
+]  # fmt: skip
 
 
 def settings(data: str, model: str = "regression", *flags: str) -> TrainConfig:
@@ -93,8 +97,9 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("nan_targets", "y holds NaN or infinity, first in row 5"),
     ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
     ("generator", "it returned a generator, which can be read only once"),
-    ("moody_rows", "two readings of its first examples differ"),
-    ("unseeded", "two readings of its first examples differ"),
+    ("uneven_windows", "a batch of its tf.data.Dataset has other lengths than the first one, float64 (3,) -> "),
+    ("unseeded", "two readings of its first examples differ: give its shuffle a seed"),
+    ("made_outside", "two readings of its first examples differ: make the tf.data.Dataset inside the function"),
     ("taken", "two readings of the examples for evaluation give other rows"),
     ("breaks_at_7", "example 7 cannot be read: tests/own_data.py:"),
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
@@ -104,6 +109,32 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
         loaded(settings(data))
+
+
+def test_examples_that_are_drawn_train_as_in_fit_on_one_replica_alone(caplog: Log) -> None:
+    one = settings("moody_rows")
+    setup = build_setup(one, make_replicas(one))
+    assert "as it draws at random: the same command gives other numbers each time" in caplog.text
+    assert "training digest" not in setup.content  # the same command resumes
+    for flags in (["--replicas=2"], ["--virtual_replicas=2"]):
+        several = settings("moody_rows", "regression", *flags)
+        with refused("differ, as it draws at random: draw by the number of the example"):
+            build_setup(several, make_replicas(several))
+
+
+def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) -> None:
+    config = settings("windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6")
+    run_job(config)
+    trained = keras.models.load_model(tmp_path / "model" / "model.keras", compile=False)
+    dataset = loaded(config)
+    expected = build_model(config, dataset)
+    expected.optimizer.apply = type(expected.optimizer).apply.__get__(expected.optimizer)
+    for x, y in steps_of("windows", 0, 1, 1, 0, 6):
+        expected.train_on_batch(x, y)
+    assert largest_difference(weights(expected), weights(trained)) < 1e-5
+    assert json.loads((tmp_path / "result.json").read_text())["saved_model"].startswith("model.keras predicts")
+    with refused("Expected batch size: 16 - Received batch size: 8"):
+        run_steps(settings("windows", "stateful", "--replicas=2"), 1)
 
 
 RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
@@ -173,8 +204,11 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 
 MODELS = [
-    ("regression", "weighted"), ("regression", "tf_batches"), ("summed", "weighted"), ("two_outputs", "named_inputs"),
-    ("segmenter", "masks"), ("multi_label", "several_labels"), ("classifier", "classes"),
+    ("regression", "weighted"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("regression", "tf_batches"), ("summed", "weighted"), ("multi_label", "several_labels"),
+        ("classifier", "classes"),
+    )),
 ]  # fmt: skip
 
 
@@ -215,6 +249,11 @@ def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> 
 def test_targets_without_classes_have_no_class_weights() -> None:
     with refused("class_weight: the targets are not one class each"):
         run_steps(settings("arrays", "regression", "--class_weight=0:2"), 1)
+
+
+def test_class_weights_beside_sample_weights_are_refused_as_in_fit() -> None:
+    with refused("class_weight: the data have a sample_weight, and fit takes one of both"):
+        run_steps(settings("weighted_classes", "classifier", "--class_weight=0:2"), 1)
 
 
 @pytest.mark.parametrize(("model", "line"), [

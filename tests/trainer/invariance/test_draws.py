@@ -100,7 +100,12 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERS)
+QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "Noisy", "RandomCrop")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LAYERS if name not in QUICK)]
+)
 def test_a_row_gets_the_same_numbers_on_any_number_of_replicas(name: str, caplog: Log) -> None:
     make, inputs = LAYERS[name]
     layer = independent(make, inputs)

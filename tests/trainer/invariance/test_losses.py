@@ -47,10 +47,9 @@ def settings(model: str, *flags: str, data: str = "pair") -> TrainConfig:
 @pytest.mark.parametrize("data", ["weighted_pair", pytest.param("pair", marks=pytest.mark.slow)])
 def test_a_root_mean_square_spans_all_replicas(data: str) -> None:
     one_device, logs = run_steps(settings("plain_root", "--replicas=1", data=data), 5)
-    for replicas in (1, 2):
-        model, found = run_steps(settings("global_root", f"--replicas={replicas}", data=data), 5)
-        assert largest_difference(weights(one_device), weights(model)) < 1e-10
-        assert found.means() == pytest.approx(logs.means(), rel=1e-10)
+    model, found = run_steps(settings("global_root", "--replicas=2", data=data), 5)
+    assert largest_difference(weights(one_device), weights(model)) < 1e-10
+    assert found.means() == pytest.approx(logs.means(), rel=1e-10)
     apart, _ = run_steps(settings("plain_root", "--replicas=2", data=data), 5)
     assert largest_difference(weights(one_device), weights(apart)) > 1e-5
 

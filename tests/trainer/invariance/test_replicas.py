@@ -23,6 +23,7 @@ def loss_difference(one: Any, other: Any) -> float:
     return float(np.max(np.abs(one.values - other.values)))
 
 
+@pytest.mark.slow
 def test_fifty_steps_move_every_kernel() -> None:
     untrained, _ = run_steps(small("--precision=float64"), 0)
     before, (after, _) = weights(untrained), trained(1, "--precision=float64", LEARNING_RATE)
@@ -49,6 +50,7 @@ def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str
     assert loss_difference(plain, compiled) < 0.02 * np.abs(plain.values).max()
 
 
+@pytest.mark.slow
 def test_jit_compile_compiles() -> None:
     model, _ = run_steps(small("--jit_compile"), 0)
     images, factors = tf.zeros((16, 16, 16, 1)), tf.zeros((16, 1, 1, 1))

@@ -56,12 +56,7 @@ def test_the_numbers_are_those_of_their_definitions() -> None:
 def test_counts_do_not_depend_on_replicas_remainders_or_batch(model: str, data: str, counts: bool) -> None:
     """A user's own compiled classifier with integer labels has them; other models have none."""
     found = []
-    for flags in (
-        (),
-        ("--replicas=4",),
-        ("--evaluation_batch_size=21",),
-        ("--evaluation_batch_size=4", "--replicas=2"),
-    ):
+    for flags in ((), ("--replicas=4",), ("--evaluation_batch_size=21", "--replicas=2")):
         _, evaluated = setup_of(model, data, *flags)
         values = evaluated()
         assert (evaluated.classes is not None) == bool(evaluated.class_count) == counts
@@ -69,7 +64,7 @@ def test_counts_do_not_depend_on_replicas_remainders_or_batch(model: str, data: 
             return
         assert evaluated.classes.accuracy == pytest.approx(values["val_accuracy"])
         found.append(json.dumps(finite(evaluated.classes.content())))
-    assert found == found[:1] * 4
+    assert found == found[:1] * 3
     assert json.loads(found[0])["examples"] == 21
 
 

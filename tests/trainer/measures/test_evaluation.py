@@ -19,9 +19,9 @@ from trainer.training.callbacks import rises
 from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
-    ("regression", "weighted_pair"), ("by_weight", "weighted_pair"), ("regression", "tf_batches"),
-    ("two_outputs", "named_pair"), ("smoothed", "pair"), ("multi_label", "several_labels"),
+    ("regression", "weighted_pair"), ("two_outputs", "named_pair"), ("multi_label", "several_labels"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("by_weight", "weighted_pair"), ("regression", "tf_batches"), ("smoothed", "pair"),
         ("summed", "weighted_pair"), ("segmenter", "masks"),
         ("classifier", "classes"), ("regularized", "weighted_pair"),
     ]),

@@ -19,14 +19,14 @@ from trainer.planning.planner import NO_KERNEL, MeasuredStep, operations, work_o
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not uses_onednn(), reason="a CPU's kernels without oneDNN hold memory that no GPU does")
-def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs() -> None:
+def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
     case = tried("U-Net", rows=8)
     worst = case["predicted"]["worst_order"]
     for kind in ("device", "cpu"):
         assert 1 / worst < case["measured"][kind] / case["predicted"][kind] < worst
-    assert case["runs"] == [True]
+    assert case["runs"] == [True] or not uses_onednn()  # what its kernels take beside tensors the processor decides
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
+from trainer.golden import described
 from trainer.proofs.golden_file import (
     CHANGED,
     EQUAL,
@@ -78,7 +79,7 @@ def recorded() -> Golden:
     (content(change=1e-13), ROUNDING, 0, ""),
     (content(change=1e-4), CHANGED, 1, "kernel"),
     (content(loss=1.0 + 1e-12), EQUAL, 0, ""),  # other replicas add it in another order
-    (content(loss=1.001), CHANGED, 1, "kernel"),
+    (content(loss=1.001), CHANGED, 1, "a loss or metric"),
     (content(sizes=[600, 4]), CHANGED, 1, ""),
     (content(sizes=[600, 3, 3]), CHANGED, 1, ""),
 ])  # fmt: skip
@@ -114,7 +115,7 @@ def test_projections_estimate_the_norm_of_a_difference() -> None:
 
 @pytest.mark.parametrize(("losses", "others", "apart"), [
     ({"loss": 1.0}, {"loss": 1.0}, 0.0), ({"loss": 2.0, "acc": 0.5}, {"loss": 1.0, "acc": 0.5}, 1.0),
-    ({"loss": 1.0}, {"mse": 1.0}, np.inf), ({"loss": np.nan}, {"loss": 1.0}, np.inf),
+    ({"loss": 1.0, "auc": 0.5}, {"loss": 1.0, "mse": 2.0}, 0.0), ({"loss": np.nan}, {"loss": 1.0}, np.inf),
     ({"loss": None}, {"loss": None}, 0.0), ({"loss": 2e-6}, {"loss": 1e-6}, 1.0),
 ])  # fmt: skip
 def test_losses_are_compared_with_the_largest(losses: Any, others: Any, apart: float) -> None:
@@ -135,6 +136,12 @@ def test_what_differs_is_named() -> None:
         "settings differ: seed", "data differ: rows", "sources differ: mine.py, new.py",
         "packages differ: keras 3.12 -> 3.15, absl-py 2.1 -> none", "instruction sets differ: avx2 -> avx512f",
     ]  # fmt: skip
+    more = content()
+    for step in STEPS:
+        more["moments"][str(step)]["losses"]["auc"] = 0.5
+    named = "losses or metrics of one alone differ: auc"
+    assert next(causes(golden, golden.settings, more)) == named
+    assert described([((1, 1), judge(golden, more))], [named]) == f"equal bits on 1 replica; {named}"
     settings = {**golden.settings, **dict.fromkeys("abcdefg", 1)}
     assert next(causes(golden, settings, content())) == "settings differ: a, b, c, d, e and 2 more"
 

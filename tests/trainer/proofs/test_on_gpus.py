@@ -76,6 +76,7 @@ def test_a_model_that_depends_on_replicas_does_not_agree(monkeypatch: Patch, cap
     assert re.search("error: float32 on 2: .*losses differ by", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_gpus_that_sum_without_nccl_are_a_problem(monkeypatch: Patch) -> None:
     monkeypatch.setattr(on_gpus, "variants", lambda count, nccl: ([Variant("float32", count)], []))
     config = small(*MLP)
@@ -132,7 +133,7 @@ def another_each_time(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 @pytest.mark.parametrize(("model", "equal"), [
-    ("mlp", True), ("tests.trainer.proofs.test_on_gpus:another_each_time", False),
+    pytest.param("mlp", True, marks=pytest.mark.slow), ("tests.trainer.proofs.test_on_gpus:another_each_time", False),
 ])  # fmt: skip
 def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, equal: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)  # of the whole process

@@ -23,9 +23,8 @@ from trainer.reporting.resources import Gpus, peak_device_memory_gib
 
 
 def events(folder: Path) -> list[Any]:
-    (file,) = folder.iterdir()
     found = []
-    for record in tf.data.TFRecordDataset(str(file)):
+    for record in tf.data.TFRecordDataset(sorted(map(str, folder.iterdir()))):
         event = tf.compat.v1.Event.FromString(record.numpy())
         found += [(event.step, value) for value in event.summary.value]
     return found
@@ -44,6 +43,18 @@ def test_tensorboard_gets_scalars_and_images(tmp_path: Path) -> None:
     assert (image_step, image.tag, width, height) == (5, "samples", b"3", b"4")
     assert image.metadata.plugin_data.plugin_name == "images"
     assert np.array_equal(tf.io.decode_png(png), picture)
+
+
+def test_a_restart_tells_tensorboard_which_points_come_again(tmp_path: Path) -> None:
+    for step in (1, 21):
+        EventFiles(tmp_path, first_step=step).close()
+    logs = [
+        (event.step, event.session_log.status)
+        for file in tmp_path.iterdir()
+        for record in tf.data.TFRecordDataset(str(file))
+        if (event := tf.compat.v1.Event.FromString(record.numpy())).HasField("session_log")
+    ]
+    assert sorted(logs) == [(1, tf.compat.v1.SessionLog.START), (21, tf.compat.v1.SessionLog.START)]
 
 
 def test_memory_of_devices_is_empty_where_their_allocator_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

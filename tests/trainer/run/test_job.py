@@ -34,7 +34,8 @@ MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN
 
 
 def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
-    config = small_config("--replicas=2", "--steps=6", "--report_every_steps=2", "--sample_every_steps=3")
+    every = ("--report_every_steps=2", "--sample_every_steps=3")
+    config = small_config("--model=wgan_gp", "--replicas=2", "--steps=6", *every)
     folder = run(config)
     names = {path.name for path in folder.iterdir()} - {".alive"}  # which a run of some seconds has
     assert names == {
@@ -102,7 +103,7 @@ def test_the_same_command_resumes_until_the_run_is_done(small_config: Make, capl
 
 @pytest.mark.parametrize("flags", [
     pytest.param(MLP, id="mlp"),
-    pytest.param((), id="wgan_gp", marks=pytest.mark.slow),
+    pytest.param(("--model=wgan_gp",), id="wgan_gp", marks=pytest.mark.slow),
     pytest.param(("--model=r3gan", "--diff_augment=color,translation,cutout"), id="r3gan", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_more_replicas_resume_with_the_same_numbers(flags: tuple[str, ...], small_config: Make) -> None:
@@ -266,19 +267,18 @@ def test_a_callback_can_stop_the_run(small_config: Make) -> None:
     folder = run(small_config("--callbacks=tests.models:stop_at_3", "--steps=50", "--steps_per_loop=1"))
     result = read(folder / "result.json")
     assert (result["state"], result["steps"]) == ("done", 3)
-    assert (folder / "samples" / "step-00000003.png").is_file()
 
 
 @pytest.mark.parametrize(("flag", "line"), [
     ("--callbacks=tests.models:not_callbacks", "it must return a list of keras.callbacks.Callback"),
     ("--callbacks=tests.models", "write it as package.module:function"),
-    ("--callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
+    ("--model=wgan_gp --callbacks=tests.models:by_schedule", "LearningRateScheduler changes model.optimizer"),
     ("--model=tests.models:not_a_model", "the function returned str: it must return a keras.Model"),
     ("--model=tests.models:nothing", "tests.models has no function nothing"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(small_config: Make, flag: str, line: str) -> None:
     with refused(line):
-        run(small_config(flag))
+        run(small_config(*flag.split()))
 
 
 def test_what_other_threads_draw_does_not_change_the_first_weights() -> None:

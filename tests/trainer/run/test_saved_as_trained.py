@@ -53,7 +53,6 @@ def test_what_saving_loses_ends_the_run_before_it_trains(kind: str, line: str, s
 
 
 @pytest.mark.parametrize(("flags", "outcome"), [
-    (("--kind=kept",), "model.keras predicts and evaluates as the model in memory"),
     (("--kind=kept", "--replicas=2"), "model.keras predicts and evaluates as the model in memory"),
     (("--kind=kept", "--precision=mixed_bfloat16"), "model.keras predicts and evaluates as the model in memory"),
     (("--kind=noisy",), "not compared: two calls on the same rows differ"),
@@ -63,8 +62,8 @@ def test_the_end_of_a_run_says_what_its_model_is(flags: tuple[str, ...], outcome
     assert json.loads((folder / "result.json").read_text())["saved_model"].startswith(outcome)
 
 
-@pytest.mark.parametrize("flags", [(), ("--conditional",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--conditional",), marks=pytest.mark.slow)])
 def test_a_generator_is_compared_too(flags: tuple[str, ...], small_config: Make, tmp_path: Path) -> None:
-    folder = run_job(small_config(*flags, "--steps=1"))
+    folder = run_job(small_config("--model=wgan_gp", *flags, "--steps=1"))
     saved = json.loads((folder / "result.json").read_text())["saved_model"]
     assert saved == "model.keras predicts as the model in memory"

@@ -22,7 +22,7 @@ from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
 CASES: list[Any] = [
-    ("regression", "weighted_pair", (1, 2)), ("two_outputs", "named_pair", (2,)),
+    ("regression", "weighted_pair", (2,)), ("two_outputs", "named_pair", (2,)),
     pytest.param("segmenter", "masks", (2,), marks=pytest.mark.slow),
 ]  # fmt: skip
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")
@@ -330,7 +330,7 @@ def test_code_that_changed_and_settings_of_earlier_versions_do_not_hinder_predic
     assert predicted(copied, tmp_path)["predictions"].shape == (21, 1)
 
 
-@pytest.mark.parametrize("palette", ["blue green red", "red green blue black", "blue"])
+@pytest.mark.parametrize("palette", ["red green blue black", pytest.param("blue", marks=pytest.mark.slow)])
 def test_other_data_of_a_shared_setting_keep_the_vocabulary_of_the_run(
     palette: str, runs: Runs, tmp_path: Path
 ) -> None:

@@ -10,15 +10,16 @@ import pytest
 
 from tests.fixtures import Log, Patch
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
-from tests.support import refused
+from tests.support import refused, run_steps
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE
-from trainer.run import job, trial_steps
+from trainer.run import job, later_comparisons, trial_steps
 from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, compare_few_rows, failure_of_trial, judge, why_plain
+from trainer.training.checkpoint import snapshot, variables_of, write_checkpoint
 
 
 def settings(model: str, *flags: str) -> TrainConfig:
@@ -87,14 +88,17 @@ def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
         "equal_bits": False,
         "by_settings": False,
         "fault": False,
+        "draws": [],
     }
 
 
+@pytest.mark.slow
 def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     """Bits first, then float64: TensorFlow remembers what the key of a sum was first used for."""
     words = [f"--{name}=tests.planted_dependences:{of}" for name, of in (("model", "of_words"), ("data", "words"))]
     config = resolve([*words, "--steps=2", "--global_batch_size=16", "--virtual_replicas=2"]).config
-    assert compare_few_rows(config) == {"agrees": True, "problems": [], "reason": "", "equal_bits": True}
+    verdict = {"agrees": True, "problems": [], "reason": "", "equal_bits": True, "draws": []}
+    assert compare_few_rows(config) == verdict
 
 
 @pytest.mark.parametrize(("flag", "line"), [
@@ -104,6 +108,71 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
 def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line: str) -> None:
     (problem,) = compare_few_rows(settings("row_losses", flag))["problems"]
     assert line in problem
+
+
+def verdict_after(tmp_path: Path, config: TrainConfig, steps: int) -> dict[str, Any]:
+    """Returns the verdict on the steps that follow on so many of one replica."""
+    model, _ = run_steps(config, steps)
+    write_checkpoint(tmp_path / "state", snapshot(variables_of(model)), {"step": steps, "state": {"epoch": steps // 3}})
+    return compare_few_rows(config, tmp_path / "state")
+
+
+@pytest.mark.parametrize(("model", "flags", "drawn"), [
+    ("annealed", ["--callbacks=tests.planted_dependences:annealing"], []),
+    ("counted", [], []),
+    ("drawn_later", [], ["tf.random.normal"]),
+])  # fmt: skip
+def test_what_begins_after_the_compared_steps_is_found_later(
+    model: str, flags: list[str], drawn: list[str], tmp_path: Path, caplog: Log
+) -> None:
+    config = settings(model, *flags)
+    verdict = ReplicaVerdict(**compare_few_rows(config))
+    assert (verdict.agrees, verdict.draws) == (True, drawn)
+    judge(verdict, allowed=False)
+    assert ("agree so far, but the step draws by tf.random.normal" in caplog.text) == bool(drawn)
+    later = ReplicaVerdict(**verdict_after(tmp_path, config, 24))
+    assert (later.agrees, later.outcome) == (False, "differ")
+
+
+@pytest.mark.parametrize("model", ["last_layer_in_32_bits", "several_optimizers"])
+def test_steps_that_agree_do_so_later_too(model: str, tmp_path: Path) -> None:
+    assert verdict_after(tmp_path, settings(model, "--precision=mixed_float16"), 24)["agrees"]
+
+
+class Child:
+    """Stands for a ReplicaProof: it finds no difference before training, and one later."""
+
+    def __init__(self, arguments: Any, *state: Any) -> None:
+        self.state, self.ended = state, True
+
+    def verdict(self, most_seconds: float = 0.0) -> ReplicaVerdict:
+        return ReplicaVerdict(not self.state, ["dense differs"] if self.state else [])
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    for module in (job, later_comparisons):
+        monkeypatch.setattr(module, "ReplicaProof", Child)
+    with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
+        started(tmp_path, "row_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
+    checks = {"1 to 5": "agree", "4 to 8": "differ"}
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["state"], result["replica_checks"]) == ("failed", checks)
+    with refused("steps 4 to 8 differ on 1 and on 2 replicas, as an earlier start found"):
+        started(tmp_path, "row_losses", "--steps=9")
+    assert started(tmp_path, "row_losses", "--steps=9", "--allow_replica_dependence")["replica_checks"] == checks
+
+
+@pytest.mark.slow
+def test_a_child_beside_the_job_finds_what_a_callback_begins(tmp_path: Path) -> None:
+    with refused("(steps 4 to 8, from the state of this run)"):
+        started(tmp_path, "annealed", "--callbacks=tests.planted_dependences:annealing", "--steps=90")
+    about = started(tmp_path / "other", "row_losses", "--steps=9")
+    assert about["replica_checks"] == {"1 to 5": "agree", "4 to 8": "agree"}
 
 
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(

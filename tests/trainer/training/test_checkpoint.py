@@ -284,7 +284,7 @@ def test_a_state_with_nan_is_not_kept(tmp_path: Path) -> None:
 
 
 MLP = ("--model=mlp", "--global_batch_size=64")
-KINDS = {"GAN": (), "classifier": MLP}
+KINDS = {"GAN": ("--model=wgan_gp",), "classifier": MLP}
 
 
 @pytest.fixture(scope="module")
@@ -324,7 +324,7 @@ def test_initial_model_sets_the_weights_of_templates(small_config: Make, trained
 
 def test_the_jobs_own_checkpoint_comes_before_another_runs(small_config: Make, trained: dict[str, Path]) -> None:
     run(small_config("--steps=2"))
-    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['GAN']}")).state.progress.step == 2
+    assert prepared(small_config("--steps=6", f"--initial_checkpoint={trained['classifier']}")).state.progress.step == 2
 
 
 @pytest.mark.parametrize(("flags", "line"), [
@@ -342,4 +342,4 @@ def test_first_weights_that_do_not_fit_are_refused_in_one_line(
 ) -> None:
     places = {kind: str(folder) for kind, folder in trained.items()}
     with refused(line):
-        prepared(small_config(*(flag.format(**places) for flag in flags)))
+        prepared(small_config("--model=wgan_gp", *(flag.format(**places) for flag in flags)))

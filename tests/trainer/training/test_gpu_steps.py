@@ -18,7 +18,7 @@ from trainer.data.dataset import Dataset
 
 PAGE = Path(__file__).parents[3] / "docs" / "scaling.md"
 RECIPES = {path.stem for path in Path(__file__).parents[3].glob("trainer/recipes/*.yaml")}
-QUICK, DEEP = {"mlp_mnist", "cnn_fashion"}, {"efficientnet_photos"}  # the trace of DEEP on two replicas takes minutes
+QUICK, DEEP = {"mlp_mnist"}, {"efficientnet_photos"}  # the trace of DEEP on two replicas takes minutes
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in sorted(RECIPES - QUICK - DEEP)]
 
 # Copies from a device to the host that have to be, as patterns of `producer -> consumer`, and why.
@@ -77,11 +77,11 @@ def test_no_recipe_makes_the_host_wait_and_each_keeps_to_its_budget(
     ("--replicas=1", "--augment=flip,crop", "--micro_batches=2"),
     ("--replicas=2", "--augment=crop", "--precision=mixed_bfloat16", "--class_weight=0:1,1:2"),
     ("--replicas=1", "--precision=mixed_float16"),
-    ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
-    ("--replicas=1", "--model=dcgan"),
-    pytest.param(
-        ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"), marks=pytest.mark.slow
-    ),
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in [
+        ("--replicas=2", "--model=wgan_gp", "--critic_steps=1", "--jit_compile"),
+        ("--replicas=1", "--model=dcgan"),
+        ("--replicas=2", "--model=r3gan", "--diff_augment=color,translation,cutout"),
+    ]),
 ])  # fmt: skip
 def test_other_steps_do_not_make_it_wait_either(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """A user's compiled classifier, and GANs."""

@@ -39,11 +39,11 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
     return moved / 1e9 / replicas, GpuStep(optimised(traced)).counts(0 if replicas > 1 else None)["operations"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    pytest.param((f"--model={__name__}:resnet50", f"--data={__name__}:photos", "--image_size=224"),
-                 marks=pytest.mark.slow, id="resnet50"),
+    pytest.param((f"--model={__name__}:resnet50", f"--data={__name__}:photos", "--image_size=224"), id="resnet50"),
     pytest.param(("--recipe=dcgan_mnist", "--data=digits"), id="dcgan"),
-    pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp", marks=pytest.mark.slow),
+    pytest.param(("--recipe=wgan_gp_mnist", "--data=digits"), id="wgan_gp"),
 ])  # fmt: skip
 def test_a_replica_of_two_does_little_more_than_one(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one."""

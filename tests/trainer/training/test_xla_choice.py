@@ -297,7 +297,7 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
 
 
 @pytest.mark.usefixtures("without_onednn")
-@pytest.mark.parametrize("how", ["in a loop", "without a kernel"])
+@pytest.mark.parametrize("how", [pytest.param("in a loop", marks=pytest.mark.slow), "without a kernel"])
 def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_one(
     how: str, small_config: Make, tmp_path: Path, monkeypatch: Patch, caplog: Log
 ) -> None:

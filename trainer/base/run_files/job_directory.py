@@ -27,7 +27,15 @@ from trainer.base.run_files.records import (
 )
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import Address, expanded, keep_others_out, make_writable, output_address, write_whole
+from trainer.base.storage import (
+    Address,
+    expanded,
+    keep_others_out,
+    make_writable,
+    output_address,
+    remove_parts,
+    write_whole,
+)
 from trainer.base.storage.staging import home_of
 
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
@@ -116,6 +124,8 @@ def open_job_dir(
         folders.append(job_dir.samples)
     for folder in folders:
         make_writable(folder, "job_dir")
+    for folder in (job_dir.root, job_dir.samples):
+        remove_parts(folder)
     return job_dir
 
 

@@ -251,6 +251,8 @@ class Mirror:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
         except Exception as error:
             if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+                if isinstance(error, Conflict):
+                    error = UserError(f"{error}: wait until it has ended, or use another --job_dir")
                 with self._changed:  # or a bug of this package: nothing more can be uploaded
                     self.rejection = error
                     self._changed.notify_all()

@@ -62,6 +62,7 @@ class RunInfo(TypedDict, total=False):
     compilation: dict[str, Any]  # whether XLA compiles the steps, why, and the seconds measured; {} until it is chosen
     depends_on_replicas: list[str]
     replica_check: dict[str, Any]  # whether one replica and two agreed before training: a ReplicaVerdict
+    replica_checks: dict[str, str]  # as in result.json
     equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
@@ -132,6 +133,7 @@ class Result(TypedDict, total=False):
     rollbacks: int
     saved_model: str  # whether model/, once loaded, predicts and evaluates as the model in memory; why not compared
     not_compared: str  # why the steps of one replica and of two were not compared before training, if they were to be
+    replica_checks: dict[str, str]  # by steps: whether one replica and two agreed in them; why they were not compared
     depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]

@@ -20,7 +20,8 @@ from trainer.base.storage.local_files import sha256_of
 from trainer.base.storage.staging import Staged, stage
 
 SERVING = "serving.json"
-FIXED_BATCH = 8  # rows of each call, unless --fixed_batch says otherwise
+FIXED_BATCH = 8  # rows of each call with --same_bytes
+SAME_BYTES = f"calls of {FIXED_BATCH} rows each, so that the bytes of an answer depend on its row alone (slower)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Servable:
     """Holds what a server needs to know beside the network.
 
     `inputs`, `outputs`: [dtype, shape of a row] by name, null for a free dimension; `image`: [height, width, channels]
-    if a row is an image of grey levels; `latent_dim`, `classes`: of a generator; `files`: SHA-256 by name.
+    if a row is an image of grey levels; `latent_dim`, `classes`: of a generator; `files`: SHA-256 by name; `scores`:
+    whether a classifier with `class_names` returns logits or probabilities.
     """
 
     files: Mapping[str, str]
@@ -39,6 +41,24 @@ class Servable:
     latent_dim: int = 0
     classes: int = 0
     fixed_batch: int = FIXED_BATCH
+    scores: str = ""
+
+    @property
+    def requested(self) -> dict[str, tuple[str, list[int | None]]]:
+        """Returns the values of a row that a server takes, as `inputs`."""
+        if self.latent_dim:
+            return {name: ("int32", []) for name in ("seed", "label")[: 1 + bool(self.classes)]}
+        return {name: ("uint8", [*self.image]) if self.image else spec for name, spec in self.inputs.items()}
+
+    @property
+    def answered(self) -> dict[str, tuple[str, list[int | None]]]:
+        """Returns the values of an answer of a server, as `outputs`."""
+        if self.latent_dim:
+            return {"b64": ("string", [])}
+        scores: dict[str, tuple[str, list[int | None]]] = {
+            "probabilities": ("float64", [len(self.class_names)]), "label": ("string", [])
+        }  # fmt: skip
+        return {**self.outputs, **(scores if self.scores else {})}
 
 
 def write_servable(folder: Path, **about: Any) -> None:

@@ -15,6 +15,7 @@ from trainer.base.storage.local_files import (
     make_writable,
     output_address,
     parse,
+    remove_parts,
     sync,
     whole_folder,
     write_whole,
@@ -23,5 +24,5 @@ from trainer.base.storage.local_files import (
 
 __all__ = [
     "Address", "cannot_write", "expanded", "is_locked", "is_remote", "keep_others_out", "local_path", "make_writable",
-    "output_address", "parse", "sync", "whole_folder", "write_whole", "writing",
+    "output_address", "parse", "remove_parts", "sync", "whole_folder", "write_whole", "writing",
 ]  # fmt: skip

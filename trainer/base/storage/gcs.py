@@ -246,10 +246,7 @@ class Gcs:
             if known and present and present.metadata != writer():
                 break
             replaced = present.generation if present else 0
-        raise Conflict(
-            f"{address}: upload failed because the object kept changing: is another run writing to it? Last written by "
-            f"{present.writer if present else 'a run that deleted it'}"
-        )
+        raise Conflict(f"{address}: another run writes it: {present.writer if present else 'one that deleted it'}")
 
     def _send(self, content: Path | bytes, size: int, address: Address, replaced: int) -> Remote | None:
         """Returns the object as it was stored; None if `replaced` is not its generation."""

@@ -180,6 +180,15 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
             raise
 
 
+def remove_parts(folder: Path) -> None:
+    """Removes what processes of this machine that have ended left of files that they were writing in `folder`."""
+    start = f"{os.uname().nodename}-"
+    for part in folder.glob(".*.part"):
+        owner = part.name.removesuffix(".part").rpartition(start)[2]
+        if start in part.name and owner.isdecimal() and not is_running(owner):
+            part.unlink(missing_ok=True)
+
+
 def is_running(process: str) -> bool:
     """Returns whether a process of this machine has this number; False for text that is not a number."""
     try:

@@ -71,6 +71,23 @@ def test_two_processes_do_not_write_to_one_folder(tmp_path: Path) -> None:
     open_job_dir(TrainConfig(job_dir=str(tmp_path)))
 
 
+KILLED = """
+import os, pathlib, sys
+from trainer.base.storage import write_whole
+write_whole(pathlib.Path(sys.argv[1]), lambda part: (part.touch(), os.kill(os.getpid(), 9)))
+"""
+
+
+def test_what_a_killed_process_was_writing_goes_with_the_next_start(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "result.json")], check=False)
+    (part,) = tmp_path.glob(".result.json.*.part")
+    others = [tmp_path / ".billed.json.elsewhere-7.part", tmp_path / f".x.{os.uname().nodename}-{os.getpid()}.part"]
+    for other in others:
+        other.touch()
+    open_job_dir(TrainConfig(job_dir=str(tmp_path)))
+    assert [path.exists() for path in (part, *others)] == [False, True, True]
+
+
 def test_settings_that_do_not_change_the_numbers_may_change(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"config": {"steps": 5, "replicas": 1, "seed": 3}})
     open_job_dir(TrainConfig(job_dir=str(tmp_path), steps=9, replicas=2, seed=3), {})

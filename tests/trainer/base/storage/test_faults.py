@@ -32,24 +32,21 @@ def files(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", [503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost"])
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_fault_that_passes_leaves_no_trace(
-    filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, times: int
-) -> None:
-    proxy.faults.append(Fault(kind, times=times))
+def test_a_fault_that_passes_leaves_no_trace(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
+    proxy.faults.append(Fault(kind, times=2))
     folder = stage(filled.url("d"), "data", str(tmp_path))
     wanted = {str(number): CONTENT + bytes([number]) for number in range(6)}
     assert {file.name: file.read_bytes() for file in files(folder)} == wanted
-    assert proxy.count("GET", "alt=media") >= 6 + times
+    assert proxy.count("GET", "alt=media") >= 6 + 2
 
 
-@pytest.mark.parametrize("kind", [503, 429, 401, "reset", "stall", "drip", "lost"])
+@pytest.mark.parametrize("kind", [503, 401, "drip"])
 def test_a_listing_is_asked_for_again(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
     proxy.faults.append(Fault(kind, path="/o?", times=2))
     assert len(files(stage(filled.url("d"), "data", str(tmp_path)))) == 6
 
 
-@pytest.mark.parametrize("kind", [503, 429, "reset", "short", "stall", "lost"])
+@pytest.mark.parametrize("kind", [503, "short", "stall"])
 def test_a_fault_for_good_ends_in_a_line_within_the_limits(
     filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +86,7 @@ def test_an_endless_drip_is_a_fault_like_others_and_names_the_object(
             stage(filled.url("d"), "data", str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["drip", "stall", 503])
+@pytest.mark.parametrize("kind", ["drip", 503])
 def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
     """Uses the limits of a run: the drip would be cut after 20 seconds, and 503 repeated for two minutes."""
     proxy.faults.append(Fault(kind, path="/d/", times=FOREVER))
@@ -146,7 +143,7 @@ def test_a_reset_late_in_a_long_object_is_mended(bucket: Bucket, proxy: Proxy, t
     assert stage(bucket.url("big"), "data", str(tmp_path)).read_bytes() == content
 
 
-@pytest.mark.parametrize("kind", [503, 429, 401, "lost", "stall", "reset", "drip"])
+@pytest.mark.parametrize("kind", [503, 401, "lost", "stall", "reset"])
 def test_an_upload_arrives_once(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: int | str) -> None:
     file = tmp_path / "file"
     file.write_bytes(CONTENT)

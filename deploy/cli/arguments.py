@@ -1,0 +1,93 @@
+"""Parses the command line of a verb, once: its own flags and arguments, and the settings of the trainer beside them."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.api.arguments import LISTED, package_folder, read_settings, split_words
+from deploy.job.job import Program
+from deploy.job.script import read_script
+from deploy.job.work import JobOptions
+from deploy.tiers.options import declare
+from trainer.base.errors import UserError
+from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
+from trainer.base.settings.resolution import Overrides, flags_of, own_settings
+
+SCHEMA_VERSION = 1  # of docs/json.schema.json; changes when a field goes or means something else
+
+
+def parser(verb: str, description: str, usage: str) -> Parser:
+    """Returns a parser for `python -m deploy VERB` whose errors are one line."""
+    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+
+
+# Flags of verbs that take a recipe or a script, and that say nothing of a script; one with the value that is refused.
+_NOT_OF_SCRIPTS = {
+    "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
+    "plan": "--plan is for recipes: the memory of a script is not known: drop it",
+    "scaling=weak": "--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out",
+}
+
+
+def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Program]:
+    """Returns the verb's own arguments and, with --script or --module, the script, else the trainer's settings."""
+    flags, words = split_words(arguments)
+    if not any(flag_values(flags, ("script", "module")).values()):
+        if len(flags) < len(arguments):
+            raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
+        return parse(cli, arguments)
+    cli.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
+    args, unknown = cli.parse_known_args(flags)
+    if unknown:
+        hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
+        raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
+    for flag, refusal in _NOT_OF_SCRIPTS.items():
+        name, _, value = flag.partition("=")
+        if (setting := getattr(args, name, False)) and setting == (value or setting):
+            raise UserError(refusal)
+    return args, read_script(args.script, args.module, getattr(args, "package", ""), words, args.job_dir)
+
+
+def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
+    """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
+    package = flag_values(arguments, ["package"]).get("package", "") if "package" in cli.names else ""
+    first, of_verb = package_folder(package), cli.names
+    settings = own_settings(arguments, first)
+    flags = flags_of(settings.settings)
+    names = {field.name for field in flags}
+    if both := [name for name in of_verb if name in names]:
+        raise UserError(f"--{both[0]} is a flag of `{cli.prog}` and a setting of your own: rename the setting")
+    add_setting_flags(cli, flags, hidden=True)
+    args, unknown = cli.parse_known_args(arguments)
+    refuse_unknown(unknown, cli.flags, settings.hint, LISTED)
+    return args, read_settings({name: value for name, value in vars(args).items() if name in names}, first)
+
+
+def add_target(cli: Parser) -> None:
+    """Declares the arguments of `attach`."""
+    cli.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
+    )
+    declare(cli, JobOptions, "project", "backend")
+    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+
+
+def add_json_flag(cli: Parser) -> None:
+    """Declares --json."""
+    cli.add_argument(
+        "--json", action="store_true", help="print one JSON document on stdout (docs/api.md), and the text on stderr"
+    )
+
+
+def write_document(args: argparse.Namespace, verb: str, **content: Any) -> None:
+    """Prints the content on stdout, if --json was given, as JSON; data classes become objects."""
+    if args.json:
+        document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
+        print(json.dumps(document, default=_plain), file=sys.stdout, flush=True)
+
+
+def _plain(value: Any) -> Any:
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else dict(value)
