@@ -13,7 +13,7 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 # Copied into deploy/checkout/ of a wheel: an installed copy has the tiers, and can build the wheel of a job.
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
-DEPLOY = ["google-cloud-aiplatform>=2,<3", "build", "setuptools>=64", "wheel", "pathspec>=0.12"]
+DEPLOY = ["google-cloud-aiplatform>=2,<3", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 SERVE = ["starlette>=1,<2", "uvicorn>=0.54,<0.55"]  # the server depends on private names of uvicorn
 TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE]
 
@@ -60,7 +60,6 @@ setup(
             "cloudbuild.yaml",
             "Dockerfile",
             "tiers/machines.yaml",
-            "tiers/credentials.yaml",
             "tiers/schema.yaml",
             "report/report.html",
             "report/page.css",

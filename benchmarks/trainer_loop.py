@@ -17,7 +17,7 @@ from trainer.cluster.strategy import make_replicas
 from trainer.data.batches import Schedule, batches
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import choose
+from trainer.training.xla_choice import MOST_AT_ONCE, choose, steps_of_a_program
 
 STEPS_OF_A_RUN = 100_000  # for which "auto" chooses
 
@@ -29,7 +29,8 @@ class TrainingLoop:
     """
 
     def __init__(self, setup: TrainingSetup, run_steps: StepRunner | None = None) -> None:
-        self.step, self._rows, self._run = 0, setup.rows_from(0), run_steps or setup.step_runner()
+        self._run = run_steps or setup.step_runner()
+        self.step, self._rows = 0, setup.rows_from(0, self._run.at_once)
 
     def __call__(self, steps: int) -> float:
         """Runs `steps` steps; returns the seconds that they took."""
@@ -51,12 +52,13 @@ def make_candidate(config: TrainConfig, option: str = "") -> tuple[Run, Work]:
 
 
 def _runner(setup: TrainingSetup, option: str) -> StepRunner:
-    compiled = setup.step_runner(compiled=True)
+    compiled, rows = setup.step_runner(compiled=True), setup.rows_from(0)
     if option == "auto":
-        size = partial(compiled.size, setup.rows_from(0))
-        choice = choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size)
-        return compiled if choice.compiled else setup.step_runner()
-    return compiled if option == "compiled" else setup.step_runner()
+        size = partial(compiled.size, rows)
+        option = "compiled" * choose(setup.config, setup.model, setup.replicas, STEPS_OF_A_RUN, size).compiled
+    if option == "compiled":
+        return setup.step_runner(compiled=True, at_once=steps_of_a_program(compiled, rows, MOST_AT_ONCE))
+    return setup.step_runner()
 
 
 def setup_of(*flags: str) -> TrainingSetup:

@@ -180,20 +180,24 @@ def other_weights(config: Any, dataset: Any) -> keras.Model:
     return model
 
 
-def annealed(config: Any, dataset: Any) -> keras.Model:
+class _Annealed(keras.losses.Loss):
     """Has a term of the whole batch, whose weight `annealing` raises at the second epoch."""
-    model, share = _network(), keras.Variable(0.0, trainable=False, name="share")
-    model.share = share
-    model.compile(
-        keras.optimizers.SGD(0.01),
-        lambda y, p: keras.ops.mean((y - p) ** 2) + keras.ops.cast(share, p.dtype) * keras.ops.var(p),
-    )
-    return model
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = keras.Variable(0.0, trainable=False, name="share")
+
+    def call(self, y: Any, p: Any) -> Any:
+        return (keras.ops.reshape(y, (-1, 1)) - p) ** 2 + keras.ops.cast(self.share, p.dtype) * keras.ops.var(p)
+
+
+def annealed(config: Any, dataset: Any) -> keras.Model:
+    return _compiled(_Annealed())
 
 
 class Annealing(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.model.share.assign(float(epoch >= 1))
+        self.model.loss.share.assign(float(epoch >= 1) * np.sign(float(self.model.optimizer.learning_rate)))
 
 
 def annealing() -> list[keras.callbacks.Callback]:

@@ -24,7 +24,14 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
 from trainer.base.storage import local_path
 
-_HERE_TOO = ("package", "max_package_mb", "prices", "script", "module")  # options of jobs that this machine's take too
+_HERE_TOO = (
+    "package",
+    "max_package_mb",
+    "include",
+    "prices",
+    "script",
+    "module",
+)  # options of jobs that this machine's take too
 
 
 @dataclass(frozen=True)

@@ -239,11 +239,11 @@ def order_of(asked: JobOptions, program: Program) -> Order:
     own_image = asked.image != "" and not installs(asked.image)
     if isinstance(program, Script):
         subject = program.subject
-        packages: Sequence[Package] = [program.package(asked.max_package_mb)]
+        packages: Sequence[Package] = [program.package(asked.max_package_mb, asked.include)]
     elif own_image and asked.package:
         raise UserError("--image and --package contradict each other: build the package into the image")
     else:
-        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb)
+        packages = [] if own_image else packages_with(asked.package, asked.max_package_mb, asked.include)
         subject = str(program.values.get("recipe") or program.values.get("model") or "job")
         subject = subject.rsplit("/", 1)[-1].removesuffix(".yaml").replace("_", "-").replace(":", "-")
     return Order(asked, subject, new_submission(), tuple(packages), None if asked.image else remembered())

@@ -35,12 +35,12 @@ def main(arguments: Sequence[str]) -> int:
         metavar="TEXT",
         help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    declare(cli, JobOptions, "package", "max_package_mb", "project")
+    declare(cli, JobOptions, "package", "max_package_mb", "include", "project")
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
     if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
         raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
-    packages = packages_with(args.package, args.max_package_mb)
+    packages = packages_with(args.package, args.max_package_mb, args.include)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)

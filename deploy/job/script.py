@@ -59,12 +59,12 @@ class Script:
         """Returns what identifies the script, as flags of a command."""
         return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
 
-    def package(self, most_mb: float = MOST_MB) -> CodeArchive:
+    def package(self, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> CodeArchive:
         """Returns the archive of a job: the folder, and the programs that run the script.
 
         Raises UserError for what must not go along, as `--package` does.
         """
-        sources = user_sources(self.folder, most_mb, outputs=(Path("runs").resolve(), DIST.resolve()))
+        sources = user_sources(self.folder, most_mb, (Path("runs").resolve(), DIST.resolve()), include)
         whole = self.command[0] == "-m"  # a package keeps its name
         code = {name if whole else name.partition("/")[2]: path for name, path in sources.files.items()}
         beside = self.folder.parent / "requirements.txt"

@@ -56,6 +56,8 @@ class JobOptions(SpecChanges):
     bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
     package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
     max_package_mb: int = option("MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, whole(1, 100_000))
+    include: Sequence[str] = option("GLOB", "files of --package or of a script's folder that go along though git does "
+                                    "not track them, as data/*.json", (), tuple, many=True)  # fmt: skip
     script: str = option("FILE", "a training script of yours, which runs instead of the trainer with the arguments "
                          "after `--`; its folder goes along")  # fmt: skip
     module: str = option("NAME", "the same for a module, as `python -m` takes it; its package goes along: --package, "

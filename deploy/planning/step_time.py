@@ -16,7 +16,7 @@ from pathlib import Path
 from deploy.tiers.machine_table import Accelerator, Rates
 from trainer.base.run_files.plan_file import StepPlan, Work
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.xla_rule import compiles
+from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
 
 @dataclass(frozen=True)
@@ -149,17 +149,20 @@ def step_seconds(
     formulas = [CONSTANTS.plain]
     if is_compiled(plan, config, devices, workers):  # which made no step slower: convolutions alone say little
         formulas.append(CONSTANTS.compiled)
-    computed = min(
-        passes * device_seconds(work, rows, rates, kind, formula) + host_seconds(work, passes, formula)
+    parts = [
+        (passes * device_seconds(work, rows, rates, kind, formula), host_seconds(work, passes, formula))
         for formula in formulas
-    )
+    ]
+    device, host = min(parts, key=sum)
     # The card, its arithmetic and the number of GPUs that were measured; all else is inferred.
     measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
     wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
-    band = Interval(low / wider, 1.0, high * wider)
+    # A program of several steps may leave the host nothing to do between them: no GPU has run one.
+    least = 0.0 if len(formulas) > 1 and devices == 1 and work.flops(rows) <= MOST_FLOPS["GPU"] else host
+    step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
     ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
     summed = all_reduce_seconds(work, devices, workers, rates, **ways)
-    return band.times(computed).plus(Interval(0.5, 1.0, 2.0).times(summed))
+    return step.plus(Interval(0.5, 1.0, 2.0).times(summed))
 
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int, workers: int = 1) -> bool:

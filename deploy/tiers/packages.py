@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -164,10 +164,11 @@ def trainer_package() -> Package:
     return Package(TRAINER, trainer.__version__, files)
 
 
-def user_package(address: str, most_mb: float = MOST_MB) -> Package:
+def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> Package:
     """Returns a folder that Python can import, with its requirements.txt, or one module.
 
-    Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes.
+    Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes; `include`: patterns
+    of files that go along though git does not track them.
     """
     path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
@@ -187,9 +188,9 @@ def user_package(address: str, most_mb: float = MOST_MB) -> Package:
     requires = list(filter(None, (re.split(r"(?:^|\s)#", line)[0].strip() for line in lines)))
     for line in requires:
         check_requirement(line)
-    sources = user_sources(path, most_mb)
+    sources = user_sources(path, most_mb, include=include)
     if first not in sources.files:
-        raise UserError(f"package={address}: .gitignore or .gcloudignore names its __init__.py: nothing would go along")
+        raise UserError(f"package={address}: git or .gcloudignore ignores its __init__.py: nothing would go along")
     kind = "py_modules" if alone else "packages"
     setup = _USER_SETUP.format(name=_distribution(name), kind=kind, module=name, requires=requires)
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
@@ -220,9 +221,9 @@ def check_requirement(line: str) -> None:
         )
 
 
-def packages_with(folder: str, most_mb: float = MOST_MB) -> list[Package]:
+def packages_with(folder: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> list[Package]:
     """Returns the packages of a job: the user's `folder` unless that is empty, then the trainer."""
-    return [*([user_package(folder, most_mb)] if folder else []), trainer_package()]
+    return [*([user_package(folder, most_mb, include)] if folder else []), trainer_package()]
 
 
 def write_copy(package: Package, folder: Path) -> None:

@@ -2,13 +2,14 @@
 
 import ast
 import dataclasses
+import subprocess
 import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from deploy.tiers.credentials import find_credential
+from deploy.tiers.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
 MB = 1e6
+MOST_NAMES = 12  # of files that are left out, in a line
 ALLOW = "#!allow:"  # begins a line of ours in an ignore file that names a file which goes along, whatever it looks like
+_SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
+IGNORE_FILES = (".gitignore", ".gcloudignore")
+IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # of the folder below which they apply
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,24 +31,27 @@ class Sources:
     files: Mapping[str, Path]
     left_out: tuple[str, ...]
     size: int  # bytes
-    doubtful: tuple[str, ...] = ()  # files that may hold a credential
 
     def __str__(self) -> str:
         count = f"{len(self.files)} file{'s' if len(self.files) > 1 else ''}, {self.size / MB:.1f} MB"
-        left_out, doubtful = (", ".join(names[:3]) + ", …" * (len(names) > 3)
-                              for names in (self.left_out, self.doubtful))  # fmt: skip
-        return f"{count}{'; left out: ' * bool(left_out)}{left_out}{'; look at: ' * bool(doubtful)}{doubtful}"
+        names = ", ".join(self.left_out[:MOST_NAMES]) + ", …" * (len(self.left_out) > MOST_NAMES)
+        return f"{count}; {len(self.left_out)} left out: {names}" if names else count
 
 
-def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = ()) -> Sources:
+def user_sources(
+    folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = (), include: Sequence[str] = ()
+) -> Sources:
     """Returns the files of the package `folder` (an absolute path) that go along with a job, or itself if it is one.
 
-    Leaves out caches, hidden files, notebooks, virtual environments, what .gitignore and .gcloudignore name, links that
-    leave the folder, and the folders `outputs`, which this package writes.
-    Raises UserError for a package above `most_mb`, for what looks like a credential, and for a syntax error.
+    In a git checkout they are those that git tracks, and Python files that it does not ignore; elsewhere all. Caches,
+    hidden files, notebooks, virtual environments, what .gcloudignore names (without git .gitignore, too), links that
+    leave the folder, and the folders `outputs`, which this package writes, are left out. `include`: patterns of
+    .gitignore's form for files that git does not track and that go along.
+    Raises UserError for a package above `most_mb`, for a credential, for a syntax error, and for an import of a file
+    that is left out.
     """
     left_out: list[str] = []
-    files = {path.relative_to(folder.parent).as_posix(): path for path in _walk(folder, left_out, outputs)}
+    files = {path.relative_to(folder.parent).as_posix(): path for path in _walk(folder, left_out, outputs, include)}
     sizes = {name: path.stat().st_size for name, path in files.items()}
     size = sum(sizes.values())
     if size > most_mb * MB:
@@ -53,7 +61,7 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
             f"{sizes[largest] / MB:,.1f}: a package holds code, at most {most_mb:g} MB: name data in .gcloudignore and "
             f"read them from a bucket, or allow it with --max_package_mb={size / MB + 1:.0f}"
         )
-    doubtful = list(_refuse_secrets(folder, files))
+    _refuse_credentials(folder, files)
     for name, path in files.items():
         if path.suffix == ".py":
             try:
@@ -66,21 +74,39 @@ def user_sources(folder: Path, most_mb: float = MOST_MB, outputs: Collection[Pat
                 raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
             if path == folder:
                 _check_alone(folder, tree)
-    return Sources(files, tuple(left_out), size, tuple(doubtful))
+            for statement in imports_of(name, tree):
+                if lost := next((file for file in _files_of(statement) if file in left_out), None):
+                    raise UserError(
+                        f"package: {name}, line {statement.line}, imports {lost}, which does not go along: git or "
+                        f".gcloudignore ignores it: take it out of there, or give --include={PurePosixPath(lost).name}"
+                    )
+    return Sources(files, tuple(left_out), size)
 
 
-def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Iterator[Path]:
+def _git_files(folder: Path) -> set[Path] | None:
+    """Returns what git tracks in the folder, and Python files that it does not ignore; None outside of a checkout."""
+    listed: set[Path] = set()
+    for which in (["--cached"], ["--others", "--exclude-standard", "--", "*.py"]):
+        git = subprocess.run(["git", "ls-files", "-z", *which], cwd=folder, capture_output=True, text=True, check=False)
+        if git.returncode:
+            return None
+        listed |= {folder / name for name in git.stdout.split("\0") if name}
+    return listed
+
+
+def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include: Sequence[str]) -> Iterator[Path]:
     """Yields the files to ship, and adds to `left_out` what a user may miss."""
+    from pathspec import GitIgnoreSpec
+
     if folder.is_file():
         yield folder
         return
-    above = [folder, *folder.parents]  # rules apply from the top of the repository on
-    tops = [index for index, path in enumerate(above) if (path / ".git").exists()]
-    outside = [rules for path in reversed(above[1 : tops[0] + 1] if tops else []) for rules in rules_in(path)]
-    top, waiting = folder.resolve(), [(folder, outside)]
+    by_git, included = _git_files(folder), GitIgnoreSpec.from_lines(include)
+    names = (".gcloudignore",) if by_git is not None else IGNORE_FILES
+    top, waiting = folder.resolve(), [(folder, list[IgnoreRules]())]
     while waiting:
         current, outside = waiting.pop()
-        rules = [*outside, *rules_in(current)]
+        rules = [*outside, *rules_in(current, names)]
         for path in sorted(current.iterdir()):
             if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
                 continue
@@ -88,7 +114,10 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
             leaves = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
             is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
-            if leaves or is_output or not is_source or is_ignored(path, rules, is_folder=is_folder):
+            ignored = is_ignored(path, rules, is_folder=is_folder)
+            if not is_folder and not included.match_file(path.relative_to(folder)):
+                ignored = ignored or (by_git is not None and path not in by_git)
+            if leaves or is_output or not is_source or ignored:
                 left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append((path, rules))
@@ -96,14 +125,11 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path]) -> Itera
                 yield path
 
 
-IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # of the folder below which they apply
-
-
-def rules_in(folder: Path) -> list[IgnoreRules]:
+def rules_in(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[IgnoreRules]:
     """Returns the rules of the ignore files in a folder: https://git-scm.com/docs/gitignore"""
     from pathspec import GitIgnoreSpec
 
-    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _lines(folder)) else []
+    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _lines(folder, names)) else []
 
 
 def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> bool:
@@ -112,29 +138,30 @@ def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> 
     return ([included for included in checks if included is not None] or [False])[-1]
 
 
-def _lines(folder: Path) -> list[str]:
-    files = [folder / name for name in (".gitignore", ".gcloudignore") if (folder / name).is_file()]
+def _lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
+    files = [folder / name for name in names if (folder / name).is_file()]
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
-def _refuse_secrets(folder: Path, files: Mapping[str, Path]) -> Iterator[str]:
-    """Yields what may be a credential, for people. Raises UserError for what is one by its kind."""
+def _refuse_credentials(folder: Path, files: Mapping[str, Path]) -> None:
+    """Raises UserError that names each file and line with a credential."""
     top = folder if folder.is_dir() else folder.parent
     allowed = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}
+    findings, read = list[str](), 0.0
     for name, path in files.items():
-        if path in allowed:
-            continue
-        finding = find_credential(path)
-        if finding and finding.certain:
-            inner = path.relative_to(top).as_posix()
-            way = "move it out of the folder, or name it in .gcloudignore" if folder.is_dir() else "take it out"
-            raise UserError(
-                f"package: {name}{', ' * bool(finding.where)}{finding.where} looks like {finding.kind}: it would be "
-                f"stored in the bucket and in the job: {way}; a job's own account needs no key. If it is "
-                f"harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore"
-            )
-        if finding:
-            yield f"{name}{', ' * bool(finding.where)}{finding.where} ({finding.kind})"
+        if path not in allowed:
+            size = path.stat().st_size
+            as_text = size <= TEXT_BYTES and read + size <= _SCANNER_BYTES
+            read += size if as_text else 0
+            findings += [f"{name}, {finding}" for finding in find_credentials(path, as_text=as_text)]
+    if findings:
+        inner = files[findings[0].partition(", ")[0]].relative_to(top).as_posix()
+        raise UserError(
+            f"package: these look like credentials: {'; '.join(findings)}: they would be stored in the bucket and in "
+            "the job, whose own account needs no key: move them out of the folder, or name the files in .gcloudignore. "
+            f"What is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself "
+            "# pragma: allowlist secret"
+        )
 
 
 def _check_alone(module: Path, tree: ast.Module) -> None:

@@ -11,8 +11,8 @@ from benchmarks.trainer_loop import setup_of, step_graph
 from tests.fixtures import Patch
 from tests.support import small
 from trainer.cluster.strategy import make_replicas
-from trainer.planning.planner import NO_KERNEL, operations
 from trainer.run.training_setup import build_setup
+from trainer.training.work import NO_KERNEL, operations
 
 ROWS = 2
 

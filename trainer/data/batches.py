@@ -49,12 +49,15 @@ class Schedule:
         return steps or (epochs or 1) * self.steps_per_epoch
 
 
-def batches(examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0) -> Any:
+def batches(
+    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1
+) -> Any:
     """Returns this worker's part of every step from `first_step` on, as an infinite tf.data.Dataset.
 
     Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas, batches_per_step, rows,
     *example) and the type of the source. Replica r of this worker gets the rows of each global batch that start at
-    `replicas.first_row + r * replicas.rows`.
+    `replicas.first_row + r * replicas.rows`. With `at_once` the parts of so many steps come together: (at_once, local
+    replicas, …). Of examples in memory these are gathered together too.
     """
 
     def share(leaf: Any) -> Any:
@@ -66,25 +69,33 @@ def batches(examples: AnyExamples, schedule: Schedule, replicas: Replicas, first
     def shares(*parts: Any) -> Any:
         return tf.nest.map_structure(share, parts)
 
+    def together(steps: tf.data.Dataset) -> tf.data.Dataset:
+        return steps.batch(at_once, drop_remainder=True).prefetch(1) if at_once > 1 else steps
+
     if isinstance(examples, InSequence):
         steps = _in_sequence(examples, schedule, first_step)
-        return steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4)
+        return together(steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4))
     assert isinstance(examples, Examples)
 
+    gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
+
     def gather(rows: Any) -> Any:
-        return examples.gather(share(rows))
+        return examples.gather(rows[:, tf.newaxis] if gathers_together else share(rows))
 
     def read(first: Any, end: Any) -> tf.data.Dataset:
         rows = row_order(examples, schedule, first, end)
+        if gathers_together:
+            rows = together(rows)
         return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
 
     def read_epoch(epoch: Any) -> tf.data.Dataset:
         return read(tf.maximum(epoch * schedule.steps_per_epoch, first_step), (epoch + 1) * schedule.steps_per_epoch)
 
     if not examples.ends_epochs:
-        return read(first_step, tf.int64.max).prefetch(4)
+        steps = read(first_step, tf.int64.max)
+        return steps.prefetch(2) if gathers_together else together(steps.prefetch(4))
     epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
-    return epochs.flat_map(read_epoch).prefetch(4)
+    return together(epochs.flat_map(read_epoch).prefetch(4))
 
 
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:

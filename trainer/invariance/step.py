@@ -78,6 +78,15 @@ Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 
 @dataclass(frozen=True)
+class Program:
+    """Describes a program of XLA: its steps, and which of them runs. The graph that calls it draws for all of them."""
+
+    graph: Any
+    steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
+    index: Any = None  # of the step that runs among several, in the program
+
+
+@dataclass(frozen=True)
 class StepContext:
     """Describes one step as one replica runs it."""
 
@@ -92,7 +101,7 @@ class StepContext:
     pass_number: int = 0  # of the pass that runs, from 0, on this replica
     parts: int = 1  # virtual replicas, or passes of this replica, of which a pass is one; 1 outside of passes
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
-    around: Any = field(default=None, repr=False)  # the graph that calls it, if XLA compiles the whole step
+    program: Program | None = field(default=None, repr=False)  # of which it is a step, if XLA compiles whole steps
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
     averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a pass leaves for the end of all passes
 
@@ -203,8 +212,9 @@ class StepContext:
 
     def draw(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns this replica's rows, (rows, *shape), of what `draw(shape=…, seed=…)` returns for the global batch."""
-        with self.outside_xla(stream, draw, shape):
-            seed = self.stateless_seed(stream)
+
+        def rows_of(step: StepContext) -> Any:
+            seed = step.stateless_seed(stream)
             if self.is_part and isinstance(draw, Philox):
                 part = draw.rows(seed, self.first_row, self.rows, shape)
                 if part is not None:
@@ -214,10 +224,11 @@ class StepContext:
                 return whole
             return tf.slice(whole, [self.first_row] + [0] * len(shape), [self.rows] + [-1] * len(shape))
 
+        return self._before_xla(rows_of, stream, draw, shape)
+
     def draw_for_all(self, draw: Any, shape: Sequence[Any], stream: str) -> Any:
         """Returns what `draw(shape=…, seed=…)` returns, (*shape), the same on all replicas."""
-        with self.outside_xla(stream, draw, shape):
-            return draw(shape=shape, seed=self.stateless_seed(stream))
+        return self._before_xla(lambda step: draw(shape=shape, seed=step.stateless_seed(stream)), stream, draw, shape)
 
     def stateless_seed(self, stream: str) -> Any:
         """Returns the seed of `stream` in this step, as tf.random.stateless_uniform takes it."""
@@ -225,29 +236,30 @@ class StepContext:
         with on_host_at_once():  # where some of a GPU's kernels read it
             return tf.stack([tf.constant(int.from_bytes(key, "big"), tf.int64), tf.cast(self.step, tf.int64)])
 
-    @contextmanager
-    def outside_xla(self, stream: str, draw: Any = None, shape: Sequence[Any] = ()) -> Iterator[None]:
-        """Makes what is drawn in the block an argument of the function that XLA compiles, if it is the whole step.
+    def _before_xla(self, make: Callable[["StepContext"], Any], stream: str, draw: Any, shape: Sequence[Any]) -> Any:
+        """Returns what `make(step)` draws; it is an argument of the program, drawn for all its steps, if XLA compiles.
 
         XLA's own kernels give other numbers for the same seed. Raises NotCompilable where the numbers cannot be drawn
         before the step, and UserError in another function that XLA compiles.
         """
         if not compiled_by_xla():
-            yield
-            return
+            return make(self)
         self.refuse_xla(stream)
+        assert self.program
         if outside_conditions(tf.compat.v1.get_default_graph()) is not self.graph:
             raise NotCompilable(
                 f"{self.prefix}{stream} draws random numbers inside a loop, or in a function of its own"
             )
         if any(map(tf.is_tensor, [*shape, *getattr(draw, "keywords", {}).values()])):
             raise NotCompilable(f"{self.prefix}{stream} draws random numbers whose number or range the step computes")
-        with self.around.as_default():
-            yield
+        with self.program.graph.as_default():
+            drawn = [make(replace(self, step=step)) for step in self.program.steps]
+            numbers = drawn[0] if self.program.index is None else tf.stack(drawn)
+        return numbers if self.program.index is None else numbers[self.program.index]
 
     def refuse_xla(self, stream: str) -> None:
         """Raises UserError in a function that XLA compiles, unless it is the whole step."""
-        if compiled_by_xla() and self.around is None:
+        if compiled_by_xla() and self.program is None:
             raise UserError(
                 f"{self.prefix}{stream}: random numbers are drawn in a function that XLA compiles, where they are "
                 "others: draw them outside and pass them in, or leave out jit_compile"

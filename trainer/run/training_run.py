@@ -5,7 +5,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -37,7 +37,7 @@ from trainer.training.callbacks import (
 )
 from trainer.training.checkpoint import Checkpoints, LearningRates, digest_of, sharded, snapshot, variables_of
 from trainer.training.loop import CallSize, Control, Hook, Interrupted, StepProfile, StopRequest, run_due_hooks, train
-from trainer.training.xla_choice import XlaChoice, choose, failure_of, not_compiled
+from trainer.training.xla_choice import MOST_AT_ONCE, XlaChoice, choose, failure_of, not_compiled, steps_of_a_program
 from trainer.user_code.interface import ModelInterface
 
 
@@ -210,14 +210,24 @@ class TrainingRun:
         if state.pending:
             run_due_hooks(hooks, progress, model)
         runner, rows, waits = self.setup.step_runner(), self.setup.rows_from(progress.step), WorkerWaits()
+        most = most_steps_of_a_call(state.callbacks, config.steps_per_loop)
         if not (progress.ends or control):
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
                 compiled = self.setup.step_runner(compiled=True)
                 left, operations = progress.total_steps - progress.step, partial(compiled.size, rows)
                 replicas, failure = self.setup.replicas, self.job.xla_failure
-                self._keep(choose(config, model, replicas, left, operations, self.choice, failure))
-            runner = compiled if self.choice and self.choice.compiled else runner
+                choice = choose(config, model, replicas, left, operations, self.choice, failure)
+                if choice.compiled:
+                    at_once = steps_of_a_program(
+                        compiled, rows, min([most or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])
+                    )
+                    if at_once > 1:
+                        log.info(f"jit_compile: a program of XLA runs up to {at_once} steps")
+                        compiled = self.setup.step_runner(compiled=True, at_once=at_once)
+                        rows = self.setup.rows_from(progress.step, at_once)
+                    runner = compiled
+                self._keep(replace(choice, at_once=runner.at_once))
 
         def run_steps(first_step: int, count: int) -> StepLogs:
             nonlocal runner, rows
@@ -255,7 +265,7 @@ class TrainingRun:
             return state.reporter.on_call(progress, logs)
 
         with closing(profile), closing(later) if later else nullcontext():
-            size = CallSize(most_steps_of_a_call(state.callbacks, config.steps_per_loop))
+            size = CallSize(most)
             train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
         goodput.enter(SAVE)  # until the end, with the export
         self.save(pending=bool(control.signal))

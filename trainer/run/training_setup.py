@@ -37,23 +37,29 @@ class TrainingSetup:
     schedule: Schedule
     content: dict[str, Any]  # counts, classes and digests of the data
 
-    def rows_from(self, first_step: int) -> Any:
+    def rows_from(self, first_step: int, at_once: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
 
-        On GPUs they are copied there while earlier steps run: a copy within a step waits for all that it started.
+        `at_once`: those of so many steps together, from the multiple of it before. On GPUs they are copied there while
+        earlier steps run: a copy within a step waits for all that it started.
         """
-        steps = self.batches_from(first_step)
+        steps = self.batches_from(first_step - first_step % at_once, at_once)
         return copied_ahead(steps, self.replicas) if self.replicas.devices[0].startswith("GPU") else iter(steps)
 
-    def batches_from(self, first_step: int) -> Any:
+    def batches_from(self, first_step: int, at_once: int = 1) -> Any:
         """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
-        return batches(self.dataset.train, self.schedule, self.replicas, first_step)
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step, at_once)
 
-    def step_runner(self, *, compiled: bool = False) -> StepRunner:
-        """Returns the function that runs steps of the model on all replicas; `compiled`: by XLA."""
+    def step_runner(self, *, compiled: bool = False, at_once: int = 1) -> StepRunner:
+        """Returns what runs steps of the model on all replicas; `compiled`: by XLA, `at_once` a program.
+
+        It takes what `rows_from` returns for the same `at_once`.
+        """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
-        return StepRunner(self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled)
+        return StepRunner(
+            self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled, at_once=at_once
+        )
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

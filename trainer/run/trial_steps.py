@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import keras
 import numpy as np
 
 from trainer.base.errors import FAULT, PlatformFault, UserError
@@ -27,7 +28,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.data.fingerprint import differing
 from trainer.data.sources import is_named
-from trainer.invariance.compat import all_layers
+from trainer.invariance.compat import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import is_loss
 from trainer.run.child import last_error, start
@@ -321,9 +322,10 @@ def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | Non
         if variables.keys() != values.keys():  # float64 needs no optimizer around the optimizer, as float16 does
             variables = {name: variable for name, variable in variables.items() if name.startswith(WEIGHTS)}
         put_back(variables, values, setup.replicas)
-        for callback in load_callbacks(config):
-            callback.set_model(setup.model)
-            callback.on_epoch_begin(manifest["state"]["epoch"])
+        floats_of_variables()
+        params = {"epochs": config.epochs or 1, "steps": setup.schedule.steps_per_epoch, "verbose": 0}
+        callbacks = keras.callbacks.CallbackList(load_callbacks(config), model=setup.model, **params)
+        callbacks.on_epoch_begin(manifest["state"]["epoch"])
     starts = setup.model.get_weights()
     with setup.dataset.reading():
         runner, rows = setup.step_runner(), setup.rows_from(first_rows)

@@ -5,7 +5,7 @@ It also measures how long the loop over steps lost because its next batch was no
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -23,7 +23,7 @@ from trainer.invariance.losses import (
     row_losses_summed,
     train_step,
 )
-from trainer.invariance.step import NotCompilable, StepContext, in_step
+from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
 from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
@@ -31,6 +31,7 @@ from trainer.user_code.interface import ModelInterface, numbers_of, results_of, 
 _DRAWS = re.compile(
     "Random|Multinomial|TruncatedNormal|Stateful(Standard|Uniform)|StatelessShuffle|DistortedBoundingBox"
 )
+Times = npt.NDArray[np.float64]
 
 
 def _numbered(logs: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +50,9 @@ class StepRunner:
 
     A replica's rows come as parts, such as x and y. `as_fit` makes of them the `data` that train_step takes, `augment`
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
-    Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in.
+    Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
+    steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
+    multiple of it.
     """
 
     def __init__(
@@ -62,13 +65,17 @@ class StepRunner:
         soften: Callable[[Any, StepContext], Any] | None = None,
         *,
         compiled: bool = False,
+        at_once: int = 1,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled = soften, compiled
+        self.soften, self.compiled, self.at_once = soften, compiled, at_once
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
+        self._run_program = tf.function(self._steps_at_once, autograph=False)
+        self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and the number and the rows of its newest
+        self.bytes_of_step = 0  # that a compiled step gets: its rows and its random numbers; known once it is traced
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
         """Runs `count` steps from `first_step` (from 0) and returns their scalars; every worker must call it alike."""
@@ -76,13 +83,16 @@ class StepRunner:
         with tf.device("CPU:0"):
             begin = tf.constant(first_step, tf.int64)
         with tf.profiler.experimental.Trace("train", step_num=first_step, _r=1):  # what TensorBoard takes for a step
-            steps = self._run(iterator, begin, tf.constant(count)).numpy()
-        asked, ready = steps[:, -2:].T
+            if self.at_once > 1:
+                steps, asked, ready = self._by_programs(iterator, first_step, count)
+            else:
+                steps = self._run(iterator, begin, tf.constant(count)).numpy()
+                steps, (asked, ready) = steps[:, :-2], steps[:, -2:].T
         waits, on_gpus = np.zeros(self.replicas.cluster.workers), self.replicas.devices[0].startswith("GPU")
         waits[self.replicas.cluster.index] = input_wait(asked, ready, time.time(), runs_ahead=on_gpus)
         # Over workers, once a call and not once a step: the scalars, and the seconds that each lost for batches.
-        summed = self.replicas.sum_over_workers(np.append(steps[:, :-2], waits))
-        values = summed[: -len(waits)].reshape(len(steps), steps.shape[1] - 2)
+        summed = self.replicas.sum_over_workers(np.append(steps, waits))
+        values = summed[: -len(waits)].reshape(steps.shape)
         waited = tuple(summed[-len(waits) :].tolist())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
@@ -138,6 +148,46 @@ class StepRunner:
             rows = rows.write(i, tf.concat([total, times], axis=0))
         return rows.stack()
 
+    def _by_programs(self, iterator: Any, first_step: int, count: int) -> tuple[Times, Times, Times]:
+        """Returns the scalars of `count` steps, (steps, scalars), and when it asked for a program's rows and had them.
+
+        Of a program's steps, those before `first_step` have run in an earlier call, and those after its end will in the
+        next one. On GPUs a program of all its steps is a loop of constant length: the host need not look at it.
+        """
+        parts, times, step = list[Any](), list[tuple[float, float]](), first_step
+        while step < first_step + count:
+            number, begin = divmod(step, self.at_once)
+            end = min(self.at_once, begin + first_step + count - step)
+            asked = time.time()
+            if self._held[0] is not iterator or self._held[1] != number:
+                self._held = iterator, number, next(iterator)
+            times.append((asked, time.time()))
+            bounds: Any = begin, end
+            with tf.device("CPU:0"):
+                first = tf.constant(number * self.at_once, tf.int64)
+                if end - begin < self.at_once or not self.replicas.devices[0].startswith("GPU"):
+                    bounds = tf.constant(begin, tf.int64), tf.constant(end, tf.int64)
+            parts.append((self._run_program(self._held[2], first, *bounds), begin, end))
+            step += end - begin
+        asked_all, ready = np.array(times).T
+        return np.concatenate([scalars.numpy()[begin:end] for scalars, begin, end in parts]), asked_all, ready
+
+    def _steps_at_once(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
+        """Returns the scalars of the steps from `begin` to below `end` of a program: (at_once, scalars) float64."""
+        with tf.device("CPU:0"):
+            steps = [first + number for number in range(self.at_once)]
+
+        def prepared(rows: Any) -> Any:
+            by_step = [tf.unstack(part, num=self.at_once) for part in tf.nest.flatten(rows)]
+            batches = (tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True))
+            data = [self._replica_rows(*of_step) for of_step in zip(batches, steps, strict=True)]
+            return tf.nest.map_structure(lambda *parts: tf.stack(parts), *data)
+
+        with self._losses_reduced():
+            data = self.replicas.strategy.run(prepared, args=(rows,))
+            on_each = self.replicas.strategy.run(self._program(steps, begin, end), args=(data,))
+        return self.replicas.strategy.experimental_local_results(on_each)[0]
+
     @contextmanager
     def _losses_reduced(self) -> Iterator[None]:
         if self._interface.means_of_rows:
@@ -157,30 +207,50 @@ class StepRunner:
         rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
         if not self.compiled:
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
-        data, around = run(rows, args=(batch, step)), tf.compat.v1.get_default_graph()
+        data = run(rows, args=(batch, step))
+        # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
+        with own_values_assigned() if self.replicas.count > 1 else nullcontext():
+            return run(self._program([step]), args=(data,))
 
-        def whole_step(data: Any) -> Any:
+    def _program(self, steps: Sequence[Any], begin: Any = 0, end: Any = 1) -> Any:
+        """Returns the function, compiled by XLA, of a replica's data: of one step or, stacked, of several.
+
+        It returns the scalars of the step, or those of the steps from `begin` to below `end`, which it runs in a loop.
+        """
+        graph, train = tf.compat.v1.get_default_graph(), tf.autograph.experimental.do_not_convert(self._replica_step)
+
+        def program(data: Any) -> Any:
             if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
                 raise NotCompilable("its data hold text, which XLA cannot take")
-            scalars = train(data, step, around)  # captures `step`, with which `around` draws
-            drawn = {node.op for node in nodes_of(tf.compat.v1.get_default_graph()) if _DRAWS.search(node.op)}
-            if drawn:
+
+            def step_of(index: Any, scalars: Any) -> Any:
+                rows = tf.nest.map_structure(lambda part: part[index], data)
+                of_step = train(rows, steps[0] + index, Program(graph, steps, index))
+                return index + 1, scalars.write(tf.cast(index, tf.int32), of_step)
+
+            if len(steps) == 1:
+                scalars = train(data, steps[0], Program(graph, steps))
+            else:
+                first, collected = tf.cast(begin, tf.int64), tf.TensorArray(tf.float64, size=len(steps))
+                scalars = tf.while_loop(lambda index, _: index < end, step_of, (first, collected))[1].stack()
+            inside = tf.compat.v1.get_default_graph()
+            values = [given for given in inside.inputs if given.dtype != tf.resource]
+            self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
+            if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
                 operations = ", ".join(sorted(drawn))
                 raise NotCompilable(
                     f"its train_step draws random numbers by {operations}, for which XLA has other ones"
                 )
             return scalars
 
-        # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
-        with own_values_assigned() if self.replicas.count > 1 else nullcontext():
-            return run(tf.function(whole_step, jit_compile=True, autograph=False), args=(data,))
+        return tf.function(program, jit_compile=True, autograph=False)
 
-    def _context(self, step: Any, around: Any = None) -> StepContext:
+    def _context(self, step: Any, program: Program | None = None) -> StepContext:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
         return self.context(
-            self.seed, step, first_row, rows, self.replicas.global_batch_size, around=around,
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program,
             micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
         )  # fmt: skip
 
@@ -198,9 +268,9 @@ class StepRunner:
         data = self._augmented(data, step)
         return self.soften(data, step) if self.soften else data
 
-    def _replica_step(self, data: Any, step: Any, around: Any = None) -> Any:
+    def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
-        with in_step(self._context(step, around)):
+        with in_step(self._context(step, program)):
             logs = _numbered(scalars_of(train_step(self.model, data)))
         self._names = tuple(sorted(logs))
         parts = self.replicas.count if self._interface.means_of_rows else 1
@@ -233,9 +303,6 @@ def nodes_of(graph: Any) -> list[Any]:
     """Returns the nodes of `graph` and of all functions in it, as NodeDef."""
     graph_def = graph.as_graph_def()
     return [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-
-
-Times = npt.NDArray[np.float64]
 
 
 def timestamp(after: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Chooses, before the first step, whether XLA compiles a run's steps: by what is known of them, never by a clock.
+"""Chooses, before the first step, whether XLA compiles a run's steps, and how many of them one program runs.
+
+It goes by what is known of the steps, never by a clock.
 
 So the same command on the same machine makes the same choice, however busy it is, and gives the same bits.
 docs/decisions/9-xla.md has the measurements behind the rule.
@@ -13,12 +15,17 @@ import keras
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.settings.xla_rule import barrier, reason_against
+from trainer.base.settings.xla_rule import MOST_FLOPS, barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
+from trainer.training.steps import StepRunner
+from trainer.training.work import operations
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
+
+# Of a program: what a call that ends within it draws for nothing stays small, and so does what its rows take.
+MOST_AT_ONCE, MOST_BYTES = 50, {"CPU": 32 * 2**20, "GPU": 256 * 2**20}
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,7 @@ class XlaChoice:
 
     compiled: bool
     why: str
+    at_once: int = 1  # steps of a program
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> "XlaChoice | None":
@@ -66,6 +74,25 @@ def choose(
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
+
+
+def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
+    """Returns how many steps, at most `most`, one program of XLA should run in a loop: 1 where a loop does not pay.
+
+    runner: has the compiled step, traced now for `rows` if it was not. A CPU's convolutions are some ten times slower
+    in a loop of XLA (https://github.com/jax-ml/jax/issues/12868).
+    """
+    device = runner.replicas.devices[0][:3]
+    if runner.replicas.count > 1:
+        return 1
+    try:
+        work = list(operations(runner.traced(rows).graph))
+    except Exception:  # its first call will tell why, or a step has loops of its own, whose work is unknown
+        return 1
+    slow = device == "CPU" and any("Conv" in op.type for op in work)
+    if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
+        return 1
+    return max(1, min(MOST_AT_ONCE, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
 
 
 def _reason_against(

@@ -42,8 +42,8 @@ def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -
     nets = {"nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
     assert names(package.build(), "code/") == {*FILES, *nets}
     assert "ours/in_job/on_path/vertex_report.py" in names(package.build(), "")
-    assert package.about == ("ships work: 7 files, 0.0 MB; left out: work/a.ipynb, work/dist/, work/env/, …; "
-                             "vertex_report.py; requirements.txt is installed at each start")  # fmt: skip
+    about = "ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
+    assert package.about == f"{about}vertex_report.py; requirements.txt is installed at each start"
     before = package.build().read_bytes()
     package.build().unlink()
     assert package.build().read_bytes() == before, "the archive depends on its files alone"
@@ -63,7 +63,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         .samefile(project / "requirements.txt")
     )
     (project / "requirements.txt").write_text("--index-url https://me:pa55@pypi.example.com/simple")
-    line = r"package: requirements.txt, line 1 looks like a password in an address: .* in the job: take it out; "
+    line = r"package: these look like credentials: requirements.txt, line 1 \(Basic Auth Credentials\): "
     with pytest.raises(UserError, match=line):
         read_script("", "nets.task", "nets", []).package()
 
@@ -71,7 +71,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "line"),
     [
-        ("key.json", '{"type": "service_account"}', "key.json, line 1 looks like a service account's key: it would be"),
+        ("key.pem", "", "these look like credentials: work/key.pem, a credential by its name: they would be"),
         ("big.bin", "x" * 3_000_000, "3.0 MB in 8 files, the largest work/big.bin with 3.0: a package holds code, at"),
         ("bad.py", "def", "bad.py, line 1: invalid syntax: the job could not import it: fix it"),
         (".gitignore", "train.py", "script=train.py: it would not go along: .gitignore or .gcloudignore names it"),
@@ -130,7 +130,7 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
     assert main(["submit", "l4x1-2workers", "--script=train.py", *WHERE, *flags, "--", *words]) == 0
     text, shown = capsys.readouterr()
     assert "runs python train.py --name 'two words' '\"quoted\"' 'it'\"'\"'s' '' '$(HOME)' -- --steps=3\n" in shown
-    assert "ships work: 7 files, 0.0 MB; left out: " in shown
+    assert "ships work: 7 files, 0.0 MB; " in shown
     assert "runs in python:3.12-slim, with what requirements.txt names: --image=URI names another" in shown
     assert "warning: SPOT: the script is ended by SIGTERM and started again: only what it saved itself" in shown
     assert len(START.splitlines()) <= 10

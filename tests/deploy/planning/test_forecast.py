@@ -168,12 +168,16 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     assert step_seconds(byte_bound, tf32, L4, 4).middle == pytest.approx(quarter + summed)
 
 
-def test_the_interval_is_that_of_the_fit_where_it_was_measured_and_wider_elsewhere() -> None:
+def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tmp_path: Path) -> None:
+    """Steps of few FLOPs may run in one program, and then cost the host nothing."""
     h100, tf32 = TABLE.accelerators["NVIDIA_H100_80GB"], dataclasses.replace(CONFIG, tf32=True)
-    (low, high), wider = CONSTANTS.compiled.band, CONSTANTS.elsewhere
+    (low, high), wider, plan = CONSTANTS.compiled.band, CONSTANTS.elsewhere, plan_with(tmp_path, gflop=1e3)
     for gpu, config, factor in ((h100, tf32, 1.0), (h100, CONFIG, wider), (L4, tf32, wider)):
-        step = step_seconds(PLAN, config, gpu, 1)
+        step = step_seconds(plan, config, gpu, 1)
         assert (step.low, step.high) == pytest.approx((low / factor * step.middle, high * factor * step.middle))
+    small = step_seconds(plan_with(tmp_path, gflop=0.0), tf32, h100, 1)
+    host = 1000 * CONSTANTS.compiled.operation_seconds
+    assert (small.low, small.high) == pytest.approx((low * (small.middle - host), high * small.middle))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.batches import Schedule, batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.examples import Examples, Subset, unfilled
+from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import separate_collectives
@@ -91,6 +91,33 @@ def test_a_worker_begins_at_its_first_row() -> None:
     second_of_two = Cluster(("a:1", "b:1"), index=1)
     (images, _), *_ = batches(numbered(40), schedule, part_of(second_of_two, replicas=2, rows=2)).take(1)
     assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
+
+
+@pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "rows of epochs", "files"])
+def test_rows_of_several_steps_come_together(kind: str) -> None:
+    """From any multiple of their number on, whatever the data are."""
+    examples: Any = {
+        "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40), "files": WithoutArrays(numbered(40)),
+        "sequence": InSequence(tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0),
+        "rows of epochs": WithoutArrays(numbered(40)),
+    }[kind]  # fmt: skip
+    examples.ends_epochs = kind == "rows of epochs"
+    schedule, alone = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part_of(Cluster(), 1, 8)
+    together = batches(examples, schedule, alone, 6, at_once=3).take(2)
+    one_by_one = batches(examples, schedule, alone, 6).take(6).batch(3)
+    for several, expected in zip(together, one_by_one, strict=True):
+        assert several[0].shape[:4] == (3, 1, 2, 8)
+        tf.nest.map_structure(np.testing.assert_array_equal, several, expected)
+
+
+class WithoutArrays(Examples):
+    """Stands for examples that are read as they are needed."""
+
+    def __init__(self, inner: Arrays) -> None:
+        self._inner, self.count = inner, inner.count
+
+    def gather(self, rows: Any) -> Any:
+        return self._inner.gather(rows)
 
 
 def text_of(image: Any, label: Any) -> Any:

@@ -15,7 +15,8 @@ from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERAT
 from trainer.base.run_files.plan_file import peak_of, read_plan
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import uses_onednn
-from trainer.planning.planner import NO_KERNEL, MeasuredStep, operations, work_of_replicas
+from trainer.planning.planner import MeasuredStep, work_of_replicas
+from trainer.training.work import NO_KERNEL, operations
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ import dataclasses
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,14 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
+from trainer.invariance.compat import parse_profile
 from trainer.reporting.progress import StepLogs
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
+from trainer.training.checkpoint import put_back, snapshot, variables_of
+from trainer.training.loop import OPTIONS
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import XlaChoice, choose, failure_of
+from trainer.training.xla_choice import MOST_BYTES, MOST_FLOPS, XlaChoice, choose, failure_of, steps_of_a_program
 
 STEPS = 3
 GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
@@ -58,6 +63,80 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     (plain, logs), (compiled, others) = (trained(way, *FAMILIES[name], "--precision=float64") for way in (False, True))
     assert largest_difference(plain, compiled, 1e-6) < 1e-10
     assert np.abs(logs.values - others.values).max() < 1e-10
+
+
+TABLE = ("--data=tests.own_data:arrays", "--global_batch_size=16", "--learning_rate=0.01")
+LOOPED = {
+    "table": ("--model=tests.own_data:regression", *TABLE),
+    "mlp": ("--data=digits", *FAMILIES["mlp"]),
+    "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:]),
+    "embedding": ("--data=digits", *FAMILIES["embedding"]),
+    "masks": ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", *TABLE[1:]),
+}  # fmt: skip
+
+
+def looped(at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0) -> tuple[list[Any], list[Any]]:
+    """Returns all variables after these calls, and the scalars of the steps that are no Keras metric.
+
+    `killed_at`: a step at which another process goes on, from the variables alone.
+    """
+    setup, done, values = setup_of(*flags), 0, list[Any]()
+    runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(0, at_once)
+    for count in calls:
+        if done == killed_at > 0:
+            before, setup = snapshot(variables_of(setup.model)), setup_of(*flags)
+            put_back(variables_of(setup.model), before, setup.replicas)
+            runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(done, at_once)
+        logs, done = runner(rows, done, count), done + count
+        values += logs.values[:, [name == "loss" for name in logs.names]].tolist()
+    return [*snapshot(variables_of(setup.model)).values()], values if calls == (60,) else []
+
+
+@pytest.mark.parametrize(
+    "name", [*list(LOOPED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LOOPED)[1:])]
+)
+def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -> None:
+    """However the steps fall into programs and calls, and where a run is killed and resumed."""
+    expected, losses = looped(1, (60,), *LOOPED[name])
+    for at_once, calls, killed_at in ((50, (60,), 0), (7, (1, 2, 4, 24, 29), 31)):
+        variables, values = looped(at_once, calls, *LOOPED[name], killed_at=killed_at)
+        assert all(map(np.array_equal, expected, variables)), (at_once, calls)
+        assert not values or values == losses
+
+
+@pytest.mark.parametrize(("name", "draws"), [("mlp", 2), ("table", 0)])
+def test_few_operations_are_started_for_each_step_of_a_program(name: str, draws: int, tmp_path: Path) -> None:
+    """Counts what TensorFlow's executor ran, from its trace: dropout draws outside of XLA."""
+    setup = setup_of(*LOOPED[name], *(["--augment="] if name == "mlp" else []))
+    runner, rows = setup.step_runner(compiled=True, at_once=50), setup.rows_from(0, 50)
+    runner(rows, 0, 1)
+    with tf.profiler.experimental.Profile(str(tmp_path), OPTIONS):
+        runner(rows, 50, 50)
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    names = [
+        plane.event_metadata[event.metadata_id].name
+        for plane in parse_profile(file.read_bytes()).planes for line in plane.lines for event in line.events
+    ]  # fmt: skip
+    started = [name for name in names if re.match(r"[\w/]+:[A-Z]\w+(#|$)", name)]
+    assert 50 < len(started) <= 50 * (5 + 4 * draws)
+
+
+def traced(*flags: str) -> tuple[StepRunner, Any]:
+    setup = setup_of("--data=digits", *flags)
+    return setup.step_runner(compiled=True), setup.rows_from(0)
+
+
+def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch) -> None:
+    """On a CPU convolutions are never in a loop; a program is small enough, and of short steps."""
+    dense, convolutions = traced(*FAMILIES["mlp"]), traced(*FAMILIES["cnn"])
+    assert [steps_of_a_program(*dense, most) for most in (1, 7, 50, 1000)] == [1, 7, 50, 50]
+    assert steps_of_a_program(*convolutions, 50) == 1
+    text = setup_of("--model=tests.own_data:bag_of_words", "--data=tests.own_data:sentences", "--global_batch_size=8")
+    assert steps_of_a_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
+    monkeypatch.setitem(MOST_BYTES, "CPU", 10 * dense[0].bytes_of_step)
+    assert steps_of_a_program(*dense, 50) == 10
+    monkeypatch.setitem(MOST_FLOPS, "CPU", 1000)
+    assert steps_of_a_program(*dense, 50) == 1
 
 
 def embedded(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -152,7 +231,7 @@ def test_on_gpus_sums_are_inside_what_xla_compiles(name: str, monkeypatch: Patch
 
         patch.setattr(tf, "function", noting)
         graph = setup.step_runner(compiled=True)._run.get_concrete_function(*arguments).graph.as_graph_def()
-    steps = [step for each in made if each.__name__ == "whole_step" for step in each._list_all_concrete_functions()]
+    steps = [step for each in made if each.__name__ == "program" for step in each._list_all_concrete_functions()]
     sums = [Counter(op.type for op in each.graph.get_operations())["CollectiveReduceV2"] for each in steps]
     outside = Counter(node.op for function in graph.library.function for node in function.node_def)
     plain = setup.step_runner()._run.get_concrete_function(*arguments).graph.as_graph_def()
@@ -263,9 +342,12 @@ def compilation(config: TrainConfig) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_onednn")
 def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
-    """A run that auto compiles, killed before its first step and once later, against one that was told to compile."""
+    """A run that auto compiles, killed before its first step and in the midst of a call, against one told to compile.
+
+    It goes on with another report interval, which is also that of its programs.
+    """
     final: dict[str, dict[str, Any]] = {}
-    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 100]
+    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 70]
 
     class Killed(BaseException):
         pass
@@ -276,8 +358,10 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
         return control
 
     def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
-        if first in stops:
-            stops.remove(first)
+        for stop in [stop for stop in stops if first <= stop < first + count]:
+            stops.remove(stop)
+            if stop > first:
+                call(self, iterator, first, stop - first)
             raise Killed
         return call(self, iterator, first, count)
 
@@ -290,8 +374,9 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
     for _ in range(2):
         with pytest.raises(Killed):
             run_job(auto)
-        assert compilation(auto)["compiled"] is True
-    run_job(auto)
+        assert (compilation(auto)["compiled"], compilation(auto)["at_once"]) == (True, 50)
+    run_job(auto := small_config(*flags, f"--job_dir={tmp_path}/auto", "--report_every_steps=7"))
+    assert compilation(auto)["at_once"] == 7
     assert compilation(auto)["why"].startswith("on this processor")
     assert largest_difference(final[compiled.job_dir], final[auto.job_dir]) == 0
 

@@ -128,7 +128,7 @@ class TrainConfig:
     )
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
-        False, "train although the comparison before training finds other numbers on one replica than on two"
+        False, "train although a comparison finds other numbers on one replica than on two"
     )
     steps_per_loop: int = _devices(
         0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0

@@ -9,6 +9,8 @@ from trainer.base.settings.train_config import TrainConfig
 
 # A shorter run would lose more by compiling, some 10 ms an operation, than its steps gain.
 FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
+# Of a step of which several may be one program of XLA: to start a longer one costs less than a tenth of it.
+MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
 _NODES = 3  # of a traced step, for each operation that starts a kernel: 2.8 to 4.5 in our recipes
 
 

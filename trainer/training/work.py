@@ -1,0 +1,126 @@
+"""Counts the work of a step in its graph: operations, bytes, and FLOPs, of matrix products and convolutions alone.
+
+Padding is included, and a multiplication and an addition are two. What TensorFlow prunes, or computes once from
+constants, is not counted.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.invariance.compat import graph_of_function
+
+# The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
+# with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.
+_CONVOLUTIONS = {
+    "Conv2D": (("out", 0), ("in", 1)),
+    "Conv2DBackpropInput": (("in", 2), ("in", 1)),
+    "Conv2DBackpropFilter": (("in", 2), ("out", 0)),
+    "DepthwiseConv2dNative": (("out", 0), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropInput": (("in", 2), ("in", 1)),
+    "DepthwiseConv2dNativeBackpropFilter": (("in", 2), ("out", 0)),
+}
+_TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
+# No kernel is started for them.
+NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
+             "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
+_COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Holds the counts of an operation over all `times` that it runs; `scope` is its name below its callers'."""
+
+    type: str
+    scope: str
+    times: int
+    flops: int = 0
+    moved_bytes: int = 0  # read and written
+    reduced_bytes: int = 0  # summed over replicas
+
+
+def operations(
+    graph: Any, loops: Sequence[int] = (1,), rows: int | None = None, scope: str = "", times: int = 1
+) -> Iterator[Operation]:
+    """Yields the operations of a call of `graph`, with functions and loops, without branches of a condition.
+
+    `loops` has the iterations of nested loops, the outermost first: by default one of the loop over steps. `rows`: the
+    size of a first axis that the graph does not say, as of layers that draw by row. Raises ValueError if loops are
+    nested more deeply.
+    """
+    for op in _needed(graph):
+        name = f"{scope}{op.name}"
+        if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
+            yield from operations(_function(graph, op, "f"), loops, rows, f"{name}/", times)
+        elif op.type in ("While", "StatelessWhile"):
+            if not loops:
+                raise ValueError(f"{name} is a loop without a number of iterations")
+            yield from operations(_function(graph, op, "body"), loops[1:], rows, f"{name}/", times * loops[0])
+        else:
+            written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
+            moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
+            reduced = written if op.type.startswith(_COLLECTIVES) else 0
+            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
+
+
+def _function(graph: Any, op: Any, attribute: str) -> Any:
+    return graph_of_function(graph, op.get_attr(attribute).name)
+
+
+def _needed(graph: Any) -> list[Any]:
+    """Returns the operations that outputs and side effects of `graph` need, and that TensorFlow does not fold.
+
+    Tapes leave unused gradients, and batch norm over replicas computes with the constants of a shape.
+    """
+    needed: set[Any] = set()
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed.add(op)
+            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+    constant: set[Any] = set()
+    for op in graph.get_operations():
+        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
+        if op.type == "Const" or known:
+            constant.add(op)
+    return [op for op in graph.get_operations() if op in needed - constant]
+
+
+def _flops(op: Any, rows: int | None) -> int:
+    """Returns the FLOPs of a product or convolution, 0 of other operations and of unknown shapes."""
+
+    def shape(operand: tuple[str, int]) -> list[int] | None:
+        side, number = operand
+        return _shape((op.outputs if side == "out" else op.inputs)[number], rows)
+
+    if op.type in _CONVOLUTIONS:
+        dense, kernel = map(shape, _CONVOLUTIONS[op.type])
+        if dense is None or kernel is None:
+            return 0
+        count, *pixels = dense
+        height, width = pixels[:2] if op.get_attr("data_format") == b"NHWC" else pixels[1:]
+        return 2 * count * height * width * math.prod(kernel)
+    if op.type in _TRANSPOSED:
+        factor, product = shape(("in", 0)), shape(("out", 0))
+        if factor is None or product is None:
+            return 0
+        return 2 * math.prod(product) * factor[-2 if op.get_attr(_TRANSPOSED[op.type]) else -1]
+    return 0
+
+
+def _tensor_bytes(tensor: Any, rows: int | None) -> int:
+    """Returns the size, or 0 if the shape is unknown or the tensor only a handle."""
+    shape = _shape(tensor, rows)
+    return math.prod(shape) * tensor.dtype.size if shape is not None and tensor.dtype.is_numpy_compatible else 0
+
+
+def _shape(tensor: Any, rows: int | None) -> list[int] | None:
+    """Returns the sizes of all axes, `rows` for a first one that is unknown; None if another one is."""
+    if tensor.shape.rank is None:
+        return None
+    sizes = list(tensor.shape)
+    if sizes and sizes[0] is None:
+        sizes[0] = rows
+    return None if None in sizes else sizes
