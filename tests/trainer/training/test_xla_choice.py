@@ -135,7 +135,7 @@ def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch)
     assert steps_of_a_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
     monkeypatch.setitem(MOST_BYTES, "CPU", 10 * dense[0].bytes_of_step)
     assert steps_of_a_program(*dense, 50) == 10
-    monkeypatch.setitem("CPU", 1000)
+    monkeypatch.setitem(xla_rule.MOST_FLOPS, "CPU", 1000)
     assert steps_of_a_program(*dense, 50) == 1
 
 
