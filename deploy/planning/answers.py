@@ -67,7 +67,7 @@ def answers(
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps
         installing = forecast.install_seconds.middle / 3600
-        parts = [f"{span(installing)} installing (0 with an own image)"] if installing else []
+        parts = [f"{span(installing)} installing (own image: 0)"] if installing else []
         parts.append(f"{span((forecast.seconds.middle - training) / 3600)} starting")
         each = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
         yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each}")
@@ -75,7 +75,7 @@ def answers(
         basis = "as in your runs"
         if forecast.basis == BY_GRAPH:
             measured = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
-            basis = f"{measured}; --from=RUN tells better"
+            basis = f"{measured}; --from=RUN is surer"
         yield Answer("how sure?", f"a step may take {low} to {high} times as long, {basis}")
 
 
