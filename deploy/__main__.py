@@ -1,12 +1,22 @@
-"""Runs `python -m deploy VERB …`: rehearses a job locally, submits it to Vertex AI, compares tiers."""
+"""Runs `vertex-trainer VERB …`, or `python -m deploy VERB …`: trains here, submits to Vertex AI, compares tiers."""
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.base.settings.fields import nearest
+import trainer
+
+_OWN = Path(__file__).parents[1]
+if Path(next(iter(trainer.__path__))).parent != _OWN:  # samples of Google's have a package of this name
+    print(f"error: the package trainer in {next(iter(trainer.__path__))} is not that of vertex-trainer: use the "
+          "command vertex-trainer, or another folder, or remove it there", file=sys.stderr)  # fmt: skip
+    sys.exit(2)
+
+from trainer.base.errors import DONE, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError  # noqa: E402
+from trainer.base.settings.fields import nearest  # noqa: E402
 
 # verb -> its help. Only the requested verb's module, deploy.cli.VERB, is imported; its `main` returns the exit code.
 VERBS = {
@@ -22,14 +32,19 @@ VERBS = {
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
     "plan": "say before you pay: does it fit each tier, how long, how much",
     "register": "make a run's model a version in Vertex AI's Model Registry",
-    "predict": "answer a file of rows with a registered model, as a job on a tier",
+    "predict": "answer a file of rows with a registered model, as a job on a --tier; without one as trainer.predict",
     "track": "send finished runs to MLflow, Weights & Biases or Vertex AI Experiments",
     "report": "make a table, a verdict and one HTML file from job directories",
 }
-# Of other programs, and what was a verb.
-_SYNONYMS = {
-    "logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel", "serve": "python -m trainer.serve",
-}  # fmt: skip
+# verb -> the module of trainer that takes the place of this program, and its help
+PROGRAMS = {
+    "train": ("task", "train a model on this machine"),
+    "check": ("check", "see whether a model gives the same numbers on one and on two replicas"),
+    "evaluate": ("evaluate", "print loss and metrics of a run"),
+    "generate": ("generate", "write images of a GAN's run"),
+    "serve": ("serve", "answer requests with the model of a run"),
+}
+_SYNONYMS = {"logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,6 +68,12 @@ def program() -> int:
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
             signal.signal(number, signal.default_int_handler)
+    if Path.cwd() != _OWN and (Path("trainer").is_dir() or Path("trainer.py").is_file()):
+        print(
+            "note: the package trainer of this folder is not that of vertex-trainer, and is not used", file=sys.stderr
+        )
+        paths = [str(_OWN), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
+        os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
     code = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends its threads
     return code
@@ -64,6 +85,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return DONE if words else USER_MUST_CHANGE
+    if words == ["--version"]:
+        print(f"vertex-trainer {trainer.__version__}")
+        return DONE
     try:
         return _run(words[0], words[1:])
     except UserError as error:
@@ -84,9 +108,15 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _run(verb: str, arguments: Sequence[str]) -> int:
+    program, _ = PROGRAMS.get(verb, ("", ""))
+    if verb == "predict" and not any(argument.startswith(("--tier", "--help")) for argument in arguments):
+        program = "predict"
+    if program:  # with TensorFlow
+        os.execv(sys.executable, [sys.executable, "-m", f"trainer.{program}", *arguments])  # noqa: S606 (no shell)
     if verb not in VERBS:
-        hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, VERBS)
-        raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(VERBS)}")
+        known = [*PROGRAMS, *VERBS]
+        hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, known)
+        raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
     from deploy.api.arguments import check_arguments, split_words  # imported late: it would slow down --help
     from deploy.tiers.output import printed_on
@@ -117,8 +147,9 @@ Exit codes:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {verb:10} {summary}" for verb, summary in VERBS.items())
-    return f"usage: python -m deploy VERB …\n\n{verbs}\n{_REST}"
+    verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
+    listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
+    return f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_REST}"
 
 
 if __name__ == "__main__":

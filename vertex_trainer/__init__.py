@@ -35,6 +35,8 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     """Returns a public name, whose module is imported now, as a package that is only imported should cost nothing."""
+    if name == "__version__":
+        return importlib.import_module("trainer").__version__
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -18,6 +20,7 @@ from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.rest import Platform
+from deploy.report.plots import axes
 from deploy.tiers.gcp_config import (
     GcpConfig,
     checked_region,
@@ -31,7 +34,7 @@ from deploy.tiers.options import Value, option, read_texts, texts_of
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError
-from trainer.base.run_files.records import MODEL, RESULT, mapping, number
+from trainer.base.run_files.records import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
 from trainer.base.settings.fields import whole
 from trainer.base.storage import expanded, parse
 
@@ -42,14 +45,42 @@ KERAS_FILE = "model.keras"
 class RunResult:
     """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
 
-    `content`: the whole file.
+    `content`: the whole file; `place`: the job directory.
     """
 
     state: str
     steps: int
     wall_seconds: float | None
     metrics: Mapping[str, float]
-    content: Mapping[str, Any]
+    content: Mapping[str, Any] = dataclasses.field(repr=False)
+    place: str
+
+    @property
+    def history(self) -> dict[str, list[float | None]]:
+        """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
+        if parse(self.place, "run"):
+            entries = parse_stats(buckets.read(f"{self.place}/{STATS}")[0])
+        else:
+            entries = read_stats(expanded(self.place))[0]
+        history: dict[str, list[float | None]] = {}
+        for entry in entries:
+            if entry["kind"] == "epoch":  # with its evaluation
+                for name, value in {**mapping(entry, "losses"), **mapping(entry, "metrics")}.items():
+                    history.setdefault(name, []).append(value)
+        return history
+
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads without the code of this package."""
+        return load_model(self.place)
+
+    def plot(self) -> Any:
+        """Draws the losses of training and evaluation by epoch, and returns matplotlib's axes."""
+        drawn = axes(self.place, "epoch")
+        for name, values in self.history.items():
+            if "loss" in name:
+                drawn.plot(range(1, len(values) + 1), [math.nan if one is None else one for one in values], label=name)
+        drawn.legend()
+        return drawn
 
     @classmethod
     def read(cls, text: str, place: str) -> RunResult:
@@ -62,7 +93,7 @@ class RunResult:
         values = {**mapping(final, "losses"), **mapping(final, "metrics")}
         metrics = {name: value for name, value in values.items() if number(value) is not None}
         seconds = number(content.get("wall_seconds"))
-        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content)
+        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content, place)
 
 
 class VertexJob:
@@ -170,7 +201,9 @@ def load_model(job_dir: str) -> Any:
         folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
     if not (folder / KERAS_FILE).is_file():
         raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
-    return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the optimizer's state, which the file has only with --save_optimizer
+        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)
 
 
 def attach(
@@ -204,7 +237,7 @@ def attach(
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
     region = full_name[2] if full_name else read_region(region)
-    forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
+    forms = "projects/P/locations/R/customJobs/ID, or its number or submission with --project and --region"
     if not name:
         raise UserError(
             f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "

@@ -21,7 +21,7 @@ from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
-from deploy.report.text_tables import figures, markdown_table, money, terminal_table
+from deploy.report.text_tables import figures, html_table, markdown_table, money, terminal_table
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
@@ -104,6 +104,16 @@ class Plan:
         """Returns a row for each offer, then one for each tier without any."""
         rows = [_cells(forecast, offer, index in self.efficient) for index, (forecast, offer) in enumerate(self.offers)]
         return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
+
+    def __repr__(self) -> str:
+        tiers = f"<plan of {len(self.forecasts)} tiers for {self.about}"
+        if not self.offers:
+            return f"{tiers}: none fits>"
+        of_tier, offer = self.offers[0]
+        return f"{tiers}: {of_tier.tier} is the cheapest, {offer.usd.middle:.2f} USD in {offer.hours.middle:.3g} h>"
+
+    def _repr_html_(self) -> str:
+        return html_table(TITLES, self.cells(), [*self.sentences()])
 
     def __str__(self) -> str:
         """Returns the answers, and the offers that no other beats in both time and money, on LINES lines of WIDTH."""

@@ -10,26 +10,24 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.arguments import called, check_arguments
 from deploy.api.jobs import RunResult, load_model
 from deploy.api.submit import SubmitOptions, prepare
-from deploy.job.following import WatchLine
-from deploy.platform.api import console_page
+from deploy.platform.api import WatchLine, console_page
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import describe_failure, exit_code
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
-from deploy.tiers.options import Value, texts_of
+from deploy.tiers.options import Value, options_of, texts_of
 from deploy.tiers.output import printed_on, run_program, say
 from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
-from trainer.base.run_files.records import RESULT, mapping, read_stats
+from trainer.base.run_files.records import RESULT
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
 
-_STEP = re.compile(r"step ([\d,]+)(?:/| of )([\d,]+)")  # begins a line on how far a training is
+_STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line on how far a training is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,16 +56,19 @@ def fit(
     """Trains a model, "module:function" as `data`, on this machine or on a tier, as on="l4x4", to the end.
 
     `options`: settings of the trainer, as epochs, and on a tier the fields of SubmitOptions, as max_cost. Prints what
-    will run and what it may cost, asks on a terminal or in a notebook where that is much, and shows a bar in a
-    notebook, unless `progress` is False. The same call again resumes, or finds its job. Raises UserError, PlatformFault
+    will run, what it may cost, and its log, with a bar in a notebook, unless `progress` is False; asks on a terminal or
+    in a notebook where the cost is much. The same call again resumes, or finds its job. Raises UserError, PlatformFault
     if the training fails, and KeyboardInterrupt, after which a job goes on.
     """
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:
+        if of_jobs := options_of(SubmitOptions).keys() & options.keys():
+            raise UserError(f"{min(of_jobs)} is for a job: name its tier, as on='l4x4', or leave it out")
         words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
         job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
-        result = train(model, data, options, job_dir=job_dir, stream=stream, progress=progress)
-        return Fitted(_history(local_path(job_dir, "job_dir")), result, 0.0, job_dir, job_dir)
+        log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
+        result = train(model, data, options, job_dir=job_dir, stream=log, progress=progress)
+        return Fitted(result.history, result, 0.0, job_dir, job_dir)
     bar = _notebook_bar() if progress else None
 
     def show(line: WatchLine) -> None:
@@ -85,8 +86,8 @@ def fit(
         error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
         error.exit_code = code
         raise error
-    folder = fetched(job.output, "job_dir")
-    return Fitted(_history(folder), job.result, billed(folder)[1], console_page(job.name, job.gcp.project), job.output)
+    result, cost = job.result, billed(fetched(job.output, "job_dir"))[1]
+    return Fitted(result.history, result, cost, console_page(job.name, job.gcp.project), job.output)
 
 
 def train(
@@ -116,31 +117,22 @@ def train(
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 
-def _history(folder: Path) -> dict[str, list[float | None]]:
-    history: dict[str, list[float | None]] = {}
-    for entry in read_stats(folder)[0]:
-        if entry["kind"] != "report":  # epochs, and the evaluations after them
-            for name, value in {**mapping(entry, "losses"), **mapping(entry, "metrics")}.items():
-                history.setdefault(name, []).append(value)
-    return history
-
-
-def _advance(bar: Callable[[int, int], None] | None, line: str) -> bool:
+def _advance(bar: Callable[[str, int, int], None] | None, line: str) -> bool:
     """Shows how far the training is by its line; returns False without a bar, or for another line."""
     step = _STEP.match(line) if bar else None
     if bar and step:
-        bar(*(int(count.replace(",", "")) for count in step.groups()))
+        bar(step[1], *(int(count.replace(",", "")) for count in step.groups()[1:]))
     return step is not None
 
 
-def _notebook_bar() -> Callable[[int, int], None] | None:
-    """Returns what shows a step of all in a notebook; None elsewhere."""
+def _notebook_bar() -> Callable[[str, int, int], None] | None:
+    """Returns what shows a step or epoch of all in a notebook; None elsewhere."""
     if "ipykernel" not in sys.modules:
         return None
     display: Any = importlib.import_module("IPython.display")
 
-    def html(step: int, total: int) -> Any:
-        return display.HTML(f'<progress value="{step}" max="{total}"></progress> step {step:,} of {total:,}')
+    def html(unit: str, done: int, total: int) -> Any:
+        return display.HTML(f'<progress value="{done}" max="{total}"></progress> {unit} {done:,} of {total:,}')
 
-    handle = display.display(html(0, 1), display_id=True)
-    return lambda step, total: handle.update(html(step, total))
+    handle = display.display(html("step", 0, 1), display_id=True)
+    return lambda unit, done, total: handle.update(html(unit, done, total))

@@ -19,9 +19,16 @@ from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 SCHEMA_VERSION = 1  # of docs/json.schema.json; changes when a field goes or means something else
 
 
-def parser(verb: str, description: str, usage: str) -> Parser:
-    """Returns a parser for `python -m deploy VERB` whose errors are one line."""
-    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description)
+# What --help of submit and of compare shows; --help=all the rest.
+USUAL = (
+    "project", "region", "bucket", "package", "script", "max_cost", "spot", "timeout", "dry_run", "detach", "on", "out",
+    "repeats",
+)  # fmt: skip
+
+
+def parser(verb: str, description: str, usage: str, usual: Sequence[str] = ()) -> Parser:
+    """Returns a parser for `python -m deploy VERB` whose errors are one line; its --help shows the `usual` flags."""
+    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, usual=usual)
 
 
 # Flags of verbs that take a recipe or a script, and that say nothing of a script; one with the value that is refused.

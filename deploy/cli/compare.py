@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deploy.api.arguments import command_line
 from deploy.api.compare import CompareOptions, compared
-from deploy.cli.arguments import add_json_flag, parse_program, parser, write_document
+from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
 from deploy.platform.clients import SESSION, Session
 from deploy.tiers.options import declare, parsed
 
@@ -18,7 +18,8 @@ interrupted ones. On Vertex AI an interrupted comparison leaves its jobs running
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Runs the comparison to its end and returns its exit code."""
-    cli = parser("compare", DESCRIPTION, "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]")
+    usage = "TIER … --recipe=NAME [--scaling=weak] [--repeats=3] [any trainer flag]"
+    cli = parser("compare", DESCRIPTION, usage, USUAL)
     declare(cli, CompareOptions)
     cli.add_boolean("dry_run", "print what the jobs may cost at most, and submit nothing")
     add_json_flag(cli)

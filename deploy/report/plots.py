@@ -36,6 +36,17 @@ Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function 
 _Looks = dict[str, dict[str, Any]]  # colour, line style and mark by tier
 
 
+def axes(title: str, of: str) -> Any:
+    """Returns matplotlib's axes for one picture in a notebook. Raises UserError if it is not installed."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise UserError("matplotlib is not installed: pip install matplotlib") from None
+    drawn = pyplot.subplots(figsize=(6, 3.5))[1]
+    drawn.set(title=title, xlabel=of)
+    return drawn
+
+
 def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str, str, str]]:
     """Returns title, caption and <svg> element of every figure for which the runs have values.
 

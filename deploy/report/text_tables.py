@@ -1,5 +1,6 @@
 """Formats numbers, and tables of texts as Markdown and for the terminal."""
 
+import html
 from collections.abc import Sequence
 
 from deploy.report.tier_summary import Spread
@@ -46,6 +47,14 @@ def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below:
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
+
+
+def html_table(titles: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str] = ()) -> str:
+    """Returns a table as HTML, as a notebook shows it, with the lines `below` it."""
+    rows = [[f"<th>{html.escape(title)}</th>" for title in titles]]
+    rows += [[f"<td>{html.escape(cell)}</td>" for cell in line] for line in lines]
+    table = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f"<table>{table}</table>{''.join(f'<p>{html.escape(line)}</p>' for line in below)}"
 
 
 def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:

@@ -48,6 +48,35 @@ def test_every_verb_has_help(verb: str, capsys: Capture) -> None:
     assert verb in capsys.readouterr().out
 
 
+def test_a_package_of_the_same_name_in_the_folder_is_told_and_not_used() -> None:
+    """As samples of Google's have one. `python -m deploy` imports what is in the folder first, the command does not."""
+    Path("trainer").mkdir()
+    Path("trainer", "__init__.py").touch()
+    Path("trainer", "task.py").write_text("raise SystemExit('of another package')")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    console = "import sys; from deploy.__main__ import program; sys.exit(program())"
+    for arguments, code, told in (
+        (["-P", "-c", console, "train", "--version"], 0, "the package trainer of this folder is not that of"),
+        (["-m", "deploy", "--version"], 2, "is not that of vertex-trainer: use the"),
+    ):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+        assert (done.returncode, done.stdout.startswith("vertex-trainer ")) == (code, not code), done.stderr
+        assert told in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["submit", "--help"], ["compare", "--help"]])
+def test_help_shows_the_usual_flags_and_all_when_asked(arguments: list[str], capsys: Capture) -> None:
+    shown = []
+    for asked in (arguments, [arguments[0], "--help=all"]):
+        with pytest.raises(SystemExit):
+            main(asked)
+        shown.append(capsys.readouterr().out)
+    assert "--bucket" in shown[0]
+    assert "--help=all shows" in shown[0]
+    assert "--kms_key" in shown[1]
+    assert "--kms_key" not in shown[0]
+
+
 def test_a_misspelt_verb_is_named(refused: Command) -> None:
     assert "submitt: unknown verb; did you mean 'submit'?" in refused("submitt")
 

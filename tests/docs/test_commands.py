@@ -222,7 +222,7 @@ def test_a_documented_command_works(
     if "--help" in command.words:
         with contextlib.suppress(SystemExit):  # argparse ends the process
             resolve(command.arguments) if command.words[2] == "trainer.task" else deploy([*command.words[3:]])
-        assert "usage: python -m" in capsys.readouterr().out
+        assert "usage: " in capsys.readouterr().out
     elif command.subject in CUTOFFS:
         monkeypatch.setattr(CUTOFFS[command.subject], Mock(side_effect=Cutoff))
         with pytest.raises(Cutoff):

@@ -51,9 +51,13 @@ def test_a_run_on_two_replicas_prints_its_decisions_and_nothing_else(on_two: Run
         r"starts from scratch",
         r"each epoch trains on whole batches and leaves out 5 rows \(fit has a last, smaller batch\)",
         r"builds the training step: .*",
-        r"step 3/6  epoch 0\.0  critic_loss .* images/s  .* GiB  .* left",
-        r"step 6/6  epoch 0\.0  critic_loss .* images/s  .* GiB",
-        r"done: 6 steps; the model is in .*/model",
+        r"step 3/6  critic_loss .* left",
+        r"step 6/6  critic_loss .*",
+        r"done: 6 steps in 0:\d\d, of which training 0:\d\d, .* images/s",
+        r"last      critic_loss .*",
+        r"model     .*/model",
+        r"pictures  .*/samples",
+        r"next      python -m trainer.generate .*",
     ]
     lines = done.stdout.splitlines()
     assert len(lines) == len(patterns)

@@ -305,7 +305,8 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
 def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Capture) -> None:
     settings: dict[str, Any] = {"image_size": 8, "epochs": 2, "global_batch_size": 256}
     done = fit("mlp", "digits", **settings)
-    again = fit("mlp", "digits", **settings)
+    assert "done: " in capsys.readouterr().out
+    again = fit("mlp", "digits", progress=False, **settings)
     assert (len(done.history["loss"]), done.history) == (2, again.history)
     assert (done.cost, done.result.state, done.url) == (0.0, "done", again.url)
     assert done.model.count_params() > 0
@@ -319,6 +320,8 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     result = train("mlp", "digits", settings, job_dir=str(tmp_path / "run"), stream=stream, progress=True)
     assert (result.state, result.steps, {*result.metrics}) == ("done", 4, {"loss", "accuracy"})
     assert "done: 4 steps" in stream.getvalue()
+    assert result.model().output_shape == (None, 10)
+    assert len(repr(result)) < 200
     with pytest.raises(UserError, match="unknown flag --stepz"):
         train("mlp", "digits", {"stepz": 4}, job_dir=str(tmp_path / "other"))
     assert capsys.readouterr().out == ""
@@ -331,6 +334,7 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),
     (lambda: jobs(limit=-1), "argument --limit: .-1. is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
+    (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on=.l4x4., or leave it out"),
     (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
 ])  # fmt: skip
 def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
@@ -350,6 +354,6 @@ def test_values_become_what_a_command_reads() -> None:
     asked, program, command = called("plan", PlanOptions, ("l4x1",), keywords, settings)
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
     assert (asked.price_per_hour, program.values["epochs"], program.values["steps"]) == ({"l4x1": 1.0}, None, 5)
-    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --steps=5 --epochs=none --recipe=mlp_mnist"
+    flags = "--steps=5 --fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --epochs=none --recipe=mlp_mnist"
     assert command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

@@ -2,6 +2,8 @@
 
 import io
 import json
+import logging
+import math
 import os
 import re
 import time
@@ -16,7 +18,7 @@ import keras
 import tensorflow as tf
 from PIL import Image
 
-from trainer.base.log import ProgressBar, duration, log
+from trainer.base.log import ProgressBar, duration, log, on_vertex
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import (
@@ -41,6 +43,8 @@ from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind
 from trainer.reporting.resources import Gpus, memory_gib, peak_device_memory_gib
 
 _STATE = ("epoch_seconds", "final", "measured", "evaluated", "quality", "classes")  # of a checkpoint
+_WIDTH = 100  # of a line for people
+_LINES, _QUIET_S = 16, 120  # of reports in a run; or the longest time without one
 _NEWEST_METRICS = 100
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
 _MOST_FRAMES = 24  # of the animated picture
@@ -75,6 +79,7 @@ class Reporter:
         self._classes: Mapping[str, Any] = {}  # what result.json has of `classified`
         self.rollbacks = 0  # of the run, before what is reported
         self.metric_names: Sequence[str] = ()  # of evaluation and of images: set before the first call
+        self._shown = progress.step, time.monotonic()  # at the newest line
         self._bar: ProgressBar | None = None
         self._gpus: Gpus | None = None
         self._tensorboard: EventFiles | None = None
@@ -135,9 +140,15 @@ class Reporter:
         entry = self._entry("report", progress, self._since_report)
         self._since_report = RunningMeans(progress.examples_per_step)
         self._append(entry)
-        self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
-        if self._bar and not self._bar.shown:
-            log.info(status_line(entry, progress))
+        if not (self.by_epoch and self._final):  # then they are those of the last epoch
+            self._final = {"losses": entry["losses"], "metrics": entry["metrics"]}
+        if self._bar:
+            log.log(logging.INFO if on_vertex() else logging.DEBUG, status_line(entry, progress))
+            (step, shown_at), now = self._shown, progress.step
+            due = not self.by_epoch and (progress.ends or now - step >= progress.total_steps / _LINES)
+            if step < now and not on_vertex() and (due or time.monotonic() - shown_at >= _QUIET_S):
+                total = f"{progress.total_steps:,}"
+                self._show(progress, f"step {now:{len(total)},}/{total}", means, entry)
         if self._tensorboard:
             speed = {"images_per_second": entry["images_per_second"]} if entry["images_per_second"] else {}
             self._tensorboard.scalars(progress.step, {**means, **speed, "memory_gib": entry["memory_gib"]})
@@ -146,7 +157,12 @@ class Reporter:
     def epoch_end(self, progress: Progress) -> Scalars:
         """Writes the epoch's line of stats.jsonl, including its evaluation; returns its scalars."""
         means = {**self._since_epoch.means(), **self._evaluated}
-        self._append({**self._entry("epoch", progress, self._since_epoch), **by_kind(means)})
+        entry: StatsEntry = {**self._entry("epoch", progress, self._since_epoch), **by_kind(means)}
+        self._append(entry)
+        if self.by_epoch:
+            self._final = cast(dict[str, Scalars], by_kind(self._since_epoch.means()))
+            total = math.ceil(progress.total_steps / progress.steps_per_epoch)
+            self._show(progress, f"epoch {math.ceil(progress.epoch):{len(str(total))}}/{total}", means, entry)
         if self._since_epoch.timed_steps == self._since_epoch.steps == progress.steps_per_epoch:
             self._epoch_seconds.append(self._since_epoch.timed_seconds)
         self._since_epoch = RunningMeans(progress.examples_per_step)
@@ -155,13 +171,17 @@ class Reporter:
     def evaluated(self, progress: Progress, values: Scalars) -> None:
         """Reports loss and accuracy on the evaluation examples."""
         self._evaluated = values
-        self._measure("evaluation", progress, values, f"epoch {progress.epoch:.1f}")
+        self._measure("evaluation", progress, values)
+        if progress.step % progress.steps_per_epoch:  # else the line of the epoch has them
+            self._show(progress, f"step {progress.step:,}/{progress.total_steps:,}", values)
 
     def quality(self, progress: Progress, values: Scalars, about: QualityOf) -> None:
         """Reports measures of images by name, {} on a worker that is not the chief; `about`: Fid.about."""
         self._quality = about
-        note = f"{about['samples']:,} images, features of {about['features']}"
-        self._measure("quality", progress, values, note, {"quality": about})
+        self._measure("quality", progress, values, {"quality": about})
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._bar:
+            log.info(f"step {progress.step:,}  {shown}  ({about['samples']:,} images, features of {about['features']})")
 
     def classified(self, progress: Progress, classes: Classification | None) -> None:
         """Writes what the newest evaluation says of each class."""
@@ -171,22 +191,30 @@ class Reporter:
         self._classes = {"step": progress.step, **write_classes(file, classes)}
         self._job_dir.mirror.put(file)
         least = ", ".join(f"{name} {share:.3f}" for name, share in classes.least_accurate(3))
-        log.info(f"step {progress.step:,}  least accurate: {least}; see {CLASSES}")
+        log.info(f"least accurate classes: {least}; see {CLASSES}")
 
     def _append(self, entry: StatsEntry) -> None:
         if self._job_dir:
             after: StatsEntry = {"rollbacks": self.rollbacks} if self.rollbacks else {}
             self._job_dir.append_stats({**entry, "time": round(time.time(), 3), **after})
 
-    def _measure(
-        self, kind: str, progress: Progress, values: Scalars, note: str, details: StatsEntry | None = None
-    ) -> None:
+    @property
+    def by_epoch(self) -> bool:
+        """Returns whether an epoch has a line: where its length is in epochs, or they are evaluated."""
+        return self._config.steps is None or any(name.startswith("val_") for name in self.metric_names)
+
+    def _show(self, progress: Progress, head: str, values: Scalars, entry: StatsEntry | None = None) -> None:
+        """Logs a line for people of these values, with the speed and the time left where there is room."""
+        speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry and entry["images_per_second"] else ""
+        left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
+        if self._bar:
+            log.info(fitting_line(head, values, speed, left))
+            self._shown = progress.step, time.monotonic()
+
+    def _measure(self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None) -> None:
         self._append({**_at(kind, progress), **by_kind(values), **(details or {})})
         self._measured.update(values)
         self._tune(progress, values)
-        shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        if self._bar:
-            log.info(f"step {progress.step:,}  {shown}  ({note})")
         if self._tensorboard:
             self._tensorboard.scalars(progress.step, values)
 
@@ -254,6 +282,25 @@ class Reporter:
 
 def _at(kind: str, progress: Progress) -> StatsEntry:
     return {"kind": kind, "step": progress.step, "epoch": round(progress.epoch, 4)}
+
+
+def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
+    """Returns a line of at most 100 columns: what has no room is left out, the speed first, then the last values.
+
+    A value stands beside that of the evaluation.
+    """
+    names = [name for name in values if not name.startswith("val_")]
+    names = [both for name in [*names, *(name[4:] for name in values if name[4:] not in names)]
+             for both in (name, f"val_{name}") if both in values]  # fmt: skip
+    numbers = {name: f"{values[name]:.4g}" for name in names}
+    shown = [f"{name} {text if len(text) <= 8 else f'{values[name]:.3g}':8}" for name, text in numbers.items()]
+    room = _WIDTH - len(head)
+    parts = {}  # by place
+    for place in (*range(min(2, len(shown))), len(shown) + 1, *range(2, len(shown)), len(shown)):
+        part = [*shown, speed, left][place]
+        if part and len(part) + 2 <= room:
+            parts[place], room = part, room - len(part) - 2
+    return "  ".join([head, *(parts[place] for place in sorted(parts))]).rstrip()
 
 
 def status_line(entry: StatsEntry, progress: Progress) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.limit_watch import LimitWatch, read_limits
-from trainer.base.log import log
+from trainer.base.log import duration, log, on_vertex
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
@@ -292,8 +293,33 @@ def _finish(run: TrainingRun, control: Control) -> int:
     if control.stopped:
         log.warning(f"stopped: {control.stopped}: state saved at step {progress.step:,}; the same command goes on")
         return DONE  # Vertex AI restarts what exits otherwise
-    state = f"the budget of {run.job.config.max_minutes:g} minutes is spent after" if spent else "done:"
-    where = f"; the model is in {mirror.where(run.job.job_dir.model)}" if run.job.is_chief else ""
-    doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
-    log.info(f"{state} {progress.step:,} steps{where}{doubt}")
+    if spent:
+        log.warning(
+            f"the budget of {run.job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on"
+        )
+    if run.job.is_chief:
+        _summarize(run)
     return DONE
+
+
+def _summarize(run: TrainingRun) -> None:
+    """Logs what the run took and gave, where it is, and which commands use it."""
+    config, progress, job_dir, where = run.job.config, run.state.progress, run.job.job_dir, run.job.job_dir.mirror.where
+    speed = f", {progress.whole.images_per_second:,.0f} {progress.unit}/s" if progress.whole.images_per_second else ""
+    doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
+    wall, training = duration(run.job.result.wall_seconds), duration(progress.training_seconds)
+    log.info(f"done: {progress.step:,} steps in {wall}, of which training {training}{speed}{doubt}")
+    final = run.state.reporter.summary()["final"]
+    values = {**final.get("losses", {}), **final.get("metrics", {})}
+    if run.state.reporter.by_epoch:
+        values |= {name: of_epochs[-1] for name, of_epochs in run.state.values_of_epochs().items() if of_epochs}
+    if values:
+        log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")
+    if best := run.state.best.state():
+        log.info(f"best      {best['metric']} {best['value']:.4g} at step {best['step']:,}: --checkpoint=best")
+    log.info(f"model     {where(job_dir.model)}")
+    pictures = ModelInterface.of(run.setup.model).sampler is not None
+    if pictures:
+        log.info(f"pictures  {where(job_dir.samples)}")
+    if not on_vertex():
+        log.info(f"next      python -m trainer.{'generate' if pictures else 'serve'} {shlex.quote(config.job_dir)}")

@@ -18,7 +18,7 @@ from trainer.base.run_files.records import append_stats, drop_stats_after
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.images import encode_png, grid, to_uint8
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs
-from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, status_line
+from trainer.reporting.reporter import EventFiles, Reporter, TuningMetric, fitting_line, status_line
 from trainer.reporting.resources import Gpus, peak_device_memory_gib
 
 
@@ -126,6 +126,16 @@ def test_a_status_line_is_complete() -> None:
     )
     entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
     assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in status_line(entry, progress)
+
+
+def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluation() -> None:
+    values = {"loss": 0.5, "accuracy": 1 / 3, "val_loss": -1.23456e-5, "val_accuracy": 1.0, "val_new": 2.0}
+    line = fitting_line("epoch  1/10", values, "9,742 examples/s", "0:01 left")
+    assert line == (
+        "epoch  1/10  loss 0.5       val_loss -1.23e-05  accuracy 0.3333    val_accuracy 1         0:01 left"
+    )
+    assert len(line) <= 100
+    assert fitting_line("step 1/2", {"loss": 1.0}, "7 images/s", "") == "step 1/2  loss 1         7 images/s"
 
 
 @pytest.mark.parametrize("name", ["critic_loss", "loss[0]", "[/loss]"])

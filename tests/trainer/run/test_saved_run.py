@@ -240,7 +240,7 @@ def test_outputs_of_nests_have_names(tmp_path: Path) -> None:
     ("predict", [f"{MORE}", "--columns=3"], "which does not fit the model of "),
     ("predict", ["--data=tests.own_data:words"], "an example is string (4,), which does not fit the model of "),
     ("evaluate", [f"{MORE}", "--parts=1"], "it has no targets to evaluate: use trainer.predict for such rows"),
-    ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help lists them all"),
+    ("evaluate", [MORE, "--row=3"], "unknown flag --row; did you mean 'rows'? --help=all lists them all"),
     ("predict", [MORE, "--parts=4"], "flags: parts=4 must be one of 1, 2, 3."),
     ("predict", ["--rows=3"], "unknown flag --rows"),
     ("evaluate", ["--steps=3"], "unknown flag --steps"),

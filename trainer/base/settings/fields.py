@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import trainer
 from trainer.base.errors import UserError
 
 BOOLEAN_WORDS = {
@@ -151,7 +152,7 @@ def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
 
 
 Field = dataclasses.Field[Any]
-VERBOSE = "print the whole traceback of an error"  # the meaning of --verbose
+VERBOSE = "print every report with all its values, and the whole traceback of an error"  # the meaning of --verbose
 
 
 def whole(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -166,10 +167,14 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses as argparse does, but reports an error as a one-line UserError and takes `-` for `_` in flags."""
+    """Parses as argparse does, but reports an error as a one-line UserError and takes `-` for `_` in flags.
 
-    def __init__(self, **options: Any) -> None:
+    usual: the only flags that --help shows; --help=all shows all. --version alone prints that of the package.
+    """
+
+    def __init__(self, *, usual: Iterable[str] = (), **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        self._usual = {*usual}
         self._booleans: dict[str, set[str]] = {}  # with the values that each takes
 
     def add_boolean(
@@ -193,6 +198,11 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Returns the namespace and the unknown arguments, as argparse does; parse_args calls it too."""
         words = list(sys.argv[1:] if args is None else args)
+        if words == ["--version"]:
+            print(f"vertex-trainer {trainer.__version__}")
+            raise SystemExit(0)
+        if "--help=all" in words:
+            self._usual, words = set(), ["--help"]
         return super().parse_known_args(self._normalized(words), namespace)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
@@ -200,6 +210,14 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_args(args, namespace)
         refuse_unknown(unknown, self.flags)
         return options
+
+    def format_help(self) -> str:
+        """Returns the text of --help."""
+        hidden = [action for action in self._actions if action.option_strings and action.dest not in self._usual]
+        hidden = [action for action in hidden if self._usual and action.help != argparse.SUPPRESS]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        return super().format_help() + (f"\n--help=all shows {len(hidden)} more\n" if hidden else "")
 
     def error(self, message: str) -> NoReturn:
         """Raises UserError instead of printing the usage and exiting."""
@@ -237,14 +255,14 @@ def refuse_unknown(
 ) -> None:
     """Raises UserError for the first argument that is not a flag, or whose name is not in `known`.
 
-    listed: which flags --help lists; hint: returns what else to say of the unknown name.
+    listed: which flags --help=all lists; hint: returns what else to say of the unknown name.
     """
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
         if not argument.startswith("--"):
             raise UserError(f"{argument!r} is not a flag: write --name=value")
         if name not in known:
-            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help lists {listed}{hint(name)}")
+            raise UserError(f"unknown flag --{name}{nearest(name, known)} --help=all lists {listed}{hint(name)}")
 
 
 def boolean(text: str) -> bool:

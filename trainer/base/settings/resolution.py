@@ -28,7 +28,7 @@ from trainer.base.settings.fields import (
 )
 from trainer.base.settings.own_settings import FUNCTIONS, OwnSettings, refuse_missing
 from trainer.base.settings.rules import check
-from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, MODELS, TrainConfig
+from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, MODELS, USUAL, TrainConfig
 from trainer.base.settings.yaml_file import read_yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -164,8 +164,12 @@ def parse_flags(arguments: Sequence[str], first: str = "", **help_options: Any) 
     """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
     functions = own_settings(arguments, first)
     flags = flags_of(functions.settings)
+    options_of_help = help_options or _help_of_task()
+    usual = [*USUAL, *(name for parent in options_of_help.get("parents", ()) for name in parent.names)]
+    if flag_values(arguments, ("recipe", *FUNCTIONS)):  # and with it settings of its own
+        usual += {field.name for field in flags} - {field.name for field in flags_of(TrainConfig)}
     # Description and epilog have their own lines.
-    parser = Parser(formatter_class=argparse.RawDescriptionHelpFormatter, **(help_options or _help_of_task()))
+    parser = Parser(usual=usual, formatter_class=argparse.RawDescriptionHelpFormatter, **options_of_help)
     add_setting_flags(parser, flags)
     options, unknown = parser.parse_known_args(arguments)
     names = [field.name for field in flags]
@@ -220,7 +224,7 @@ Start with:
   python -m trainer.task --recipe=wgan_gp_digits --job_dir=runs/demo      data in the package; run it again to resume
   python -m trainer.task --recipe=cnn_mnist --data=FOLDER --job_dir=runs/cnn
   python -m trainer.task --recipe=cnn_mnist --print_config                print the settings that would be used
-  python -m trainer.task --help --model=cnn                               the settings of another model
+  python -m trainer.task --help --model=cnn                               the settings of a model, too
   python -m deploy --help                                                 Vertex AI, and which tier is worth its money
 
 The job directory holds model/ (.keras, .h5, SavedModel), samples/, stats.jsonl, run.json, result.json, checkpoints/

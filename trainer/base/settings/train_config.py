@@ -265,6 +265,12 @@ class TrainConfig:
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
 
+# Settings that most runs need, which --help shows.
+USUAL = (
+    "recipe", "job_dir", "model", "data", "epochs", "steps", "global_batch_size", "learning_rate",
+    "evaluation_fraction", "replicas",
+)  # fmt: skip
+
 # Settings that a resumed run may change.
 MAY_CHANGE = frozenset({
     "recipe", "job_dir", "callbacks", "epochs", "steps", "strategy", "replicas", "expect_devices", "steps_per_loop",

@@ -94,12 +94,12 @@ def test_they_are_keys_of_a_recipe(mine: Path, tmp_path: Path) -> None:
 def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as_flags() -> None:
     config = vars(resolve(["--recipe=wgan_gp_digits", "--model=dcgan"]).config)
     assert (config["conditional"], config["ema_decay"], "critic_steps" in config) == (True, 0.998, False)
-    with refused("--help lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"):
+    with refused("--help=all lists them all (critic_steps is a setting of wgan_gp, not of model=dcgan)"):
         resolve(["--recipe=wgan_gp_digits", "--model=dcgan", "--critic_steps=2"])
 
 
 @pytest.mark.parametrize(("flags", "line"), [
-    (["--rows=9", "--my_lamda=1"], "unknown flag --my_lamda; did you mean 'my_lambda'? --help lists them all"),
+    (["--rows=9", "--my_lamda=1"], "unknown flag --my_lamda; did you mean 'my_lambda'? --help=all lists them all"),
     (["--rows=9", "--depth=3"], "flags: depth=3 must be one of 2, 4."),
     (["--rows=9", "--depth=x"], "flags: depth='x' must be a whole number"),
     (["--rows=9", "--bias=perhaps"], "bias='perhaps' must be true or false"),
@@ -107,7 +107,7 @@ def test_those_of_another_built_in_model_are_left_out_of_a_recipe_and_refused_as
     ([], "rows is missing, one of the settings of data=mine.data:load: use --rows=VALUE"),
     (["--rows=9", "--old=2"], "(model=mine.nets:build takes old, but only keyword-only parameters are settings: write"),
     (["--model=elsewhere.nets:build", "--rows=9", "--my_lambda=1", "--width2=1"],
-     "unknown flag --width2. --help lists them all (settings of your own functions are not "
+     "unknown flag --width2. --help=all lists them all (settings of your own functions are not "
      "known: model=elsewhere.nets:build: elsewhere.nets is not found here)"),
 ])  # fmt: skip
 def test_a_wrong_value_is_one_line(mine: Path, flags: list[str], line: str) -> None:
@@ -208,7 +208,7 @@ def test_the_desk_reads_the_package_that_is_shipped(tmp_path: Path, monkeypatch:
     arguments = yaml.safe_load(capsys.readouterr().out)["workerPoolSpecs"][0]["containerSpec"]["args"]
     assert {"--rows=9", "--depth=4", "--l2=none"} <= {*arguments}
     for wrong, line in {
-        "--depht=4": "unknown flag --depht; did you mean 'depth'? --help lists those of this verb",
+        "--depht=4": "unknown flag --depht; did you mean 'depth'? --help=all lists those of this verb",
         "--depth=5": "flags: depth=5 must be one of 2, 4.",
         "--other=1": "unknown flag --other",
     }.items():
