@@ -37,7 +37,7 @@ def line_of(question: str, lines: list[str]) -> str:
 def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path: Path) -> None:
     plan = read_plan(planted_plan(tmp_path, gflop=10.0))
     lines = answered(plan, within=2.0, steps=20_000)
-    assert " spot " in line_of("within 2 h", lines)
+    assert "h100x1 flex-start" in line_of("within 2 h", lines)
     four = answered(plan, "l4x1", "l4x4", steps=20_000)
     assert "l4x4, with plain steps, is " in line_of("4 GPUs?", four)
     assert " x as fast as l4x1 for " in line_of("4 GPUs?", four)
