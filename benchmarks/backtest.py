@@ -1,7 +1,7 @@
 """Predicts published step times on more GPUs, each source by what the others show: `python -m benchmarks.backtest`.
 
-Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of scaling.py and
-step_time.py in deploy/planning, and docs/compare.md shows what it prints. Every source has the same weight,
+Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of
+deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the same weight,
 however many tables it has.
 """
 

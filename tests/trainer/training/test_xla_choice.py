@@ -21,6 +21,7 @@ import tensorflow as tf
 from benchmarks.trainer_loop import setup_of
 from tests.fixtures import Log, Make, Patch
 from tests.support import largest_difference, run_job, weights
+from trainer.base.settings import xla_rule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
@@ -32,7 +33,7 @@ from trainer.training import xla_choice
 from trainer.training.checkpoint import put_back, snapshot, variables_of
 from trainer.training.loop import OPTIONS
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import MOST_BYTES, MOST_FLOPS, XlaChoice, choose, failure_of, steps_of_a_program
+from trainer.training.xla_choice import MOST_BYTES, XlaChoice, choose, failure_of, steps_of_a_program
 
 STEPS = 3
 GANS = ("--image_size=16", "--width=8", "--latent_dim=8", "--global_batch_size=16")
@@ -174,7 +175,7 @@ def test_how_many_steps_a_program_runs_follows_from_the_step(monkeypatch: Patch)
     assert steps_of_a_program(text.step_runner(compiled=True), text.rows_from(0), 50) == 1
     monkeypatch.setitem(MOST_BYTES, "CPU", 10 * dense[0].bytes_of_step)
     assert steps_of_a_program(*dense, 50) == 10
-    monkeypatch.setitem(MOST_FLOPS, "CPU", 1000)
+    monkeypatch.setitem(xla_rule.MOST_FLOPS, "CPU", 1000)
     assert steps_of_a_program(*dense, 50) == 1
 
 
@@ -377,8 +378,8 @@ def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:
 def without_onednn(monkeypatch: Patch) -> None:
     """Makes auto compile a short run, on every processor."""
     monkeypatch.setattr(xla_choice, "uses_onednn", lambda: False)
-    monkeypatch.setattr(xla_choice, "FEWEST_STEPS", 1)
-    monkeypatch.setattr(xla_choice, "FEWEST_OPERATIONS", 1)
+    monkeypatch.setattr(xla_rule, "FEWEST_STEPS", 1)
+    monkeypatch.setattr(xla_rule, "FEWEST_OPERATIONS", 1)
 
 
 def compilation(config: TrainConfig) -> dict[str, Any]:
