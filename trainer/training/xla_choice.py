@@ -131,6 +131,8 @@ def _reason_against(
     if config.deterministic:
         return "deterministic=true"
     on_cpus = not replicas.devices[0].startswith("GPU")
+    if on_cpus and replicas.count > 1:
+        return "on several CPUs the two programs of a step cost more than they save"
     if on_cpus and uses_onednn():
         return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
     if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
