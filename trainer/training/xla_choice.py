@@ -137,6 +137,8 @@ def _reason_against(
         return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
     if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
         return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+    if on_cpus and config.model == "cnn":
+        return "XLA is slower on CPUs for the convolutions of model=cnn"
     if steps_left < FEWEST_STEPS:
         return f"{steps_left} steps are too few"
     try:

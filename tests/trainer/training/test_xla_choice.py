@@ -360,6 +360,8 @@ def test_convolutions_by_depth_on_a_cpu_and_deterministic_runs_are_plain(monkeyp
     for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
         assert f"convolutions by groups or by depth, as in {layer.name}" in chosen(devices=CPU, layer=layer).why
         assert chosen(devices=GPU, layer=layer).compiled
+    assert "the convolutions of model=cnn" in chosen(TrainConfig(model="cnn"), CPU).why
+    assert chosen(TrainConfig(model="cnn"), GPU).compiled
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:
