@@ -113,6 +113,8 @@ def _reason_against(
 ) -> str:
     """Returns why jit_compile=auto runs plain steps, "" if it compiles them."""
     on_cpus = not config.deterministic and not _on_gpus(replicas.devices)
+    if on_cpus and replicas.count > 1:
+        return "on several CPUs the two programs of a step cost more than they save"
     if on_cpus and uses_onednn():
         return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
     if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
