@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from deploy.api.arguments import called
 from deploy.planning.answers import Answer, Choice, answers, time_of, usd_words
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast, forecast
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, forecast
 from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
 from deploy.planning.step_time import CONSTANTS, Interval
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
@@ -34,7 +34,6 @@ from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import expanded, make_writable
 
 WIDTH, LINES = 100, 15
-MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 _TEXTS = 3  # of the titles: texts, not numbers
 
@@ -165,34 +164,6 @@ class Plan:
         """Returns the same as sentences."""
         return [f"{answer.question}: {' '.join(answer.text.split())}" for answer in self.answers()]
 
-    def _trial(self) -> Iterator[str]:
-        """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
-
-        Both as the command would run them: in one region, each under the strategy of its file.
-        """
-        _, region = self.place(self.offers[0][0])
-        runs = [
-            pair for pair in self.offers if pair[1].strategy == pair[0].strategy and self.place(pair[0])[1] == region
-        ]
-        if not runs:
-            return
-        tried = {self.place(pair[0])[0]: pair for pair in (runs[0], min(runs, key=lambda pair: pair[1].hours.middle))}
-        steps = [forecast.step for forecast, _ in tried.values() if forecast.step]
-        if all(step.half_width <= MOST_DOUBT for step in steps):
-            return
-        usd = sum(
-            (each.install_seconds.plus(START_SECONDS).middle + _TRIED * each.step.middle) / 3600 * offer.usd_per_hour
-            for each, offer in tried.values()
-            if each.step
-        )
-        if usd > self.offers[0][1].usd.middle / 2:  # the run itself tells it for little more
-            return
-        widest = max(steps, key=lambda step: step.half_width)
-        place = f" --region={region}" if region else ""
-        yield (f"A step may take {widest.low / widest.middle:.2g} to {widest.high / widest.middle:.2g} times as long: "
-               f"try it: `python -m deploy compare {' '.join(tried)} --on=vertex{place} --steps={_TRIED} …`, with the "
-               f"flags of this plan but --epochs, costs about {money(usd)}.")  # fmt: skip
-
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
         table, memory = load_machines(), self.plan.memory
@@ -206,8 +177,8 @@ class Plan:
         if BY_GRAPH in bases and self.offers:
             yield (f"Times from the graph alone: {CONSTANTS.source}, with the errors of networks that were left out as "
                    f"interval; other cards by the rates of data sheets, {CONSTANTS.elsewhere:g} times wider at each "
-                   "end. --from= a short run on one tier narrows them.")  # fmt: skip
-            yield from self._trial()
+                   "end. --from= a short run narrows them: `python -m deploy compare "
+                   f"{self.place(self.offers[0][0])[0]} --on=vertex --steps=50 …`.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "

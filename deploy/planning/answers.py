@@ -4,6 +4,7 @@ Tiers are ranked by their middle values: those of one graph err the same way, so
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from deploy.planning.forecast import BY_GRAPH, Forecast
@@ -15,6 +16,8 @@ from deploy.tiers.tier import STRATEGIES
 
 Choice = tuple[Forecast, Offer]
 Measure = Callable[[Offer], Interval]
+hours_of: Measure = attrgetter("hours")
+usd_of: Measure = attrgetter("usd")
 EQUAL = 1.05  # so many times as much is as cheap, or as fast, where the other measure is better
 # How many times as fast, or as dear, more devices are to be at least, or at most, to be worth it.
 FASTER, DEARER = 1.25, 1.25
@@ -26,16 +29,6 @@ class Answer(NamedTuple):
 
     question: str
     text: str
-
-
-def hours_of(offer: Offer) -> Interval:
-    """Returns the hours of the whole job."""
-    return offer.hours
-
-
-def usd_of(offer: Offer) -> Interval:
-    """Returns the USD of the whole job."""
-    return offer.usd
 
 
 def answers(
@@ -50,7 +43,8 @@ def answers(
             batch, tier = max((fit.largest_batch, tier) for fit, tier in fits)
             yield Answer("fits?", f"no tier: the largest global batch that fits is {batch:,}, on {tier}")
         else:
-            yield from (Answer(each.tier, each.problems[0]) for each in forecasts[:MOST_REASONS] if each.problems)
+            others = [each for each in forecasts if not each.fit or each.fit.verdict != TOO_LARGE]
+            yield from (Answer(each.tier, each.problems[0]) for each in others[:MOST_REASONS] if each.problems)
         return
     cheapest, fastest = _best(offers, usd_of, hours_of), _best(offers, hours_of, usd_of)
     if within_hours is not None:
@@ -118,13 +112,9 @@ def _fit(fit: Fit) -> str:
     return f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{lever}"
 
 
-def name_of(choice: Choice) -> str:
-    """Returns a tier and how it is scheduled, as `l4x1 spot`."""
-    return f"{choice[0].tier} {STRATEGIES[choice[1].strategy]}"
-
-
 def _line(choice: Choice) -> str:
-    return f"{name_of(choice):<20}  {_ranged(choice[1].usd, dollars, ' USD'):<28}  {time_of(choice[1])}"
+    name = f"{choice[0].tier} {STRATEGIES[choice[1].strategy]}"
+    return f"{name:<20}  {_ranged(choice[1].usd, dollars, ' USD'):<28}  {time_of(choice[1])}"
 
 
 def time_of(offer: Offer) -> str:

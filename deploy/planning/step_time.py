@@ -39,11 +39,6 @@ class Interval:
         """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
-    @property
-    def half_width(self) -> float:
-        """Returns half of the width, relative to the middle of the two ends."""
-        return (self.high - self.low) / (self.high + self.low)
-
 
 FILE = Path(__file__).with_name("gpu_constants.json")
 

@@ -1,5 +1,6 @@
 """Tests that a plan answers first what users ask, on few lines."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,23 @@ def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path:
     four = answered(plan, "l4x1", "l4x4", steps=20_000)
     assert "l4x4, with plain steps, is " in line_of("4 GPUs?", four)
     assert " x as fast as l4x1 for " in line_of("4 GPUs?", four)
+
+
+def test_what_a_resnet_of_256_rows_needs_and_90_epochs_of_imagenet_on_eight_a100(tmp_path: Path) -> None:
+    """As ResNet-50, 80 MiB and some 25 GFLOP a row."""
+    plan = dataclasses.replace(read_plan(planted_plan(tmp_path, row_gib=0.08, gflop=0.25)), examples=1_281_167)
+    fits = line_of("fits?", answered(plan, "t4x1", global_batch_size=256, steps=1000))
+    assert fits.startswith("  fits?   no: needs ")
+    assert "; up to a batch of " in fits
+    lines = answered(plan, "a100x8", global_batch_size=256, epochs=90)
+    assert line_of("fits?", lines).startswith("  fits?       yes: ")
+    assert " h (" in line_of("cheapest", lines)
+
+
+def test_all_that_is_asked_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    lines = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
+    for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
+        line_of(question, lines)
 
 
 def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(tmp_path: Path) -> None:
