@@ -53,7 +53,7 @@ bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.backtest
 	$(RUN) -m benchmarks.plan_memory
 	$(RUN) -m benchmarks.plan_speed
-	$(RUN) -m benchmarks.plan_time
+	$(RUN) -m benchmarks.plan_fit
 	$(RUN) -m benchmarks.compare_overhead
 	$(RUN) -m benchmarks.storage
 	$(RUN) -m benchmarks.desk

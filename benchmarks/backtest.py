@@ -1,7 +1,7 @@
 """Predicts published step times on more GPUs, each source by what the others show: `python -m benchmarks.backtest`.
 
-Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of scaling.py and
-step_time.py in deploy/planning, and docs/compare.md shows what it prints. Every source has the same weight,
+Nothing is timed. benchmarks/published_times.yaml has the tables; this makes the constants of
+deploy/planning/extrapolation.py, and docs/compare.md shows what it prints. Every source has the same weight,
 however many tables it has.
 """
 
@@ -107,12 +107,17 @@ def left_out(known: Iterable[Case]) -> list[Outcome]:
     return found
 
 
+def half_width(interval: Interval) -> float:
+    """Returns half of the width, relative to the middle of the two ends."""
+    return (interval.high - interval.low) / (interval.high + interval.low)
+
+
 def as_planned(known: Iterable[Case]) -> list[Outcome]:
     """Returns each source's outcome by the intervals that a plan prints."""
     found = []
     for name, some in by_source(known).items():
         inside = sum(case.predicted.low <= case.target.seconds <= case.predicted.high for case in some)
-        found.append(Outcome(name, inside, len(some), statistics.median(case.predicted.half_width for case in some)))
+        found.append(Outcome(name, inside, len(some), statistics.median(half_width(case.predicted) for case in some)))
     return found
 
 

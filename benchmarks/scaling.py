@@ -7,7 +7,7 @@ does, whose formula and rates of data sheets turn them into times. docs/scaling.
 import dataclasses
 
 from benchmarks.runner import make_parser, print_table, program, save
-from deploy.planning.step_time import all_reduce_seconds, compute_seconds
+from deploy.planning.step_time import CONSTANTS, Formula, all_reduce_seconds, device_seconds, host_seconds
 from deploy.tiers.machine_table import Rates, load_machines
 from trainer.base.run_files.plan_file import Work
 from trainer.base.settings.resolution import resolve
@@ -33,12 +33,11 @@ class Step:
     of_two: Work
     rows: int
 
-    def seconds(self, rates: Rates, devices: int) -> tuple[float, float]:
+    def seconds(self, rates: Rates, devices: int, formula: Formula) -> tuple[float, float]:
         """Returns the seconds of a step on so many GPUs of one machine, and of its all-reduces."""
-        if devices == 1:
-            return compute_seconds(self.alone, self.rows, rates, "tf32"), 0.0
-        computed = compute_seconds(self.of_two, self.rows / devices, rates, "tf32")
-        summed = all_reduce_seconds(self.of_two, devices, 1, rates)
+        work = self.alone if devices == 1 else self.of_two
+        computed = device_seconds(work, self.rows / devices, rates, "tf32", formula) + host_seconds(work, 1, formula)
+        summed = all_reduce_seconds(work, devices, 1, rates) if devices > 1 else 0.0
         return computed + summed, summed
 
 
@@ -79,9 +78,16 @@ def main() -> None:
         for gpu in GPUS.values():
             rates = machines[gpu].rates
             assert rates
-            alone, summed = step.seconds(rates, 1)[0], step.seconds(rates, 2)[1]
-            faster = " ".join(f"{alone / step.seconds(rates, devices)[0]:.2f}" for devices in DEVICES)
-            cells.append(f"{1e3 * alone:.1f}; {1e3 * summed:.2f}; {faster}")
+            compiled = step.seconds(rates, 1, CONSTANTS.compiled)[0]
+            alone, (_, summed) = (step.seconds(rates, devices, CONSTANTS.plain) for devices in (1, 2))
+            faster = " ".join(
+                f"{alone[0] / step.seconds(rates, devices, CONSTANTS.plain)[0]:.2f}" for devices in DEVICES
+            )
+            compiled = min(compiled, alone[0])  # as deploy plan
+            cells.append(f"{1e3 * compiled:.1f}, {1e3 * alone[0]:.1f}; {1e3 * summed:.2f}; {faster}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    print_table(f"Milliseconds of a step on one GPU, of its all-reduces on two; speed-up on {DEVICES} GPUs", lines)
+    title = (
+        "Milliseconds of a step on one GPU, compiled and plain, of its all-reduces on two; speed-up of plain ones on"
+    )
+    print_table(f"{title} {DEVICES} GPUs", lines)
     save("scaling", of=["flops", "moved_bytes", "operations", "all_reduces", "reduced_bytes"], step=raw)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def constants(outcomes: Outcomes, gpus: Sequence[str]) -> dict[str, Any]:
     found = {name: value for name, value in outcomes.get("constants", {}).items() if hasattr(CONSTANTS, name)}
     where = f"measured on {gpus[0]}, {time.strftime('%Y-%m-%d')}" if gpus else "rehearsed on a CPU"
     source = f"{', '.join(found)} {where}; the others {CONSTANTS.source}" if found else CONSTANTS.source
-    return {**vars(CONSTANTS), **found, "source": source}
+    return {**asdict(CONSTANTS), **found, "source": source}
 
 
 def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
@@ -111,8 +112,8 @@ def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
     yield from _table("network", ["peak_gib", "compiled_gib", "planned_gib", "failed"], networks)
     yield from ("", "## Kernels and copies a step, and the share of the time in which one runs", "")
     yield from _table("network", ways, {name: outcome.get("kernels", {}) for name, outcome in networks.items()})
-    yield from ("", "## What plans assume of any GPU", "")
-    yield from _table("", ["launch_seconds", "context_gib"], {"": outcomes.get("constants", {})})
+    yield from ("", "## What CUDA holds", "")
+    yield from _table("", ["context_gib"], {"": outcomes.get("constants", {})})
     yield from ("", "## Two halves of one GPU", "", "```", *outcomes.get("halves", {}).get("table", []), "```", "")
     yield from _table("", ["problems", "other_bits"], {n: o for n, o in outcomes.items() if n.startswith(("ha", "bi"))})
 

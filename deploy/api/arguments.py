@@ -83,16 +83,16 @@ def called(
             raise UserError(f"{word}: flags of a function are keywords, as steps=100")
     known, given = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
     for name in ("dry_run", "out", "spec", "json"):
-        if (name not in known and given.pop(name, ["false"]) != ["false"]) or (settings or {}).get(name):
+        if (name not in known and given.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name):
             raise UserError(f"{name} is of the command, which prints and writes files: python -m deploy {verb} …")
+    words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in given.items() for text in of_flag]
+    words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
+    check_arguments(words := [*map(str, positional), *words])
     texts: dict[str, Sequence[str]] = {name: given.pop(name) for name in [*given] if name in known}
-    words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts.items() for text in of_flag]
     if positional:
         texts["tiers"] = [*map(str, positional)]
     others = {name: values[-1] for name, values in given.items() if values}
     others |= {name: as_text(value) for name, value in (settings or {}).items()}
-    words = [*map(str, positional), *words, *(f"--{name}={text}" for name, text in others.items())]
-    check_arguments(words)
     options = read_texts(kind, texts)
     package = options.get("package", "")
     if options.get("script") or options.get("module"):

@@ -237,7 +237,7 @@ def attach(
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
     region = full_name[2] if full_name else read_region(region)
-    forms = "projects/P/locations/R/customJobs/ID, or its number with --project and --region"
+    forms = "projects/P/locations/R/customJobs/ID, or its number or submission with --project and --region"
     if not name:
         raise UserError(
             f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "

@@ -5,19 +5,20 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.arguments import called
+from deploy.planning.answers import Answer, Choice, answers, time_of, usd_words
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, START_SECONDS, Forecast, forecast
+from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, forecast
 from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
 from deploy.planning.step_time import CONSTANTS, Interval
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
-from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR, TOO_LARGE
+from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
 from deploy.report.text_tables import figures, html_table, markdown_table, money, terminal_table
@@ -32,9 +33,7 @@ from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import expanded, make_writable
 
-Choice = tuple[Forecast, Offer]
-Measure = Callable[[Offer], Interval]
-MOST_DOUBT, _TRIED = 0.25, 50  # a half-width from which a trial is proposed, and its steps
+WIDTH, LINES = 100, 15
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
 _TEXTS = 3  # of the titles: texts, not numbers
 
@@ -76,6 +75,11 @@ class Plan:
         pairs = [(forecast, offer) for forecast in self.forecasts for offer in forecast.offers]
         return sorted(pairs, key=lambda pair: (pair[1].usd.middle, pair[1].hours.middle, pair[0].tier))
 
+    @cached_property
+    def efficient(self) -> set[int]:
+        """Returns which of the offers no other one beats in both time and money."""
+        return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
+
     def place(self, forecast: Forecast) -> tuple[str, str]:
         """Returns the tier of a forecast as `submit` takes it, and its region; "" for any."""
         tier, _, region = forecast.tier.partition("@")
@@ -97,8 +101,7 @@ class Plan:
 
     def cells(self) -> list[list[str]]:
         """Returns a row for each offer, then one for each tier without any."""
-        efficient = pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])
-        rows = [_cells(forecast, offer, index in efficient) for index, (forecast, offer) in enumerate(self.offers)]
+        rows = [_cells(forecast, offer, index in self.efficient) for index, (forecast, offer) in enumerate(self.offers)]
         return rows + [_cells(forecast, None, False) for forecast in self.forecasts if not forecast.offers]
 
     def __repr__(self) -> str:
@@ -112,9 +115,33 @@ class Plan:
         return html_table(TITLES, self.cells(), [*self.sentences()])
 
     def __str__(self) -> str:
-        """Returns the table, and what is to be said about it."""
-        table = terminal_table(TITLES, self.cells(), _TEXTS)
-        return "\n".join([self.about, "", table, *self.sentences(), "", *self.notes()])
+        """Returns the answers, and the offers that no other beats in both time and money, on LINES lines of WIDTH."""
+        return self.brief()
+
+    def brief(self, folder: str = "") -> str:
+        """Returns the same, with the folder of plan.md."""
+        answers = self.answers()
+        width = max((len(answer.question) for answer in answers), default=0)
+        lines = [self.about, "", *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers), ""]
+        front = [self.offers[index] for index in sorted(self.efficient)]
+        rows = [
+            (each.tier, STRATEGIES[offer.strategy], each.fit.verdict if each.fit else "not known",
+             f"{each.fit.largest_batch:,}" if each.fit else "", time_of(offer), usd_words(offer))
+            for each, offer in front[: LINES - len(lines) - 2]
+        ]  # fmt: skip
+        if rows:
+            titles = "tier", "how", "fits", "largest batch", "time", "USD"
+            lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXTS).splitlines()]
+        table, more = load_machines(), len(self.cells()) - len(rows)
+        rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
+        lines.append(f"  {rest}{': ' * bool(folder)}{folder}. Prices: {table.region}, {table.date}")
+        return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
+
+    def table(self) -> str:
+        """Returns every offer, and the tiers without any, with everything that is said."""
+        return "\n".join(
+            [self.about, "", terminal_table(TITLES, self.cells(), _TEXTS), *self.sentences(), "", *self.notes()]
+        )
 
     def to_markdown(self) -> str:
         """Returns the table with everything that is said about it."""
@@ -129,59 +156,13 @@ class Plan:
         }  # fmt: skip
         return json.dumps(content, indent=2) + "\n"
 
-    def sentences(self) -> Iterator[str]:
-        """Yields what the user wants to know first."""
-        if not self.offers:
-            fits = [(forecast.fit, forecast.tier) for forecast in self.forecasts if forecast.fit]
-            if not fits or any(fit.verdict != TOO_LARGE for fit, _ in fits):
-                yield "No tier has both a time and a price."
-                return
-            batch, tier = max((fit.largest_batch, tier) for fit, tier in fits)
-            yield f"It fits no tier: the largest global batch that fits is {batch:,}, on {tier}."
-            return
-        by_time = sorted(self.offers, key=lambda pair: pair[1].hours.middle)
-        yield _best("The cheapest", self.offers, lambda offer: offer.usd)
-        yield _best("The fastest", by_time, lambda offer: offer.hours)
-        yield from _worth(self.forecasts)
-        yield from self._trial()
-        if self.within_hours is not None:
-            least = f"the fastest takes at least {figures(min(offer.hours.low for _, offer in self.offers))} hours"
-            wish = f"The cheapest that ends within {figures(self.within_hours)} hours"
-            yield _wished(
-                wish, self.offers, lambda offer: offer.usd, lambda offer: offer.hours, self.within_hours, least
-            )
-        if self.budget_usd is not None:
-            least = f"the cheapest costs at least {money(min(offer.usd.low for _, offer in self.offers))}"
-            wish = f"The fastest for {money(self.budget_usd)}"
-            yield _wished(wish, by_time, lambda offer: offer.hours, lambda offer: offer.usd, self.budget_usd, least)
+    def answers(self) -> list[Answer]:
+        """Returns what the user wants to know first."""
+        return [*answers(self.forecasts, self.offers, self.within_hours, self.budget_usd)]
 
-    def _trial(self) -> Iterator[str]:
-        """Yields what measures the cheapest and the fastest tier if their times are not known well, and its cost.
-
-        Both as the command would run them: in one region, each under the strategy of its file.
-        """
-        _, region = self.place(self.offers[0][0])
-        runs = [
-            pair for pair in self.offers if pair[1].strategy == pair[0].strategy and self.place(pair[0])[1] == region
-        ]
-        if not runs:
-            return
-        tried = {self.place(pair[0])[0]: pair for pair in (runs[0], min(runs, key=lambda pair: pair[1].hours.middle))}
-        steps = [forecast.step for forecast, _ in tried.values() if forecast.step]
-        if all(step.half_width <= MOST_DOUBT for step in steps):
-            return
-        usd = sum(
-            (each.install_seconds.plus(START_SECONDS).middle + _TRIED * each.step.middle) / 3600 * offer.usd_per_hour
-            for each, offer in tried.values()
-            if each.step
-        )
-        if usd > self.offers[0][1].usd.middle / 2:  # the run itself tells it for little more
-            return
-        widest = max(steps, key=lambda step: step.half_width)
-        place = f" --region={region}" if region else ""
-        yield (f"A step may take {widest.low / widest.middle:.2g} to {widest.high / widest.middle:.2g} times as long: "
-               f"try it: `python -m deploy compare {' '.join(tried)} --on=vertex{place} --steps={_TRIED} …`, with the "
-               f"flags of this plan but --epochs, costs about {money(usd)}.")  # fmt: skip
+    def sentences(self) -> list[str]:
+        """Returns the same as sentences."""
+        return [f"{answer.question}: {' '.join(answer.text.split())}" for answer in self.answers()]
 
     def notes(self) -> Iterator[str]:
         """Yields how the numbers were made, what is assumed, and why one is missing."""
@@ -189,12 +170,15 @@ class Plan:
         bases = {forecast.basis for forecast in self.forecasts}
         yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
                f"up to {memory.worst_order:.2f} x as much in another order of operations, {FRAGMENTS:g} x that with "
-               f"fragments; {NEAR}: within the error of that. {CONSTANTS.source.capitalize()} of a GPU: "
-               f"{CONSTANTS.context_gib:g} GiB for CUDA, {CONSTANTS.workspace_gib:g} GiB of workspaces, "
+               f"fragments; {NEAR}: within the error of that. Of a GPU: {CONSTANTS.context_gib:g} GiB for CUDA and, "
+               f"where there is room, up to {CONSTANTS.convolutions_gib[1]:g} GiB for trials of convolutions, as on an "
+               f"H100; assumed are {CONSTANTS.workspace_gib:g} GiB of workspaces that must be there, and "
                f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
-        if BY_GRAPH in bases:
-            yield ("Times from the graph alone are a band, not bounds: FLOPs, bytes and operations at the rates of "
-                   "data sheets, no GPU was measured. --from= a short run on one tier narrows them.")  # fmt: skip
+        if BY_GRAPH in bases and self.offers:
+            yield (f"Times from the graph alone: {CONSTANTS.source}, with the errors of networks that were left out as "
+                   f"interval; other cards by the rates of data sheets, {CONSTANTS.elsewhere:g} times wider at each "
+                   "end. --from= a short run narrows them: `python -m deploy compare "
+                   f"{self.place(self.offers[0][0])[0]} --on=vertex --steps=50 …`.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
@@ -212,49 +196,6 @@ class Plan:
             for problem in each.problems:
                 tiers.setdefault(problem, []).append(each.tier)
         yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
-
-
-def _worth(forecasts: Sequence[Forecast]) -> Iterator[str]:
-    """Yields a sentence for each kind of device: what more of them save in time, and cost, against the fewest."""
-    by_kind: dict[tuple[str, str], list[Choice]] = {}
-    for each in forecasts:
-        for offer in each.offers:
-            by_kind.setdefault((each.kind, offer.strategy), []).append((each, offer))
-    kinds = set()
-    for strategy in STRATEGIES:
-        for (kind, offered), pairs in by_kind.items():
-            if offered != strategy or kind in kinds or len(pairs) < 2:
-                continue
-            kinds.add(kind)
-            (first, least), *others = sorted(pairs, key=lambda pair: (pair[0].devices, pair[1].usd.middle))
-            ratios = (
-                f"{forecast.tier} {least.hours.middle / offer.hours.middle:.2f} x as fast for "
-                f"{offer.usd.middle / least.usd.middle:.2f} x the money"
-                for forecast, offer in others
-            )
-            yield f"Against {first.tier} ({STRATEGIES[strategy]}), by the middle values: {', '.join(ratios)}."
-
-
-def _best(wish: str, choices: Sequence[Choice], measure: Measure, doubt: str = "") -> str:
-    """Returns the first of the sorted choices, or the cheapest of those whose intervals reach to it: they are equal."""
-    least = measure(choices[0][1]).middle
-    equal = [choice for choice in choices if measure(choice[1]).low <= least]
-    best = min(equal, key=lambda choice: choice[1].usd.middle)
-    names = [f"{forecast.tier} as {STRATEGIES[offer.strategy]}" for forecast, offer in equal if offer is not best[1]]
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    others = f"; within its interval, and so equal: {', '.join(names[:4])}{more}" if names else ""
-    hours, usd = _ranged(best[1].hours), _ranged(best[1].usd, money)
-    return f"{wish}: {doubt}{best[0].tier} as {STRATEGIES[best[1].strategy]}, {hours} hours, {usd}{others}."
-
-
-def _wished(
-    wish: str, choices: Sequence[Choice], measure: Measure, limited: Measure, most: float, least: str
-) -> str:  # fmt: skip
-    """Returns the best of the sorted choices that are surely, or perhaps, within `most`; `least` if there is none."""
-    for attribute, doubt in (("high", ""), ("middle", "none surely; perhaps ")):
-        if within := [choice for choice in choices if getattr(limited(choice[1]), attribute) <= most]:
-            return _best(wish, within, measure, doubt)
-    return f"{wish}: none; {least}."
 
 
 def _ranged(value: Interval, text: Any = figures) -> str:
@@ -348,9 +289,11 @@ def planned(asked: PlanOptions, overrides: Overrides, out: Path | None = None) -
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
+    ways = {each.compiled for each in forecasts if each.basis == BY_GRAPH}
+    way = "" if not ways else ", compiled on one GPU" if len(ways) > 1 else ", compiled" if True in ways else ", plain"
     about = (
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
-        f"global batch {config.global_batch_size}, {config.precision}"
+        f"global batch {config.global_batch_size}, {config.precision}{way}"
     )
     within = asked.within and asked.within / 3600
     return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed)

@@ -28,7 +28,7 @@ from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.options import Value, option, switch
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.packages import Package, packages_with
-from deploy.tiers.tier import Tier, one_machine, read_tiers_or_machine
+from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import DONE, UserError
 from trainer.base.run_files.records import GPU_CHECK
 
@@ -58,19 +58,20 @@ class SubmitOptions(JobOptions):
                            "(docs/serving.md)")  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class PreparedSubmission:
-    """Holds a submission that was checked: a job for each tier in each region, in the order in which they are tried.
+class SubmittedJob(VertexJob):
+    """Represents a submission that was checked and, once it is sent, its newest job.
 
-    `about`: lines for people; `register`: the name of a model, and the image that serves it.
+    `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
+    where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
+    a model, and the image that serves it.
     """
 
-    order: Order
-    jobs: Sequence[Job]
-    record: Submission
-    session: Session
-    about: Sequence[str]
-    register: tuple[str, str] = ("", "")
+    def __init__(
+        self, order: Order, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str],
+        register: tuple[str, str] = ("", ""),
+    ) -> None:  # fmt: skip
+        self.order, self.jobs, self.record, self.about, self._register = order, jobs, record, about, register
+        super().__init__("", jobs[0].gcp, order.asked.backend, session, None)
 
     @property
     def question(self) -> CostQuestion:
@@ -84,32 +85,29 @@ class PreparedSubmission:
 
         Raises UserError if it may cost much, without --max_cost, and nobody agrees.
         """
-        jobs = self.jobs
-        with api_errors(jobs[0].gcp):
-            if interrupted := self._interrupted():
-                return interrupted
-            self.question.agree()
-            for job in jobs:
-                check_resources(job)
-            packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
-            upload_packages(list(packages.values()), jobs[0].gcp.bucket)
-            submitted = SubmittedJob(self, self.record, jobs)
-            submitted.create()
-            return submitted
+        with api_errors(self.gcp):
+            if not self._find_interrupted():
+                self.question.agree()
+                for job in self.jobs:
+                    check_resources(job)
+                packages = {package.uri(job.gcp.bucket): package for job in self.jobs for package in job.packages}
+                upload_packages(list(packages.values()), self.gcp.bucket)
+                self._create()
+        return self
 
-    def _interrupted(self) -> "SubmittedJob | None":
-        """Returns the job of the same command that was not followed to its end; None if there is none.
+    def _find_interrupted(self) -> bool:
+        """Takes up the job of the same command that was not followed to its end, and returns whether there is one.
 
         It goes on with the tiers and regions after that job's own.
         """
         earlier = find_interrupted(self.record.command, self.record.sources)
         if earlier is None:
-            return None
+            return False
         attempt = earlier.attempts[-1]
-        backend = self.session.open(self.order.asked.backend, attempt.project, attempt.region)
+        backend = self.session.open(self.kind, attempt.project, attempt.region)
         attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
         if not attempt.job:
-            return None
+            return False
         say(f"goes on with {attempt.job}, which the same command submitted before")
         if earlier.detached:
             attempt.state = "SUBMITTED"
@@ -118,47 +116,39 @@ class PreparedSubmission:
         places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        jobs = [job_of(job.work, job.gcp, with_limits(job.work, order)) for job in left]
-        submitted = SubmittedJob(self, earlier, jobs)
-        submitted.resume(attempt.job)
-        return submitted
+        self.jobs = [job_of(job.work, job.gcp, with_limits(job.work, order)) for job in left]
+        self.record = earlier
+        self._take(attempt.job)
+        return True
 
-
-class SubmittedJob(VertexJob):
-    """Represents the newest job of a submission; where there are no machines for it, `wait` goes on with the next."""
-
-    def __init__(self, prepared: PreparedSubmission, record: Submission, jobs: Sequence[Job]) -> None:
-        self.record, self.rendered, self._next, self._register = record, jobs[0], list(jobs[1:]), prepared.register
-        super().__init__("", jobs[0].gcp, prepared.order.asked.backend, prepared.session, None)
-
-    def create(self) -> None:
+    def _create(self) -> None:
         """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
         while True:
             try:
-                name = submit_job(self.rendered, self.record, partial(self.session.open, self.kind), self.session.clock)
-                self.resume(name)
+                self._take(submit_job(self.jobs[0], self.record, partial(self.session.open, self.kind),
+                                      self.session.clock))  # fmt: skip
                 return
             except KeyboardInterrupt:
                 if self.record.attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
-                    self.resume(self.record.attempts[-1].job)
+                    self._take(self.record.attempts[-1].job)
                 raise
             except ApiError as error:
-                if not (error.unavailable and self._next):
+                if not (error.unavailable and self.jobs[1:]):
                     raise
             self._turn()
 
-    def resume(self, name: str) -> None:
+    def _take(self, name: str) -> None:
         """Takes the job with this name for that of the record's last attempt."""
         attempt = self.record.attempts[-1]
         self.name, self.attempt = name, (self.record, attempt)
-        self.gcp = dataclasses.replace(self.rendered.gcp, project=attempt.project, region=attempt.region)
+        self.gcp = dataclasses.replace(self.jobs[0].gcp, project=attempt.project, region=attempt.region)
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
         """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             while True:
-                attempt, max_wait_s = self.record.attempts[-1], self.rendered.order.asked.max_wait or math.inf
-                if self.rendered.tier.strategy == "FLEX_START":  # the service ends the wait itself
+                attempt, max_wait_s = self.record.attempts[-1], self.jobs[0].order.asked.max_wait or math.inf
+                if self.jobs[0].tier.strategy == "FLEX_START":  # the service ends the wait itself
                     max_wait_s += FLEX_START_SLACK_S
                 status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
                                    max_wait_s=max_wait_s)  # fmt: skip
@@ -168,11 +158,11 @@ class SubmittedJob(VertexJob):
                     return None
                 self.name = attempt.job = status.name
                 self.record.record_status(attempt, status, self.session.clock.now())
-                if not (self._next and stocked_out(status)):
+                if not (self.jobs[1:] and stocked_out(status)):
                     break
                 self._turn()
                 try:
-                    self.create()
+                    self._create()
                 except KeyboardInterrupt:
                     if self.record.attempts[-1].state != "INTERRUPTED":
                         raise
@@ -184,8 +174,8 @@ class SubmittedJob(VertexJob):
         return status
 
     def _turn(self) -> None:
-        say(f"{self.rendered.name}: {self.record.attempts[-1].error}", "tries the next")
-        self.rendered = self._next.pop(0)
+        say(f"{self.jobs[0].name}: {self.record.attempts[-1].error}", "tries the next")
+        self.jobs = self.jobs[1:]
 
 
 def submit(
@@ -207,7 +197,7 @@ def submit(
 
 def prepare(
     asked: SubmitOptions, program: Program, command: str, session: Session, unfollowed: str = ""
-) -> PreparedSubmission:
+) -> SubmittedJob:
     """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail.
 
     `unfollowed`: the flag of the command with which nobody follows the job, if any.
@@ -228,7 +218,7 @@ def prepare(
     record = Submission(order.submission, command=command, sources=sources)
     works = [] if asked.check else [job.work for job in jobs]
     memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
-    return PreparedSubmission(order, jobs, record, session, [*describe(jobs), *memory], register)
+    return SubmittedJob(order, jobs, record, session, [*describe(jobs), *memory], register)
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:
@@ -256,7 +246,18 @@ def new_submission() -> str:
 
 def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    tiers = read_tiers_or_machine(asked.tiers, asked.machine_type, asked.accelerator, asked.prices, asked)
+    if asked.tiers and (asked.machine_type or asked.accelerator):
+        raise UserError(
+            f"tier {asked.tiers[0]} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict each "
+            "other: a tier has its machine: drop one of them"
+        )
+    if not (asked.tiers or asked.machine_type):
+        raise UserError(
+            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
+            "--accelerator=NVIDIA_L4:1"
+        )
+    tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
+    tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
         raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED[unfollowed]}")

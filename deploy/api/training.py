@@ -15,13 +15,12 @@ from typing import Any, TextIO
 from deploy.api.arguments import called, check_arguments
 from deploy.api.jobs import RunResult, load_model
 from deploy.api.submit import SubmitOptions, prepare
-from deploy.job.following import WatchLine
-from deploy.platform.api import console_page
+from deploy.platform.api import WatchLine, console_page
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import describe_failure, exit_code
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
-from deploy.tiers.options import Value, texts_of
+from deploy.tiers.options import Value, options_of, texts_of
 from deploy.tiers.output import printed_on, run_program, say
 from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.records import RESULT
@@ -57,15 +56,18 @@ def fit(
     """Trains a model, "module:function" as `data`, on this machine or on a tier, as on="l4x4", to the end.
 
     `options`: settings of the trainer, as epochs, and on a tier the fields of SubmitOptions, as max_cost. Prints what
-    will run and what it may cost, asks on a terminal or in a notebook where that is much, and shows a bar in a
-    notebook, unless `progress` is False. The same call again resumes, or finds its job. Raises UserError, PlatformFault
+    will run, what it may cost, and its log, with a bar in a notebook, unless `progress` is False; asks on a terminal or
+    in a notebook where the cost is much. The same call again resumes, or finds its job. Raises UserError, PlatformFault
     if the training fails, and KeyboardInterrupt, after which a job goes on.
     """
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:
+        if of_jobs := options_of(SubmitOptions).keys() & options.keys():
+            raise UserError(f"{min(of_jobs)} is for a job: name its tier, as on='l4x4', or leave it out")
         words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
         job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
-        result = train(model, data, options, job_dir=job_dir, stream=stream, progress=progress)
+        log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
+        result = train(model, data, options, job_dir=job_dir, stream=log, progress=progress)
         return Fitted(result.history, result, 0.0, job_dir, job_dir)
     bar = _notebook_bar() if progress else None
 

@@ -15,7 +15,7 @@ from deploy.platform.errors import JobUnknown
 from deploy.tiers.gcp_config import read_project
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.options import declare
-from deploy.tiers.packages import DIST, Package, packages_with, write_copy
+from deploy.tiers.packages import DIST, packages_with, write_copy
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 
@@ -44,8 +44,20 @@ def main(arguments: Sequence[str]) -> int:
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"
     shutil.rmtree(folder, ignore_errors=True)
-    write_context(packages, folder)
-    command = build_command(args.image, args.tensorflow, read_project(args.project), folder)
+    folder.mkdir(parents=True)  # with only what the build needs
+    for name in ("Dockerfile", "cloudbuild.yaml"):
+        shutil.copyfile(DEPLOY / name, folder / name)
+    for package in packages:
+        write_copy(package, folder / "packages" / package.name)
+    project, tensorflow = read_project(args.project), [f"_TENSORFLOW={args.tensorflow}"] if args.tensorflow else []
+    # ^;^ allows commas within a substitution, as in versions. The last line is the digest of the image:
+    # https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#Results
+    command = [
+        "gcloud", "builds", "submit", *([f"--project={project}"] if project else []),
+        f"--config={folder}/cloudbuild.yaml",
+        f"--substitutions=^;^{';'.join([f'_IMAGE={args.image}', *tensorflow])}",
+        "--format=value(results.images[0].digest)", str(folder),
+    ]  # fmt: skip
     print(shlex.join(command), flush=True)
     if args.dry_run:
         return DONE
@@ -59,28 +71,6 @@ def main(arguments: Sequence[str]) -> int:
             print(f"warning: gcloud named no digest: jobs run in what {uri} is when they start")
         print("jobs that are submitted in this folder, with these sources, run in this image")
     return code
-
-
-def write_context(packages: Sequence[Package], folder: Path) -> None:
-    """Writes only what the build needs: Dockerfile, Cloud Build's configuration, one folder per package."""
-    folder.mkdir(parents=True)
-    for name in ("Dockerfile", "cloudbuild.yaml"):
-        shutil.copyfile(DEPLOY / name, folder / name)
-    for package in packages:
-        write_copy(package, folder / "packages" / package.name)
-
-
-def build_command(image: str, tensorflow: str, project: str, folder: Path) -> list[str]:
-    """Returns the command `gcloud builds submit`, whose last line is the digest of the image.
-
-    ^;^ allows commas within a substitution, as in versions.
-    https://cloud.google.com/build/docs/api/reference/rest/v1/projects.builds#Results
-    """
-    substitutions = ";".join([f"_IMAGE={image}", *([f"_TENSORFLOW={tensorflow}"] if tensorflow else [])])
-    project_flag = [f"--project={project}"] if project else []
-    config = [f"--config={folder}/cloudbuild.yaml", f"--substitutions=^;^{substitutions}"]
-    shown = "--format=value(results.images[0].digest)"
-    return ["gcloud", "builds", "submit", *project_flag, *config, shown, str(folder)]
 
 
 def _run(command: Sequence[str]) -> tuple[int, str]:

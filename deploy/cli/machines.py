@@ -30,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     table = load_machines(args.prices)
     if not (args.all or args.accelerator or args.count is not None):
         tiers = [load_tier(name, args.prices) for name in tier_names()]
-        rows = terminal_table(("tier", "machines", "USD/h", "spot USD/h"), [*map(_tier_row, tiers)], left=2)
+        lines = [(tier.name, tier.machine, f"{usd}{'*' * (tier.strategy == 'FLEX_START')}", spot)
+                 for tier in tiers for usd, spot in [_prices(_own_price(tier))]]  # fmt: skip
+        rows = terminal_table(("tier", "machines", "USD/h", "spot USD/h"), lines, left=2)
         say(rows, f"{_source(table)}; the boot disk is in them; * as FLEX_START")
         say("all machines, quota and regions: --all")
         priced = [{"tier": tier.name, "machine": tier.machine, "price": _own_price(tier)} for tier in tiers]
@@ -62,11 +64,6 @@ def main(arguments: Sequence[str]) -> int:
 def _own_price(tier: Tier) -> Price:
     """Returns USD an hour of all machines of a tier, with that of the strategy of its file as the list price."""
     return dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
-
-
-def _tier_row(tier: Tier) -> tuple[str, ...]:
-    usd, spot = _prices(_own_price(tier))
-    return tier.name, tier.machine, usd + "*" * (tier.strategy == "FLEX_START"), spot
 
 
 def _source(table: Machines) -> str:

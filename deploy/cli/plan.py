@@ -24,6 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     declare(cli, PlanOptions)
     cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
                      "(default: %(default)s)")  # fmt: skip
+    cli.add_boolean("all", "print every tier, and not only those that no other beats")
     add_json_flag(cli)
     flags, overrides = parse(cli, arguments)
     out = local_path(flags.out, "out")
@@ -31,6 +32,6 @@ def main(arguments: Sequence[str]) -> int:
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)
-    say(str(plan), f"\n{out / 'plan.md'}")
+    say(plan.table() if flags.all else plan.brief(str(out / "plan.md")))
     write_document(flags, "plan", **json.loads(forecast))
     return DONE

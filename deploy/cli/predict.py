@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.arguments import command_line
-from deploy.api.submit import PreparedSubmission, check_wait, describe, new_submission
+from deploy.api.submit import SubmittedJob, check_wait, describe, new_submission
 from deploy.cli.arguments import add_json_flag, parser
 from deploy.cli.submit import run
 from deploy.job.job import job_of
@@ -75,4 +75,4 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    return run(PreparedSubmission(order, [job], record, session, describe([job])), args, "predict")
+    return run(SubmittedJob(order, [job], record, session, describe([job])), args, "predict")

@@ -17,7 +17,7 @@ from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import billing_errors
 from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import needed_region
-from deploy.tiers.machine_table import HOURS_A_MONTH, Machine, Machines, Price, load_machines
+from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from deploy.tiers.options import declare
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
@@ -133,7 +133,6 @@ def _named(skus: Sequence[Sku]) -> str:
     return f"{len(skus)} SKUs: {'; '.join(sku.description for sku in skus[:4])}" if skus else "no SKU"
 
 
-KINDS = ("list", "spot", "flex_start")
 _DIFFERS = 0.005  # of the table's price
 
 

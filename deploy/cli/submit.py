@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.arguments import command_line
-from deploy.api.submit import PreparedSubmission, SubmitOptions, prepare
+from deploy.api.submit import SubmitOptions, SubmittedJob, prepare
 from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
 from deploy.job.creation import check_resources, upload_packages
 from deploy.job.job import Job
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     return stage(submission, flags) if flags.out else run(submission, flags, "submit")
 
 
-def run(submission: PreparedSubmission, flags: argparse.Namespace, verb: str) -> int:
+def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
     """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
     say(*submission.about)
     if flags.dry_run:
@@ -78,7 +78,7 @@ def run(submission: PreparedSubmission, flags: argparse.Namespace, verb: str) ->
     return code
 
 
-def stage(submission: PreparedSubmission, flags: argparse.Namespace) -> int:
+def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
     """Writes the spec of the job to a file, uploads its packages and prints the command that sends it."""
     job, file = submission.jobs[0], local_path(flags.out, "out")
     make_writable(file.parent, "out")
@@ -94,7 +94,7 @@ def stage(submission: PreparedSubmission, flags: argparse.Namespace) -> int:
     return DONE
 
 
-def _write_requests(submission: PreparedSubmission, flags: argparse.Namespace, verb: str, about: Sequence[str]) -> None:
+def _write_requests(submission: SubmittedJob, flags: argparse.Namespace, verb: str, about: Sequence[str]) -> None:
     requests = [_as_document(job, attempt_label(submission.record.submission)) for job in submission.jobs]
     write_document(flags, verb, requests=requests, about=about)
 

@@ -185,8 +185,17 @@ class VertexRunner:
                 name = self._earlier(sent)
                 if not (sent and name):
                     sent, name = self._send(run, job_dir, sent)
-                status = self._follow(sent, name, print_line)
-                _fetch(sent.attempts[-1].output, status, job_dir, print_line)
+                last = sent.attempts[-1]
+                backend, gcp = self._open(last.project, last.region), GcpConfig(last.project, last.region, "")
+                try:
+                    status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
+                except Stopped:
+                    say(f"{name} is still running; cancel it: python -m deploy cancel {name}")
+                    raise
+                with suppress(LookupError, UserError):  # the comparison does not need this folder's records
+                    record, attempt = find_attempt(sent.submission)
+                    record.record_status(attempt, status, self._clock.now())
+                _fetch(last.output, status, job_dir, print_line)
                 return exit_code(status)
         except Stopped:
             return INTERRUPTED
@@ -231,19 +240,6 @@ class VertexRunner:
         except ApiError as error:
             record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
             raise
-
-    def _follow(self, sent: Submission, name: str, print_line: Log) -> JobStatus:
-        place = sent.attempts[-1].project, sent.attempts[-1].region
-        backend, gcp = self._open(*place), GcpConfig(*place, "")
-        try:
-            status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
-        except Stopped:
-            say(f"{name} is still running; cancel it: python -m deploy cancel {name}")
-            raise
-        with suppress(LookupError, UserError):  # the comparison does not need this folder's records
-            record, attempt = find_attempt(sent.submission)
-            record.record_status(attempt, status, self._clock.now())
-        return status
 
     def _open(self, project: str, region: str) -> Platform:
         return self._session.open(self._order.asked.backend, project, region)

@@ -78,14 +78,9 @@ class Creation:
     def __init__(
         self, backend: Platform, request: CustomJob, clock: Clock, before_request: Callable[[], None] = lambda: None
     ) -> None:
-        self._backend, self._request, self._clock, self._before_request = backend, request, clock, before_request
-        self._unclear = False
+        self.backend, self._request, self._clock, self._before_request = backend, request, clock, before_request
+        self.unclear = False  # whether a request whose response is not known may have created the job
         self.name = ""  # of the job, as soon as it is known
-
-    @property
-    def may_exist(self) -> bool:
-        """Returns whether a request whose response is not known may have created the job."""
-        return self._unclear or self._backend.sent
 
     def run(self) -> str:
         """Creates the job and returns its name; after a lost response it looks for the job before it sends another.
@@ -94,17 +89,22 @@ class Creation:
         """
         began = self._clock.now()
         for wait in backoff(FIRST_WAIT_S):
-            failure = self._send()
-            if failure is None:
-                if self._unclear:
+            self._before_request()
+            try:
+                self.name = self.backend.create(self._request)
+            except ApiError as error:
+                failure, self.unclear = error, self.unclear or error.may_have_succeeded
+                self.backend.sent = False
+            else:
+                if self.unclear:
                     tell("warning: a response was lost: a second job is cancelled as soon as `watch` or `jobs` sees it")
                 return self.name
             last = not failure.transient or self._clock.now() + wait - began > CREATE_S
-            if last and not self._unclear:
+            if last and not self.unclear:
                 raise failure
-            then = "looks for the job" if self._unclear else f"tries again after {wait:.0f} s"
+            then = "looks for the job" if self.unclear else f"tries again after {wait:.0f} s"
             tell(f"the submission failed ({failure}): {then}")
-            if not self._unclear:
+            if not self.unclear:
                 self._clock.sleep(wait)
             elif self.look(0.0 if last else LISTED_S, 1 if last else LISTINGS):
                 return self.name
@@ -112,20 +112,10 @@ class Creation:
                 raise StateUnknownError(0, f"the submission failed ({failure}), and its job is not listed yet")
         raise AssertionError("backoff never ends")
 
-    def _send(self) -> ApiError | None:
-        self._before_request()
-        try:
-            self.name = self._backend.create(self._request)
-        except ApiError as error:
-            self._unclear = self._unclear or error.may_have_succeeded
-            self._backend.sent = False
-            return error
-        return None
-
     def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
         """Returns the name of the job with the request's label; see `look_for`."""
         label, since = self._request.labels[LABEL], self._clock.now() + seconds - LISTED_S
-        self.name = look_for(label, self._backend, self._clock, since, listings)
+        self.name = look_for(label, self.backend, self._clock, since, listings)
         return self.name
 
 
@@ -215,7 +205,7 @@ def _interrupted(creation: Creation, record: Submission) -> None:
     attempt = record.attempts[-1]
     attempt.state = "INTERRUPTED"
     record.write()
-    if not (attempt.job or creation.name or creation.may_exist):
+    if not (attempt.job or creation.name or creation.unclear or creation.backend.sent):
         attempt.state, attempt.error = "NOT SUBMITTED", "stopped before the job was requested"
         record.write()
         return

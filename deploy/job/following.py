@@ -7,12 +7,11 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from deploy.job.cost import describe_run, format_duration, time_and_cost, usd_per_hour
 from deploy.job.creation import cancel_and_wait, cancel_duplicates, watch_hint
 from deploy.platform import buckets
-from deploy.platform.api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, LogEntry, parse_time, retried
+from deploy.platform.api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
 from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
@@ -42,21 +41,6 @@ LOOK_S = 60.0  # between looks for duplicates
 UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
 
 
-@dataclasses.dataclass(frozen=True)
-class WatchLine:
-    """Holds a line of a watch: what was seen of the job at `time`, or, with a `worker`, a line of its log."""
-
-    time: float  # seconds since 1970
-    text: str
-    worker: str = ""
-    severity: str = ""  # of the log's lines
-
-    def __str__(self) -> str:
-        severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
-        time = datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S UTC")
-        return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
-
-
 PrintLine = Callable[[WatchLine], object]
 
 
@@ -77,8 +61,8 @@ class LogTail:
     def print_new(self, retry_s: float = 0.0) -> None:
         """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
         try:
-            for entry in retried(self._read_new, self._clock, retry_s):
-                self._print(WatchLine(parse_time(entry.time) or 0.0, entry.text, entry.worker, entry.severity))
+            for line in retried(self._read_new, self._clock, retry_s):
+                self._print(line)
             self._refusal = ""
         except ApiError as error:
             refusal = describe_error(error, self._gcp)
@@ -92,16 +76,15 @@ class LogTail:
             self._clock.sleep(LAST_LOGS_S)
             self.print_new(LAST_RETRY_S)
 
-    def _read_new(self) -> list[LogEntry]:
+    def _read_new(self) -> list[WatchLine]:
         """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
-        since = datetime.fromtimestamp(self._newest - LATE_S, UTC).isoformat(timespec="microseconds")
-        after = since.replace("+00:00", "Z") if self._newest else ""
-        entries = [entry for entry in self._backend.logs(self._name, after) if entry.id not in self._seen]
-        for entry in entries:
-            self._seen[entry.id] = parse_time(entry.time) or 0.0
-            self._newest = max(self._newest, self._seen[entry.id])
+        entries = self._backend.logs(self._name, max(self._newest - LATE_S, 0.0))
+        unseen = (entry for entry in entries if entry[0] not in self._seen)
+        new = sorted(unseen, key=lambda entry: (entry[1].time, entry[0]))
+        self._seen |= {identifier: line.time for identifier, line in new}
+        self._newest = max([self._newest, *(line.time for _, line in new)])
         self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
-        return sorted(entries, key=lambda entry: (parse_time(entry.time), entry.id))
+        return [line for _, line in new]
 
 
 def follow_job(

@@ -128,6 +128,12 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
     about = (*filter(None, [image.about]), *written)
     if tier.price.inferred and gcp.region != table.region:
+        if order.asked.max_cost is not None:
+            raise UserError(
+                f"max_cost={order.asked.max_cost:g}: the prices of {gcp.region} are not known, those of {table.region} "
+                f"may be lower: `python -m deploy prices --region={gcp.region}` asks Google and writes a file for "
+                "--prices=; or leave out --max_cost and give --timeout"
+            )
         warned = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
@@ -144,7 +150,7 @@ def _limited(tier: Tier, asked: JobOptions) -> Tier:
     if asked.max_wait is not None and tier.strategy == "FLEX_START":
         scheduling["maxWaitDuration"] = f"{math.ceil(asked.max_wait)}s"
     if asked.max_cost is not None:
-        hourly = tier.price_per_hour
+        hourly = tier.bound_per_hour  # by the list price where that of spot machines is not known
         if hourly is None:
             raise UserError(
                 f"max_cost={asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
-from deploy.planning.step_time import Interval, arithmetic, step_seconds
+from deploy.planning.step_time import Interval, arithmetic, is_compiled, step_seconds
 from deploy.planning.strategy_costs import Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image, install_seconds
@@ -37,6 +37,7 @@ class Forecast:
     install_seconds: Interval  # before it, in a plain Python image; 0 in another
     steps: int
     basis: str  # BY_GRAPH, BY_RUNS; "" without times
+    compiled: bool  # whether XLA is expected to compile the steps
     offers: tuple[Offer, ...]
     problems: tuple[str, ...]
 
@@ -65,15 +66,14 @@ def forecast(
     if extrapolation:
         seconds, step, basis = extrapolation.seconds, extrapolation.step, BY_RUNS
     elif rows:
-        rates = table.accelerators[tier.accelerator_type].rates if tier.accelerators else None
-        if not tier.accelerators:
+        gpu = table.accelerators.get(tier.accelerator_type)
+        if gpu is None:
             problems.append("the time on CPUs is not predicted: give a run on it with --from=")
-        elif rates is None:
-            gpu = tier.accelerator_type
-            problems.append(f"no rates of {gpu} in the table of machines: give a run on it with --from=")
-        elif not arithmetic(config, rates):
+        elif gpu.rates is None:
+            problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
+        elif not arithmetic(config, gpu.rates):
             problems.append(f"no rate for precision={config.precision}: give a run on it with --from=")
-        elif step := step_seconds(plan, config, rates, tier.devices, tier.workers):
+        elif step := step_seconds(plan, config, gpu, tier.devices, tier.workers):
             seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
         else:
             problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
@@ -88,7 +88,8 @@ def forecast(
         problems += _not_offered(tier, offered)
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
-        basis, tuple(offered), tuple(problems),
+        basis, basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(offered),
+        tuple(problems),
     )  # fmt: skip
 
 

@@ -1,19 +1,22 @@
-"""Predicts the time of a step from its graph: FLOPs, bytes and operations, at the rates of a GPU's data sheet.
+"""Predicts the time of a step from its graph: FLOPs, bytes and operations, by two formulas fitted to one GPU's steps.
 
-Each operation takes the longest of its dispatch, its FLOPs and its bytes, read and written by itself. That is no bound:
-fused operations move less, and small ones compute below the full rate. On several GPUs the graph is that of two
-replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel for one.
+Both have the device's part, from the rates of a card's data sheet, and the host's, which starts kernels: plain steps
+move the bytes of every operation, and start some kernels for each convolution; compiled ones are products and
+convolutions, and little else. `python -m benchmarks.plan_fit` makes the numbers, and their errors. On several GPUs the
+graph is that of two replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.tiers.machine_table import Rates
+from deploy.tiers.machine_table import Accelerator, Rates
 from trainer.base.run_files.plan_file import StepPlan, Work
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
 
 @dataclass(frozen=True)
@@ -36,41 +39,47 @@ class Interval:
         """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
-    @property
-    def half_width(self) -> float:
-        """Returns half of the width, relative to the middle of the two ends."""
-        return (self.high - self.low) / (self.high + self.low)
-
 
 FILE = Path(__file__).with_name("gpu_constants.json")
 
 
 @dataclass(frozen=True)
-class GpuConstants:
-    """Holds what it takes to start an operation or an all-reduce, and what a GPU holds beside tensors."""
+class Formula:
+    """Holds how a step takes time."""
 
-    source: str  # "assumed", or "measured on GPU, DATE"
-    launch_seconds: float
-    all_reduce_seconds: float  # on one machine
+    products: float  # times the counted seconds of convolutions and products
+    others: float  # times those of all other operations
+    operation_seconds: float
+    convolution_seconds: float  # more, of each
+    step_seconds: float  # more, of each step
+    band: Sequence[float]  # factors of a prediction, between which each network was that was not in the fit
+
+
+@dataclass(frozen=True)
+class GpuConstants:
+    """Holds what was fitted to one card, and what a GPU holds beside tensors."""
+
+    source: str
+    card: str  # the beginning of the names of those like the one that was measured
+    plain: Formula
+    compiled: Formula
+    elsewhere: float  # a factor at both ends of the interval, for what was not measured
+    all_reduce_seconds: float  # to start one on one machine: assumed
     context_gib: float  # of CUDA
-    workspace_gib: float  # of cuDNN and cuBLAS
-    nccl_gib: float  # buffers, on a machine with several GPUs
+    workspace_gib: float  # of cuBLAS and cuDNN, which a step cannot do without: assumed
+    convolutions_gib: Sequence[float]  # that cuDNN takes for its trials where there is room: usually, and at most
+    nccl_gib: float  # buffers, on a machine with several GPUs: assumed
 
 
 def read_constants(path: Path = FILE) -> GpuConstants:
     """Returns the constants in a file. Raises TypeError for missing or unknown names."""
-    return GpuConstants(**json.loads(path.read_text(encoding="utf-8")))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return GpuConstants(**content | {way: Formula(**content[way]) for way in ("plain", "compiled")})
 
 
 CONSTANTS = read_constants()
-
-
 NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
-# Measured over counted times: seven published speeds of EfficientNet on two cards were 0.86 to 1.30 times the count
-# (benchmarks/published_times.yaml). A tenth more to each side, and twice the most: those networks were compiled by XLA,
-# kernels of others, smaller or not fused, may be slower, and nothing that was published says by how much.
-BAND = Interval(0.78, 1.5, 2.87)
 
 
 def arithmetic(config: TrainConfig, rates: Rates) -> str:
@@ -84,15 +93,28 @@ def arithmetic(config: TrainConfig, rates: Rates) -> str:
     return "tf32" if config.tf32 and "tf32" in rates.tflops else "float32"
 
 
-def compute_seconds(work: Work, rows: float, rates: Rates, kind: str) -> float:
-    """Returns the counted time of one replica's part of a step, without all-reduces."""
+def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Formula) -> float:
+    """Returns the time that one replica's part of a step takes on the device, without all-reduces.
+
+    Of an operation it is that of its FLOPs or of its bytes, the longer one.
+    """
     flop_rate, byte_rate = rates.tflops[kind] * 1e12, rates.memory_gb_per_s * 1e9
-    share = 0.5 if kind == "16_bit" else 1.0  # of the bytes that depend on the rows
-    total = 0.0
+    share, total = 0.5 if kind == "16_bit" else 1.0, 0.0  # of the bytes that depend on the rows
+    # Without tensor cores a product reaches more of the peak: as much as in plain steps, by what is published of V100.
+    slower = min(formula.products, CONSTANTS.plain.products) if kind == "float32" else formula.products
     for op in work.operations:
-        moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0)
-        total += op.times * max(CONSTANTS.launch_seconds, op.flops.at(rows) / flop_rate, moved / byte_rate)
+        moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
+        if flops := op.flops.at(rows):
+            total += op.times * max(slower * flops / flop_rate, formula.products * moved)
+        else:
+            total += op.times * formula.others * moved
     return total
+
+
+def host_seconds(work: Work, passes: int, formula: Formula) -> float:
+    """Returns the time in which the host starts the kernels of one replica's passes of a step."""
+    kernels = formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
+    return passes * kernels + formula.step_seconds
 
 
 def all_reduce_seconds(
@@ -111,13 +133,33 @@ def all_reduce_seconds(
     return (work.all_reduces + sharded) * start + travels * work.reduced_bytes / rate
 
 
-def step_seconds(plan: StepPlan, config: TrainConfig, rates: Rates, devices: int, workers: int = 1) -> Interval | None:
-    """Returns the time of a step on `devices` GPUs, on so many machines, with its band; None if nothing tells it."""
-    work, passes = plan.work if devices == 1 else plan.work_of_two, config.passes(devices)
-    if work is None:
+def step_seconds(
+    plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
+) -> Interval | None:
+    """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
+    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.passes(devices), gpu.rates
+    if work is None or rates is None:
         return None
-    rows = config.global_batch_size / devices / passes
-    computed = passes * compute_seconds(work, rows, rates, arithmetic(config, rates))
+    kind, rows = arithmetic(config, rates), config.global_batch_size / devices / passes
+    formulas = [CONSTANTS.plain]
+    if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
+        formulas.append(CONSTANTS.compiled)
+    parts = [
+        (passes * device_seconds(work, rows, rates, kind, formula), host_seconds(work, passes, formula))
+        for formula in formulas
+    ]
+    device, host = min(parts, key=sum)
+    # The card, its arithmetic and the number of GPUs that were measured; all else is inferred.
+    measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
+    wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
+    # A program of several steps may leave the host nothing to do between them: no GPU has run one.
+    least = 0.0 if len(formulas) > 1 and devices == 1 and work.flops(rows) <= MOST_FLOPS["GPU"] else host
+    step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
     ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
     summed = all_reduce_seconds(work, devices, workers, rates, **ways)
-    return BAND.times(computed).plus(Interval(0.5, 1.0, 2.0).times(summed))
+    return step.plus(Interval(0.5, 1.0, 2.0).times(summed))
+
+
+def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
+    """Returns whether XLA will compile the steps of a run on so many GPUs."""
+    return compiles(config, devices, plan.total_steps(config), plan.work.count)

@@ -66,13 +66,18 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     available = USABLE * gib * GIB
     required, passes = _needed(plan, config, tier), config.passes(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
-    most = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
-    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), most) * passes * tier.devices
+    limit = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
+    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * passes * tier.devices
     levers = [] if verdict == FITS else [
         Lever(name, value, required.middle - needed.middle, _slower(plan, config, tier, table, name, value))
         for name, value, needed in _tried(plan, config, tier, available)
     ]  # fmt: skip
     levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
+    if tier.accelerators and plan.work.convolutions:
+        # cuDNN tries kernels with what memory there is, and does with less: it decides no verdict.
+        usual, most = (gib * GIB for gib in CONSTANTS.convolutions_gib)
+        middle, high = min(required.middle + usual, available), min(required.high + most, available)
+        required = Interval(required.low, max(required.middle, middle), max(required.high, high))
     return Fit(verdict, required, available, largest, tuple(levers))
 
 
@@ -113,7 +118,7 @@ def _slower(
     if not gpu or not gpu.rates or not arithmetic(config, gpu.rates):
         return None
     runs = ((plan, config), plan.with_setting(config, name, value))
-    without, by_it = (step_seconds(*run, gpu.rates, tier.devices, tier.workers) for run in runs)
+    without, by_it = (step_seconds(*run, gpu, tier.devices, tier.workers) for run in runs)
     return by_it.middle / without.middle if by_it and without else None
 
 

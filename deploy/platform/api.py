@@ -5,7 +5,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from deploy.tiers.output import tell
@@ -97,14 +97,18 @@ class JobStatus:
 
 
 @dataclasses.dataclass(frozen=True)
-class LogEntry:
-    """Holds a line of a worker's log. `time` is RFC 3339; `worker` looks like workerpool0-0."""
+class WatchLine:
+    """Holds a line of a watch: what was seen of the job at `time`, or, with a `worker`, a line of its log."""
 
-    id: str
-    time: str
-    worker: str
-    severity: str
+    time: float  # seconds since 1970
     text: str
+    worker: str = ""
+    severity: str = ""  # of the log's lines
+
+    def __str__(self) -> str:
+        severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
+        time = datetime.fromtimestamp(self.time, UTC).strftime("%H:%M:%S UTC")
+        return f"{time}  {f'{self.worker}  ' * bool(self.severity)}{severity}{self.text}"
 
 
 @dataclasses.dataclass(frozen=True)

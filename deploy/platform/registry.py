@@ -68,25 +68,6 @@ def digest(image: str, about: Servable) -> str:
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 
-def upload_request(
-    name: str, image: str, artifact: str, about: Servable, description: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the model of an UploadModelRequest: the image serves it by `trainer.serve`."""
-    return {
-        "displayName": name,
-        "versionDescription": json.dumps(description),
-        "labels": {LABEL: digest(image, about)},
-        "artifactUri": artifact,
-        "containerSpec": {
-            "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
-            "predictRoute": "/predict", "healthRoute": "/health",
-        },
-        "predictSchemata": {
-            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
-        },
-    }  # fmt: skip
-
-
 def schemata(about: Servable) -> dict[str, str]:
     """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
     schemas = {}
@@ -107,12 +88,18 @@ def schemata(about: Servable) -> dict[str, str]:
 def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
     """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
+    address = f"{backend.parent}/models/{name}"
     for wait in backoff(_WAIT_S):
-        versions = retried(lambda: versions_of(name, backend), clock)
-        for version in versions or []:
+        try:
+            versions = retried(lambda: [*map(_version, backend.listed(f"{address}:listVersions", "models"))], clock)
+            place = {"parentModel": address}
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            versions, place = [], {"modelId": name}
+        for version in versions:
             if version.labels.get(LABEL) == model["labels"][LABEL]:
                 return version
-        place = {"modelId": name} if versions is None else {"parentModel": f"{backend.parent}/models/{name}"}
         try:
             operation = backend.call("POST", f"{backend.parent}/models:upload", json={**place, "model": model})
             _finish(operation, backend, clock)
@@ -123,26 +110,10 @@ def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> Model
     raise AssertionError("backoff never ends")
 
 
-def versions_of(name: str, backend: Platform) -> list[ModelVersion] | None:
-    """Returns the versions of a model, the newest first; None if there is no such model."""
-    try:
-        return [_version(model) for model in backend.listed(f"{backend.parent}/models/{name}:listVersions", "models")]
-    except ApiError as error:
-        if error.code == 404:
-            return None
-        raise
-
-
 def find_version(reference: str, backend: Platform) -> ModelVersion:
     """Returns the version of NAME, NAME@VERSION or NAME@ALIAS. Raises ApiError 404 if there is none."""
     name, _, version = reference.partition("@")
     return _version(backend.call("GET", f"{backend.parent}/models/{checked_name(name)}{f'@{version}' * bool(version)}"))
-
-
-def set_alias(version: ModelVersion, alias: str, backend: Platform) -> ModelVersion:
-    """Moves an alias to a version, from whichever has it."""
-    path = f"{version.name}@{version.version}:mergeVersionAliases"
-    return _version(backend.call("POST", path, json={"versionAliases": [alias]}))
 
 
 def _version(model: Mapping[str, Any]) -> ModelVersion:
@@ -205,7 +176,18 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
     }  # fmt: skip
     image = serving_image(image)
     elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
-    model = upload_request(name, image, elsewhere or f"{address}/{MODEL}", about, description)
+    artifact = elsewhere or f"{address}/{MODEL}"
+    model = {
+        "displayName": name, "versionDescription": json.dumps(description), "labels": {LABEL: digest(image, about)},
+        "artifactUri": artifact,
+        "containerSpec": {
+            "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
+            "predictRoute": "/predict", "healthRoute": "/health",
+        },
+        "predictSchemata": {
+            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
+        },
+    }  # fmt: skip
     return Registration(model, about, None if address else folder / MODEL)
 
 
@@ -225,6 +207,7 @@ def register_run(registration: Registration, alias: str, backend: Platform, cloc
             buckets.upload(Path(scratch, name), f"{artifact}/schemata/{name}")
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
-        version = retried(lambda: set_alias(version, alias, backend), clock)
+        path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}
+        version = _version(retried(lambda: backend.call("POST", path, json=content), clock))  # from whichever has it
     say(f"registered {version}")
     return version

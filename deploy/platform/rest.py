@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from deploy.platform import api
-from deploy.platform.api import CustomJob, JobStatus, LogEntry
+from deploy.platform.api import CustomJob, JobStatus, WatchLine
 from deploy.platform.errors import converted_errors, response_error
 from deploy.tiers.tier import LABEL
 from trainer.base.storage.login import credentials
@@ -40,10 +41,11 @@ class Platform:
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         return [api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
 
-    def logs(self, name: str, since: str) -> Sequence[LogEntry]:
-        """Returns the log entries of all workers since the time `since` (RFC 3339; empty: all), oldest first."""
+    def logs(self, name: str, since: float) -> Sequence[tuple[str, WatchLine]]:
+        """Returns the log of all workers since a time, in seconds since 1970, each line after its identifier."""
         job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
-        query = f'{job} AND timestamp>="{since}"' if since else job
+        begins = datetime.fromtimestamp(since, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        query = f'{job} AND timestamp>="{begins}"' if since else job
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
         body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": 1000}
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
@@ -52,8 +54,9 @@ class Platform:
             for entry in entries:  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
-                about = entry.get("insertId", ""), str(entry["timestamp"]), place.get("task_name", "")
-                lines.append(LogEntry(*about, entry.get("severity", "DEFAULT"), text.rstrip()))
+                about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
+                line = WatchLine(api.parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
+                lines.append((entry.get("insertId", ""), line))
         return lines
 
     def cancel(self, name: str) -> None:

@@ -59,6 +59,10 @@ def to_html(
         f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
         f"{collection.scaling} scaling" if collection.scaling else "",
     )
+    tiers: dict[str, list[str]] = {}  # by their command: that of the comparison, or of the tier's first run
+    for tier in collection.tiers:
+        command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
+        tiers.setdefault(command, []).append(tier.name)
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
     (_, *names), *lines = shown(rows)
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
@@ -73,7 +77,11 @@ def to_html(
         notes=_items(remarks),
         figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
         samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
-        commands=_commands(collection),
+        commands="\n".join(
+            f"<details><summary>{html.escape(', '.join(of))}</summary><pre>{html.escape(command)}</pre></details>"
+            for command, of in tiers.items()
+            if command
+        ),
     )
 
 
@@ -103,16 +111,3 @@ def _figure(title: str, caption: str, content: str = "") -> str:
     """Returns an HTML figure; `content` is HTML, the others are text."""
     title, caption = html.escape(title), html.escape(caption)
     return f"<figure><h3>{title}</h3><figcaption>{caption}</figcaption>{content}</figure>"
-
-
-def _commands(collection: Collection) -> str:
-    """Lists each command once, with its tiers: that of the comparison, or of the tier's first run."""
-    tiers: dict[str, list[str]] = {}
-    for tier in collection.tiers:
-        command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
-        tiers.setdefault(command, []).append(tier.name)
-    return "\n".join(
-        f"<details><summary>{html.escape(', '.join(names))}</summary><pre>{html.escape(command)}</pre></details>"
-        for command, names in tiers.items()
-        if command
-    )

@@ -243,10 +243,15 @@ class Tier(TierFacts):
         return None if self.price_per_hour is None else self.price_per_hour * self.timeout_s / 3600
 
     @property
-    def bound_usd(self) -> float | None:
-        """Returns the same; if the price of its strategy is not known, by the dearest of another one."""
+    def bound_per_hour(self) -> float | None:
+        """Returns USD an hour that are surely enough: if the price of its strategy is not known, the dearest other."""
         prices = [usd for kind in STRATEGIES if (usd := self.price.known_under(kind)) is not None]
-        return self.most_usd or (max(prices) * self.timeout_s / 3600 if prices else None)
+        return self.price_per_hour or max(prices, default=None)
+
+    @property
+    def bound_usd(self) -> float | None:
+        """Returns what a job costs at most until its timeout; None if no price of the tier is known."""
+        return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
@@ -281,25 +286,6 @@ def read_tiers(
     for name, usd in usd_by_tier.items():
         tiers[name] = dataclasses.replace(tiers[name], price=Price(), price_per_hour=usd)
     return list(tiers.values())
-
-
-def read_tiers_or_machine(
-    names: Sequence[str], machine_type: str, accelerator: str, price_file: str, changes: SpecChanges
-) -> list[Tier]:
-    """Returns the tiers of these names or, without any, the one of a machine. Raises UserError if that is neither."""
-    if names and (machine_type or accelerator):
-        raise UserError(
-            f"tier {names[0]} and --{'machine_type' if machine_type else 'accelerator'} contradict each other: a tier "
-            "has its machine: drop one of them"
-        )
-    if not names and not machine_type:
-        raise UserError(
-            "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
-            "--accelerator=NVIDIA_L4:1"
-        )
-    if machine_type:
-        return [machine_tier(machine_type, accelerator, price_file, changes)]
-    return [load_tier(name, price_file, changes) for name in dict.fromkeys(names)]
 
 
 def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:

@@ -1,13 +1,13 @@
-"""Tests that the intervals for more GPUs hold the published times, each source predicted by what the others show."""
+"""Tests that intervals hold measured and published times, each source or network predicted by what the others show."""
 
 import statistics
 
 import pytest
-import yaml
 
-from benchmarks.backtest import TABLES, Case, as_planned, by_source, cases, left_out, range_of, table
+from benchmarks import plan_fit
+from benchmarks.backtest import Case, as_planned, by_source, cases, left_out, range_of, table
 from deploy.planning.extrapolation import ROWS_STAY, Measurement
-from deploy.planning.step_time import BAND
+from deploy.planning.step_time import CONSTANTS
 
 STAY = [case for case in cases() if case.rows_stay and not case.held]
 SHRINK = [case for case in cases() if not case.rows_stay]
@@ -40,6 +40,15 @@ def test_a_time_that_is_far_off_is_outside() -> None:
     assert not as_planned([late])[0].inside
 
 
-def test_the_band_of_a_graph_alone_holds_the_published_speeds_of_efficientnet() -> None:
-    slower = [row["counted"] / row["images_per_second"] for row in yaml.safe_load(TABLES.read_text())["efficientnet"]]
-    assert (BAND.low, BAND.high) == pytest.approx((min(slower) / 1.1, 2 * 1.1 * max(slower)), rel=0.01)
+@pytest.mark.parametrize("way", ["plain", "compiled"])
+def test_the_formulas_are_those_of_the_fit_and_hold_what_others_published(way: str) -> None:
+    """Nine of ten networks that were left out lie in the interval, on the measured card and, wider, on others."""
+    assert vars(getattr(CONSTANTS, way)) == plan_fit.formula(way)
+    low, high = getattr(CONSTANTS, way).band
+    assert high / low < 2.25
+    inside = [
+        low / wider <= error <= high * wider
+        for (_, card), error in plan_fit.errors_of(plan_fit.steps_of(way)).items()
+        for wider in [1.0 if card == plan_fit.H100 else CONSTANTS.elsewhere]
+    ]
+    assert sum(inside) >= 0.9 * len(inside)

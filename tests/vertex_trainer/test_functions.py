@@ -116,7 +116,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
-    job = submit("l4x1", settings=TINY, max_cost=20, dry_run=False, session=session, **where)
+    job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
     assert job.wait().state == "SUCCEEDED"
     assert "/us-east4/" in job.name
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
@@ -184,7 +184,7 @@ class Ends(io.StringIO):
 
 def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, session: Session) -> None:
     """So does the same call after one that followed nothing: it goes on with the regions that are left."""
-    where = {**WHERE, "region": ["us-central1", "us-east4"], "max_cost": 20}
+    where = {**WHERE, "region": ["us-central1", "us-east4"]}
     first = submit("l4x1", settings=TINY, session=session, **where)
     cloud.end(cloud.jobs[first.name.rsplit("/", 1)[-1]], "FAILED", "Resources are insufficient in region: us-central1.")
     job = submit("l4x1", settings=TINY, session=session, **where)
@@ -221,10 +221,11 @@ def test_plan_returns_the_best_offer_and_writes_nothing(tmp_path: Path, capsys: 
     assert [forecast.tier for forecast in planned.forecasts] == ["l4x1", "l4x4"]
     best = planned.best(within="8h", budget=20)
     assert (best.strategy, best.flags["spot"]) == ("SPOT", True)
-    assert best.usd.middle == min(offer.usd.middle for forecast in planned.forecasts for offer in forecast.offers)
+    assert best.usd.middle <= 20
+    assert best.hours.middle <= 8
     with pytest.raises(UserError, match=r"no tier ends within=1m"):
         planned.best(within="1m")
-    assert "The cheapest: " in str(planned)
+    assert "\n  cheapest " in str(planned)
     for region in ("us-central1", "europe-west4"):
         Path(f"prices-{region}.yaml").write_text("g2-standard-12: {list: 1, spot: 0.5}\n")
     shutil.copy(ROOT / "job_configs" / "l4x1.yaml", "l4x1.yaml")
@@ -304,7 +305,8 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
 def test_fit_here_resumes_by_the_same_call_and_has_history_and_model(capsys: Capture) -> None:
     settings: dict[str, Any] = {"image_size": 8, "epochs": 2, "global_batch_size": 256}
     done = fit("mlp", "digits", **settings)
-    again = fit("mlp", "digits", **settings)
+    assert "done: " in capsys.readouterr().out
+    again = fit("mlp", "digits", progress=False, **settings)
     assert (len(done.history["loss"]), done.history) == (2, again.history)
     assert (done.cost, done.result.state, done.url) == (0.0, "done", again.url)
     assert done.model.count_params() > 0
@@ -332,6 +334,7 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
     (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),
     (lambda: jobs(limit=-1), "argument --limit: .-1. is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
+    (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on=.l4x4., or leave it out"),
     (lambda: train("mlp", settings={"print_config": True}, job_dir="runs/x"), "takes no print_config or help"),
 ])  # fmt: skip
 def test_what_a_function_cannot_do_is_one_line(call: Any, line: str) -> None:
@@ -351,6 +354,6 @@ def test_values_become_what_a_command_reads() -> None:
     asked, program, command = called("plan", PlanOptions, ("l4x1",), keywords, settings)
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
     assert (asked.price_per_hour, program.values["epochs"], program.values["steps"]) == ({"l4x1": 1.0}, None, 5)
-    flags = "--fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --steps=5 --epochs=none --recipe=mlp_mnist"
+    flags = "--steps=5 --fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --epochs=none --recipe=mlp_mnist"
     assert command == f"python -m deploy plan l4x1 {flags}"
     assert set(vertex_trainer.__all__) == set(dir(vertex_trainer))

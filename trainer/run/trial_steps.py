@@ -23,6 +23,7 @@ import numpy as np
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
+from trainer.base.settings.xla_rule import barrier
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import local_devices, make_replicas
 from trainer.data.fingerprint import differing
@@ -43,7 +44,7 @@ from trainer.training.checkpoint import (
     variables_of,
     write_checkpoint,
 )
-from trainer.training.xla_choice import barrier, failure_of
+from trainer.training.xla_choice import failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
@@ -357,8 +358,8 @@ def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -
     It must be called before this process takes the GPUs' memory. arguments: the flags of the run.
     """
     devices = local_devices(config, cluster)
-    several_gpus = len(devices) > 1 and devices[0].startswith("GPU")
-    if config.jit_compile != "true" or not several_gpus or barrier(config, devices, cluster):
+    several_gpus = len(devices) > 1 and devices[0].startswith("GPU") and not cluster.several
+    if config.jit_compile != "true" or not several_gpus or barrier(config, len(devices)):
         return ""
     minutes = XLA_SECONDS / 60
     log.info(f"jit_compile=true: tries a step on {len(devices)} GPUs in a process of its own, {minutes:g} min at most")

@@ -15,7 +15,7 @@ import keras
 
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import Cluster
+from trainer.base.settings.xla_rule import MOST_FLOPS, barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
@@ -24,12 +24,8 @@ from trainer.training.work import operations
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 
-# A shorter run would lose more by compiling, some 10 ms an operation, than its steps gain.
-FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
 # Of a program: what a call that ends within it draws for nothing stays small, and so does what its rows take.
 MOST_AT_ONCE, MOST_BYTES = 50, {"CPU": 32 * 2**20, "GPU": 256 * 2**20}
-# Of a step: to start a longer one costs less than a tenth of it.
-MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
 
 
 @dataclass(frozen=True)
@@ -68,12 +64,17 @@ def choose(
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
     choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    if reason := barrier(config, replicas.devices, replicas.cluster) or why_plain:
+    cut = is_cut(config, replicas)
+    reason = barrier(config, len(replicas.devices) * replicas.cluster.workers) or why_plain
+    if cut and ModelInterface.of(model).own_step:
+        reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
+    if reason:
         return not_compiled(reason, model) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:
         reason = _reason_against(config, model, replicas, steps_left, size)
-        on = "a GPU" if replicas.devices[0].startswith("GPU") else "this processor, for which TensorFlow lacks oneDNN"
-        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps")
+        on = "a GPU" if _on_gpus(replicas.devices) else "this processor, for which TensorFlow lacks oneDNN"
+        sums = ", with sums over replicas between two programs" if cut else ""
+        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{sums}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
@@ -89,7 +90,7 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     if runner.replicas.count > 1:
         return 1
     try:
-        work = list(operations(runner.traced(rows).graph))
+        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
     except Exception:  # its first call will tell why, or a step has loops of its own, whose work is unknown
         return 1
     slow = device == "CPU" and any("Conv" in op.type for op in work)
@@ -98,44 +99,36 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     return max(1, min(MOST_AT_ONCE, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
 
 
-def barrier(config: TrainConfig, devices: Sequence[str], cluster: Cluster) -> str:
-    """Returns why no step on these devices of each worker can be compiled as a whole, "" if it may be."""
-    replicas = len(devices) * cluster.workers
-    if config.remat:
-        return f"XLA may keep what remat={config.remat} computes again"
-    if cluster.several:
-        return "XLA cannot sum over several machines"
-    if config.virtual_replicas:
-        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
-    if config.micro_batches > 1:
-        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
-    if config.shard_optimizer and replicas > 1:
-        return "XLA has no variables that live within a step, which shard_optimizer needs"
-    return "XLA cannot sum over CPUs" if replicas > 1 and not devices[0].startswith("GPU") else ""
+def is_cut(config: TrainConfig, replicas: Replicas) -> bool:
+    """Returns whether compiled steps are two programs, between which TensorFlow sums gradients over replicas.
+
+    jit_compile=true tries XLA's own sums, on the GPUs of one machine.
+    """
+    on_gpus = _on_gpus(replicas.devices) and not replicas.cluster.several
+    return replicas.count > 1 and not (on_gpus and config.jit_compile == "true")
 
 
 def _reason_against(
     config: TrainConfig, model: keras.Model, replicas: Replicas, steps_left: int, size: Callable[[], int]
 ) -> str:
     """Returns why jit_compile=auto runs plain steps, "" if it compiles them."""
-    if config.deterministic:
-        return "deterministic=true"
-    if replicas.devices[0].startswith("GPU"):
-        if replicas.count > 1:
-            return "nobody has run XLA's sums on several GPUs, and one that hangs cannot be ended: --jit_compile tries"
-    elif uses_onednn():
+    on_cpus = not config.deterministic and not _on_gpus(replicas.devices)
+    if on_cpus and replicas.count > 1:
+        return "on several CPUs the two programs of a step cost more than they save"
+    if on_cpus and uses_onednn():
         return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
-    elif grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]:
+    if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
         return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
-    if steps_left < FEWEST_STEPS:
-        return f"{steps_left} steps are too few"
+    if on_cpus and config.model == "cnn":
+        return "XLA is slower on CPUs for the convolutions of model=cnn"
     try:
-        operations = size()
+        return reason_against(config, steps_left, size)
     except Exception as error:
         return failure_of(error)
-    if steps_left * operations < FEWEST_OPERATIONS:
-        return f"{steps_left} steps of {operations:,} operations are too few"
-    return ""
+
+
+def _on_gpus(devices: Sequence[str]) -> bool:
+    return devices[0].startswith("GPU")
 
 
 def _is_grouped(layer: keras.layers.Layer) -> bool:

@@ -200,15 +200,19 @@ def test_what_costs_much_is_asked_about(
 def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_another_region_are_said(
     cloud: Emulator, capsys: Capture
 ) -> None:
-    tiers = ["submit", "l4x1", "l4x4", *JOB, WHERE[1], "--project=p", "--max_cost=5", "--dry_run"]
-    assert main([*tiers, "--region=us-central1,asia-south1"]) == 0
+    tiers = ["submit", "l4x1", "l4x4", *JOB, WHERE[1], "--project=p", "--dry_run"]
+    turn = [*tiers, "--region=us-central1,asia-south1"]
+    assert main([*turn, "--max_cost=5"]) == 2
+    assert "max_cost=5: the prices of asia-south1 are not known" in capsys.readouterr().err
+    assert main(turn) == 0
+    warning = "warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
+    assert capsys.readouterr().out.count(warning) == 1
+    Path("prices.yaml").write_text("g2-standard-12: 2.0\ng2-standard-48: 8.0\n")
+    assert main([*turn, "--prices=prices.yaml", "--max_cost=5"]) == 0
     shown = capsys.readouterr().out
     together = "4 jobs, of which the next is sent only if the one before got no machines, and so cost nothing: 5.00 USD"
     assert f"\n{together} at most together, unless one loses its machines while it runs\n" in shown
-    warning = "warning: no price for asia-south1: that of us-central1 is used: `python -m deploy prices --region=asia-s"
-    assert shown.count(warning) == 1
-    Path("prices.yaml").write_text("g2-standard-12: 2.0\n")
-    assert main([*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml"]) == 0
+    assert main([*tiers[:2], *tiers[3:], "--region=asia-south1", "--prices=prices.yaml", "--max_cost=5"]) == 0
     shown = capsys.readouterr().out
     assert "no price for" not in shown
     assert "at most together" not in shown

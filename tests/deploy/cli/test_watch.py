@@ -191,7 +191,7 @@ def test_ctrl_c_leaves_the_job_running_and_prints_how_to_watch_it(
     ("arguments", "line"),
     [
         ([], "nothing was submitted from this folder"),
-        (["1000"], "number with --project and --region"),
+        (["1000"], "number or submission with --project and --region"),
         (["demo"], "is not recorded in this folder"),
     ],
 )

@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.api.plan import Plan
 from deploy.planning.forecast import forecast
-from deploy.planning.step_time import Interval, all_reduce_seconds, arithmetic, compute_seconds, step_seconds
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, Offer, lost_by_preemption, offers
+from deploy.planning.step_time import (
+    CONSTANTS,
+    Interval,
+    all_reduce_seconds,
+    arithmetic,
+    device_seconds,
+    step_seconds,
+)
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines
@@ -26,10 +32,8 @@ from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
 TABLE = load_machines()
-L4: Any = TABLE.accelerators["NVIDIA_L4"].rates
-T4: Any = TABLE.accelerators["NVIDIA_TESLA_T4"].rates
-assert L4
-assert T4
+L4: Any = TABLE.accelerators["NVIDIA_L4"]
+T4: Any = TABLE.accelerators["NVIDIA_TESLA_T4"]
 PROVISO = "other numbers with batch norm; a train_step of yours needs accumulate"
 
 
@@ -46,7 +50,7 @@ def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: fl
     plan = plan_with(tmp_path, row_gib=row_gib)
     fit = fit_on(plan, CONFIG, load_tier("l4x1"), TABLE)
     assert fit.verdict == verdict
-    assert fit.needed.middle == pytest.approx((1 + 64 * row_gib + 1) * GIB)
+    assert fit.needed.middle == pytest.approx((1 + 64 * row_gib + CONSTANTS.context_gib + 0.5) * GIB)
     for batch, fits in ((fit.largest_batch, True), (fit.largest_batch + 1, False)):
         again = fit_on(plan, dataclasses.replace(CONFIG, global_batch_size=batch), load_tier("l4x1"), TABLE)
         assert (again.verdict == FITS) == fits
@@ -89,7 +93,7 @@ def test_virtual_replicas_cost_passes_gathered_gradients_and_their_sums() -> Non
     """8 on 4 devices: 2 passes each, as micro-batches; then each device gets the 10**8 bytes of the 3 others."""
     micro, virtual = dataclasses.replace(CONFIG, micro_batches=2), dataclasses.replace(CONFIG, virtual_replicas=8)
     by_micro, by_virtual = (step_seconds(PLAN, config, L4, 4) for config in (micro, virtual))
-    assert by_virtual.middle - by_micro.middle == pytest.approx((3 - 1.5) * 1e8 / (L4.link_gb_per_s * 1e9))
+    assert by_virtual.middle - by_micro.middle == pytest.approx((3 - 1.5) * 1e8 / (L4.rates.link_gb_per_s * 1e9))
     fits = [fit_on(PLAN, config, load_tier("l4x4"), TABLE) for config in (micro, virtual)]
     assert fits[1].needed.middle - fits[0].needed.middle == pytest.approx(3e8)
 
@@ -121,7 +125,7 @@ def test_a_sharded_optimizer_saves_all_but_one_part_of_its_slots(tmp_path: Path)
     plan = plan_with(tmp_path, row_gib=0.875)
     one, four, workers = (fit_on(plan, CONFIG, load_tier(name), TABLE) for name in ("l4x1", "l4x4", "l4x1-2workers"))
     assert (lever := four.levers[0]).name == "shard_optimizer"
-    assert lever.saved == 0.75 * 0.5 * GIB
+    assert lever.saved == pytest.approx(0.75 * 0.5 * GIB)
     assert re.fullmatch(r"--shard_optimizer \(-0\.4 GiB, \+\d+% time\)", str(lever))
     assert "shard_optimizer" not in {lever.name for lever in (*one.levers, *workers.levers)}
     sharded = dataclasses.replace(CONFIG, shard_optimizer=True)
@@ -140,21 +144,40 @@ def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None
     assert [*host_problems(plan_with(tmp_path), load_tier("l4x1"), TABLE)] == []
 
 
-def test_the_time_is_that_of_the_slowest_part_of_each_operation(tmp_path: Path) -> None:
-    plan = plan_with(tmp_path)
-    product = max(64e9 / 30.3e12, (1e6 + 64 * 50e6) / 300e9)
-    assert compute_seconds(plan.work, 64, L4, "float32") == pytest.approx(100 * product + 900 * 5e-6)
-    flops = plan_with(tmp_path, gflop=1e3)
-    assert compute_seconds(flops.work, 64, L4, "float32") == pytest.approx(100 * 64e12 / 30.3e12 + 900 * 5e-6)
-    assert compute_seconds(flops.work, 64, L4, "tf32") == pytest.approx(100 * 64e12 / 60e12 + 900 * 5e-6)
-    of_two = plan.work_of_two
-    assert of_two
-    assert all_reduce_seconds(of_two, 4, 1, L4) == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
-    alone, four = (step_seconds(plan, CONFIG, L4, devices) for devices in (1, 4))
-    assert alone.middle == pytest.approx(1.5 * (100 * product + 900 * 5e-6))
-    quarter = 1.5 * compute_seconds(of_two, 16, L4, "float32")
-    assert quarter > 1.5 * 1000 * 5e-6
-    assert four.middle == pytest.approx(quarter + all_reduce_seconds(of_two, 4, 1, L4))
+def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
+    """Each product takes its FLOPs or its bytes; 1,000 operations are started; several GPUs run plain steps."""
+    tf32, plain, compiled = dataclasses.replace(CONFIG, tf32=True), CONSTANTS.plain, CONSTANTS.compiled
+    byte_bound, flop_bound = plan_with(tmp_path), plan_with(tmp_path, gflop=1e3)
+    moved = 100 * (1e6 + 64 * 50e6) / 300e9
+    assert device_seconds(byte_bound.work, 64, L4.rates, "tf32", compiled) == pytest.approx(compiled.products * moved)
+    for kind, formula, slower in (
+        ("tf32", plain, plain), ("tf32", compiled, compiled), ("float32", plain, plain), ("float32", compiled, plain)
+    ):  # fmt: skip
+        counted = 100 * 64e12 / (L4.rates.tflops[kind] * 1e12)
+        assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(slower.products * counted)
+    small = plan_with(tmp_path, gflop=0.0)
+    assert step_seconds(small, tf32, L4, 1).middle == pytest.approx(
+        compiled.others * moved + 1000 * compiled.operation_seconds
+    )
+    alone = step_seconds(byte_bound, tf32, L4, 1)  # as plain, if the products alone would take longer
+    assert alone.middle == pytest.approx(plain.products * moved + 1000 * plain.operation_seconds + plain.step_seconds)
+    of_two: Any = byte_bound.work_of_two
+    summed = all_reduce_seconds(of_two, 4, 1, L4.rates)
+    assert summed == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
+    quarter = plain.products * 100 * (1e6 + 16 * 50e6) / 300e9 + 1100 * plain.operation_seconds + plain.step_seconds
+    assert step_seconds(byte_bound, tf32, L4, 4).middle == pytest.approx(quarter + summed)
+
+
+def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tmp_path: Path) -> None:
+    """Steps of few FLOPs may run in one program, and then cost the host nothing."""
+    h100, tf32 = TABLE.accelerators["NVIDIA_H100_80GB"], dataclasses.replace(CONFIG, tf32=True)
+    (low, high), wider, plan = CONSTANTS.compiled.band, CONSTANTS.elsewhere, plan_with(tmp_path, gflop=1e3)
+    for gpu, config, factor in ((h100, tf32, 1.0), (h100, CONFIG, wider), (L4, tf32, wider)):
+        step = step_seconds(plan, config, gpu, 1)
+        assert (step.low, step.high) == pytest.approx((low / factor * step.middle, high * factor * step.middle))
+    small = step_seconds(plan_with(tmp_path, gflop=0.0), tf32, h100, 1)
+    host = 1000 * CONSTANTS.compiled.operation_seconds
+    assert (small.low, small.high) == pytest.approx((low * (small.middle - host), high * small.middle))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +187,7 @@ def test_the_time_is_that_of_the_slowest_part_of_each_operation(tmp_path: Path) 
 )  # fmt: skip
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
     config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
-    assert (arithmetic(config, L4), arithmetic(config, T4)) == (on_l4, on_t4)
+    assert (arithmetic(config, L4.rates), arithmetic(config, T4.rates)) == (on_l4, on_t4)
 
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
@@ -200,39 +223,19 @@ def test_a_plan_of_another_run_is_refused(tmp_path: Path, capsys: Capture) -> No
 
 
 def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -> None:
-    assert main(planned(tmp_path, "--global_batch_size=64", "--within=2d", "--budget=2000", gflop=100.0)) == 0
+    assert main(planned(tmp_path, "--global_batch_size=64", "--all", gflop=100.0)) == 0
     content, shown = written(tmp_path), capsys.readouterr().out
     tiers = {each["tier"]: each for each in content["tiers"]}
     assert len(tiers) >= 26
     times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
     assert times == sorted(times, reverse=True)
     assert tiers["cpu"]["step"] is None
-    assert "\ncpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in shown
-    cheapest, *_, within, budget = content["sentences"]
-    named = within.removeprefix("The cheapest that ends within 48.0 hours: ").partition(";")[0]
-    assert cheapest.startswith(f"The cheapest: {named}; within its interval, and so equal: ")
-    assert budget.startswith("The fastest for $2,000.00: h100x4 as flex-start, ")
+    page = (tmp_path / "out" / "plan.md").read_text()
+    assert "- cpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in page
+    assert "| l4x1-2workers | spot | fits |" in page
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
-    usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if row[-1].endswith(")")]
+    usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if "$" in "".join(row)]
     assert usd == sorted(usd)
-    assert "| l4x1-2workers | spot | fits |" in (tmp_path / "out" / "plan.md").read_text()
-
-
-def offer_of(name: str, hours: Interval, usd: float) -> Any:
-    tier = dataclasses.replace(forecast(load_tier(name), PLAN, CONFIG, TABLE), step=hours)
-    return tier, Offer("STANDARD", usd, hours, hours.times(usd))
-
-
-def test_what_lies_within_an_interval_is_equal_and_the_cheaper_one_is_named() -> None:
-    near, far, cheap = Interval(0.9, 1, 1.1), Interval(0.95, 1.2, 1.4), Interval(4, 5, 6)
-    four, eight, one = offer_of("l4x4", far, 4), offer_of("l4x8", near, 8), offer_of("l4x1", cheap, 0.25)
-    table = Plan(PLAN, [], "", [], budget_usd=10.0)
-    table.__dict__["offers"] = [one, four, eight]
-    cheapest, fastest, *_, affordable = table.sentences()
-    assert cheapest == "The cheapest: l4x1 as standard, 5.00 (4.00 - 6.00) hours, $1.25 ($1.00 - $1.50)."
-    assert fastest.startswith("The fastest: l4x4 as standard, 1.20 ")
-    assert fastest.endswith("; within its interval, and so equal: l4x8 as standard.")
-    assert affordable.startswith("The fastest for $10.00: l4x4 as standard, 1.20 ")
 
 
 @pytest.mark.parametrize(("price", "left"), [
@@ -251,26 +254,17 @@ def test_a_price_of_the_users_own_is_not_mixed_with_one_of_the_table(
     disk = 0 if "per_hour" in price else 100 * 0.17 / 730  # a file's price is that of the machine alone
     found = {each["strategy"]: each["usd_per_hour"] for each in four["offers"]}
     assert found == pytest.approx({name: usd + disk for name, usd in left.items()})
-    assert ("l4x4: no price known as spot or flex-start" in capsys.readouterr().out) == (len(left) == 1)
+    assert (four["problems"] == ["no price known as spot or flex-start"]) == (len(left) == 1)
 
 
-NO_OFFER = "No tier has both a time and a price."
-
-
-@pytest.mark.parametrize(("tier", "flags", "line", "sentence"), [
-    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from=", NO_OFFER),
-    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16",
-     NO_OFFER),
-    ("l4x1", ["--global_batch_size=6400"], "l4x1: does not fit: needs ",
-     "It fits no tier: the largest global batch that fits is 1,"),
+@pytest.mark.parametrize(("tier", "flags", "answer"), [
+    ("t4x1", ["--precision=float64"], "t4x1: no rate for precision=float64: give a run on it with --from="),
+    ("l4x8", ["--global_batch_size=12"], "l4x8: global_batch_size=12 does not divide over 8 replicas: take 8 or 16"),
+    ("l4x1", ["--global_batch_size=6400"], "fits?: no: needs "),
 ])  # fmt: skip
-def test_each_reason_is_one_line(
-    tmp_path: Path, capsys: Capture, tier: str, flags: list[str], line: str, sentence: str
-) -> None:
+def test_each_reason_is_one_line(tmp_path: Path, tier: str, flags: list[str], answer: str) -> None:
     assert main(planned(tmp_path, tier, *flags)) == 0
-    assert any(each.startswith(line) for each in capsys.readouterr().out.splitlines())
-    (found,) = written(tmp_path)["sentences"]
-    assert found.startswith(sentence)
+    assert any(each.startswith(answer) for each in written(tmp_path)["sentences"])
 
 
 def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
@@ -286,7 +280,7 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
         for end in ("low", "middle", "high"):
             assert 3600 * standard["hours"][end] == pytest.approx(tier["seconds"][end] + tier["install_seconds"][end])
         assert standard["usd"]["middle"] == pytest.approx(standard["usd_per_hour"] * hours[-1])
-        assert ("TensorFlow" in capsys.readouterr().out) == bool(tier["install_seconds"]["middle"])
+        assert ("4 min installing" in capsys.readouterr().out) == bool(tier["install_seconds"]["middle"])
         remember(BuiltImage("europe-docker.pkg.dev/p/r/n:1", "", {}, "2026-11-23"))
     assert 3600 * (hours[0] - hours[1]) == pytest.approx(240)
 

@@ -54,13 +54,13 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
 ) -> None:
     keep(row_gib=0.5)
     error = refused(*L4)
-    assert error.startswith("error: l4x1: the run does not fit its memory: it needs 31.8 - ")
+    assert error.startswith("error: l4x1: the run does not fit its memory: it needs 31.9 - ")
     assert "--force sends it anyway" in error
     compared = ["compare", "l4x1", "--on=vertex", *WHERE, *TRAINED, "--dry_run"]
     assert "l4x1: the run does not fit its memory" in refused(*compared)
     capsys.readouterr()
     assert main([*L4, "--force"]) == 0
-    assert "l4x1: warning: does not fit the memory: it needs 31.8 - " in capsys.readouterr().out
+    assert "l4x1: warning: does not fit the memory: it needs 31.9 - " in capsys.readouterr().out
 
 
 def test_fit_adds_a_setting_that_keeps_the_numbers_before_passes(

@@ -55,10 +55,10 @@ def test_a_job_from_submission_to_cancellation(backend: Platform, cloud: Emulato
     cloud.begin(job)
     for number in range(7):
         cloud.log(job, f"line {number}", worker=f"workerpool{number % 2}-0")
-    entries = backend.logs(name, "")
+    entries = [line for _, line in backend.logs(name, 0.0)]
     assert [entry.text for entry in entries] == [f"line {number}" for number in range(7)]
     assert entries[1].worker == "workerpool1-0"
-    assert [entry.text for entry in backend.logs(name, entries[5].time)] == ["line 5", "line 6"]
+    assert [line.text for _, line in backend.logs(name, entries[5].time)] == ["line 5", "line 6"]
     status = backend.get(name)
     assert (status.state, status.over, status.labels["submission"]) == ("RUNNING", False, "s1")
     backend.cancel(name)

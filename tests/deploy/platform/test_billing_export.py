@@ -108,8 +108,8 @@ def test_each_region_is_planned_by_its_own_file(services: Services, tmp_path: Pa
     regions = "--regions=us-central1,europe-west4"
     assert main(["plan", "l4x1", *flags, regions, "--prices=prices-REGION.yaml"]) == 0
     shown = capsys.readouterr().out
-    assert "The cheapest: l4x1@us-central1 as standard" in shown
-    assert "\nl4x1@europe-west4 " in shown
+    assert "\n  cheapest    l4x1@us-central1 standard " in shown
+    assert "| l4x1@europe-west4 | standard |" in Path("plan/plan.md").read_text()
     assert main(["plan", "l4x1", *flags, regions]) == 2
     assert "each has its prices in a file: give --prices=prices-REGION.yaml" in capsys.readouterr().err
 

@@ -55,6 +55,16 @@ class Work:
     all_reduces: int = 0
     reduced_bytes: int = 0
 
+    @property
+    def count(self) -> int:
+        """Returns the number of operations that start a kernel."""
+        return sum(work.times for work in self.operations)
+
+    @property
+    def convolutions(self) -> int:
+        """Returns the number of convolutions among them, with those of gradients."""
+        return sum(work.times for work in self.operations if "Conv" in work.type)
+
     def flops(self, rows: float) -> float:
         """Returns the FLOPs with so many rows."""
         return sum(work.times * work.flops.at(rows) for work in self.operations)

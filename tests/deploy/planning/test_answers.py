@@ -1,0 +1,86 @@
+"""Tests that a plan answers first what users ask, on few lines."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.api.plan import LINES, WIDTH, Plan
+from deploy.planning.answers import span
+from deploy.planning.forecast import forecast
+from deploy.planning.step_time import Interval
+from deploy.planning.strategy_costs import Offer
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.tier import load_tier, tier_names
+from tests.deploy.planted import planted_plan
+from trainer.base.run_files.plan_file import StepPlan, read_plan
+from trainer.base.settings.train_config import TrainConfig
+
+FIRST = 6  # lines, in which each question is answered
+
+
+def answered(plan: StepPlan, *tiers: str, within: float | None = None, **settings: Any) -> list[str]:
+    """Returns the lines of the plan of these tiers, by default of all."""
+    config = TrainConfig(model="mine:build", data="mine:data", **settings)
+    forecasts = [forecast(load_tier(name), plan, config, load_machines()) for name in tiers or tier_names()]
+    lines = str(Plan(plan, forecasts, "mine on mine", [], within)).splitlines()
+    assert len(lines) <= LINES
+    assert all(len(line) <= WIDTH and not line.endswith("…") for line in lines)
+    return lines
+
+
+def line_of(question: str, lines: list[str]) -> str:
+    """Returns the answer to a question, which is among the first lines."""
+    return next(line for line in lines[:FIRST] if line.startswith(f"  {question} "))
+
+
+def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path: Path) -> None:
+    plan = read_plan(planted_plan(tmp_path, gflop=10.0))
+    lines = answered(plan, within=2.0, steps=20_000)
+    assert "h100x1 flex-start" in line_of("within 2 h", lines)
+    four = answered(plan, "l4x1", "l4x4", steps=20_000)
+    assert "l4x4, with plain steps, is " in line_of("4 GPUs?", four)
+    assert " x as fast as l4x1 for " in line_of("4 GPUs?", four)
+
+
+def test_what_a_resnet_of_256_rows_needs_and_90_epochs_of_imagenet_on_eight_a100(tmp_path: Path) -> None:
+    """As ResNet-50, 80 MiB and some 25 GFLOP a row."""
+    plan = dataclasses.replace(read_plan(planted_plan(tmp_path, row_gib=0.08, gflop=0.25)), examples=1_281_167)
+    fits = line_of("fits?", answered(plan, "t4x1", global_batch_size=256, steps=1000))
+    assert fits.startswith("  fits?   no: needs ")
+    assert "; up to a batch of " in fits
+    lines = answered(plan, "a100x8", global_batch_size=256, epochs=90)
+    assert line_of("fits?", lines).startswith("  fits?       yes: ")
+    assert " h (" in line_of("cheapest", lines)
+
+
+def test_all_that_is_asked_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    lines = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
+    for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
+        line_of(question, lines)
+
+
+def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(tmp_path: Path) -> None:
+    """Their intervals overlap, as the error of a graph is the same on all tiers."""
+    plan = read_plan(planted_plan(tmp_path))
+    choices, jobs = [], (
+        ("l4x1", Interval(4, 5, 6), 0.25), ("l4x2", Interval(0.6, 1.04, 1.4), 4.0),
+        ("l4x4", Interval(0.5, 1.0, 1.5), 8.0), ("l4x8", Interval(0.5, 1.2, 1.5), 1.0),
+    )  # fmt: skip
+    for name, hours, usd in jobs:
+        tier = forecast(load_tier(name), plan, TrainConfig(steps=1000), load_machines())
+        choices.append((tier, Offer("STANDARD", usd, hours, hours.times(usd))))
+    table = Plan(plan, [], "", [], budget_usd=1.3)
+    table.__dict__["offers"] = choices
+    budget, cheapest, fastest, *_ = table.sentences()
+    assert budget == "for 1.30 USD: perhaps l4x8 standard 1.20 USD (0.50 - 1.50) 72 min (30 - 90)"
+    assert cheapest.startswith("cheapest: l4x8 standard 1.20 USD")
+    assert fastest.startswith("fastest: l4x2 standard 4.16 USD (2.40 - 5.60)")
+
+
+@pytest.mark.parametrize(("hours", "words"), [
+    (0.01, "36 s"), (0.1, "6 min"), (1.5, "90 min"), (3.5, "3.5 h"), (48, "48 h"), (240, "10 days"),
+])  # fmt: skip
+def test_times_are_said_as_people_say_them(hours: float, words: str) -> None:
+    assert span(hours) == words
