@@ -88,7 +88,7 @@ def forecast(
         problems += _not_offered(tier, offered)
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
-        basis, basis == BY_GRAPH and is_compiled(plan, config, tier.devices, tier.workers), tuple(offered),
+        basis, basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(offered),
         tuple(problems),
     )  # fmt: skip
 

@@ -142,7 +142,7 @@ def step_seconds(
         return None
     kind, rows = arithmetic(config, rates), config.global_batch_size / devices / passes
     formulas = [CONSTANTS.plain]
-    if is_compiled(plan, config, devices, workers):  # which made no step slower: convolutions alone say little
+    if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
         formulas.append(CONSTANTS.compiled)
     parts = [
         (passes * device_seconds(work, rows, rates, kind, formula), host_seconds(work, passes, formula))
@@ -160,6 +160,6 @@ def step_seconds(
     return step.plus(Interval(0.5, 1.0, 2.0).times(summed))
 
 
-def is_compiled(plan: StepPlan, config: TrainConfig, devices: int, workers: int = 1) -> bool:
+def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will compile the steps of a run on so many GPUs."""
-    return compiles(config, devices, workers, plan.total_steps(config), plan.work.count)
+    return compiles(config, devices, plan.total_steps(config), plan.work.count)

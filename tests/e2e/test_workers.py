@@ -28,7 +28,7 @@ MODELS = {
 CLUSTERS = {
     "2 workers x 2 micro-batches": (2, ["--micro_batches=2", "--jit_compile"]),
     "3 workers": (3, []),
-    "2 workers x 2 devices": (2, ["--replicas=2"]),
+    "2 workers x 2 devices": (2, ["--replicas=2", "--jit_compile"]),
 }
 
 
@@ -86,6 +86,7 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
 
 @pytest.mark.parametrize(("model", "cluster"), [
     ("mlp", "2 workers x 2 micro-batches"),
+    pytest.param("mlp", "2 workers x 2 devices", marks=pytest.mark.slow),  # in programs of XLA
     pytest.param("dcgan", "2 workers x 2 devices", marks=pytest.mark.slow),
     pytest.param("wgan_gp", "3 workers", marks=pytest.mark.slow),
 ])  # fmt: skip
@@ -111,8 +112,10 @@ def test_any_cluster_gives_the_numbers_of_one_worker(
     assert run["collectives"] == "ring"
     if "--jit_compile" in flags:
         why = run["compilation"]["why"]
-        assert (run["compilation"]["compiled"], why) == (False, "XLA cannot sum over several machines")
-        assert (tmp_path / "several.log.0").read_text().count(f"jit_compile: the steps run plain: {why}") == 1
+        compiled = model == "mlp" and "--replicas=2" in flags  # which has no train_step of its own, or passes
+        assert run["compilation"]["compiled"] is compiled
+        way = "XLA compiles the steps" if compiled else "the steps run plain"
+        assert (tmp_path / "several.log.0").read_text().count(f"jit_compile: {way}: {why}") == 1
     assert [path.name for path in sorted(several.iterdir())] == [path.name for path in sorted(one.iterdir())]
 
 

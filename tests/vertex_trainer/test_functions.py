@@ -116,7 +116,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
-    job = submit("l4x1", settings=TINY, max_cost=20, dry_run=False, session=session, **where)
+    job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
     assert job.wait().state == "SUCCEEDED"
     assert "/us-east4/" in job.name
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
@@ -184,7 +184,7 @@ class Ends(io.StringIO):
 
 def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, session: Session) -> None:
     """So does the same call after one that followed nothing: it goes on with the regions that are left."""
-    where = {**WHERE, "region": ["us-central1", "us-east4"], "max_cost": 20}
+    where = {**WHERE, "region": ["us-central1", "us-east4"]}
     first = submit("l4x1", settings=TINY, session=session, **where)
     cloud.end(cloud.jobs[first.name.rsplit("/", 1)[-1]], "FAILED", "Resources are insufficient in region: us-central1.")
     job = submit("l4x1", settings=TINY, session=session, **where)

@@ -343,6 +343,22 @@ def parse_profile(content: bytes) -> Any:
 
 
 @contextmanager
+def without_merging(strategy: Any) -> Iterator[None]:
+    """Makes each replica update its own variables in the block, as TensorFlow does where XLA compiles for GPUs.
+
+    Elsewhere it merges the replicas for an update, which a function that one of them calls cannot do.
+    """
+    extended = strategy.extended
+    _private("tensorflow.distribute.StrategyExtended._use_merge_call", owner=extended)
+    extended._use_merge_call = lambda: False
+    try:
+        with own_values_assigned():
+            yield
+    finally:
+        del extended._use_merge_call
+
+
+@contextmanager
 def own_values_assigned() -> Iterator[None]:
     """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
 

@@ -15,15 +15,16 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.invariance.compat import averages_of, disable_gradient_sum, slots_of, trained_by
-from trainer.invariance.step import dense, holding, running_step
+from trainer.invariance.step import NotCompilable, dense, holding, running_step
 
 
 class Update(NamedTuple):
-    """Holds an update that an optimizer has not made yet."""
+    """Holds an update that an optimizer has not made yet; `apply_summed` takes gradients summed over replicas."""
 
     apply: Callable[..., None]
     gradients: list[Any]
     variables: Sequence[Any] | None
+    apply_summed: Callable[..., None]
 
 
 _row_factors = [1.0]  # of `with_tables_as_of`, in the threads of all replicas
@@ -71,33 +72,52 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
         disable_gradient_sum(part)
     begin, apply = fuse_updates(inner), optimizer.apply
 
-    def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
-        if (pending := _pending.get()) is not None:
-            pending.append(Update(apply_sum, list(gradients), variables))
-            return
-        summed = _summed(gradients)
+    def apply_summed(summed: Sequence[Any], variables: Sequence[Any] | None) -> None:
         begin()
         apply([divided(gradient, replicas) for gradient in summed] if mean else summed, variables)
+
+    def apply_sum(gradients: Sequence[Any], variables: Sequence[Any] | None = None) -> None:
+        if (pending := _pending.get()) is not None:
+            pending.append(Update(apply_sum, list(gradients), variables, apply_summed))
+            return
+        travelling = Travelling.of(gradients)
+        apply_summed(travelling.summed().gradients(), variables)
 
     apply_sum.sums_first = True  # type: ignore[attr-defined]
     optimizer.apply = apply_sum
     return optimizer
 
 
-def _summed(gradients: Sequence[Any]) -> list[Any]:
-    """Returns the gradients summed over replicas, those of embeddings as large as their tables; None stays None.
+class Travelling(NamedTuple):
+    """Holds gradients in the form in which replicas sum them: those of embeddings as large as their tables.
 
     An embedding's gradient has a slice for each row of the batch, and several for a row of its table. Adam would square
     each. `tf.unique`, and TensorFlow's sum of slices, make the host wait for a GPU. Of a large table only the slices
-    travel: all replicas have the same number.
+    travel, with their rows: all replicas have the same number. None stays None.
     """
-    placed = [_placed(gradient) if _is_large(gradient) else (None, None) for gradient in gradients]
-    values = [
-        dense(gradient) if rows is None else slices for gradient, (slices, rows) in zip(gradients, placed, strict=True)
-    ]
-    summed, rows = all_reduce_sum(values), all_reduce_sum([rows for _, rows in placed])
-    parts = zip(summed, rows, gradients, strict=True)
-    return [value if at is None else dense(tf.IndexedSlices(value, at, like.dense_shape)) for value, at, like in parts]
+
+    values: list[Any]
+    rows: list[Any]  # of slices; None for a gradient as large as its table
+    sizes: list[Any]  # of the tables of slices
+
+    @classmethod
+    def of(cls, gradients: Sequence[Any]) -> "Travelling":
+        placed = [_placed(gradient) if _is_large(gradient) else (None, None) for gradient in gradients]
+        parts = zip(gradients, placed, strict=True)
+        values = [dense(gradient) if rows is None else slices for gradient, (slices, rows) in parts]
+        sizes = [tf.get_static_value(getattr(gradient, "dense_shape", None)) for gradient in gradients]
+        return cls(values, [rows for _, rows in placed], sizes)
+
+    def summed(self) -> "Travelling":
+        """Returns the sums over replicas."""
+        return Travelling(all_reduce_sum(self.values), all_reduce_sum(self.rows), self.sizes)
+
+    def gradients(self) -> list[Any]:
+        """Returns the gradients, each as large as its table."""
+        return [
+            value if rows is None else dense(tf.IndexedSlices(value, rows, tf.constant(size)))
+            for value, rows, size in zip(*self, strict=True)
+        ]
 
 
 @contextmanager
@@ -140,7 +160,9 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
     --virtual_replicas it adds in their tree; raises UserError in a pass, which knows one of them alone.
     """
-    if (step := running_step()) and step.virtual_replicas:
+    if (step := running_step()) and step.program and step.program.cut:
+        raise NotCompilable("it sums over replicas before its update, as batch norm over all rows does")
+    if step and step.virtual_replicas:
         if step.parts > 1:
             raise UserError(
                 f"{step.split}: the step sums over replicas within a pass, whose rows are those of one of them: drop "

@@ -84,6 +84,7 @@ class Program:
     graph: Any
     steps: Sequence[Any]  # the number of each step, an int64 scalar tensor in that graph
     index: Any = None  # of the step that runs among several, in the program
+    cut: bool = False  # whether TensorFlow sums over replicas after it, before another program makes the updates
 
 
 @dataclass(frozen=True)

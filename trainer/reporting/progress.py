@@ -160,6 +160,7 @@ class Progress:
     call_timed: bool = False  # False if the newest call traced the graph
     budget_spent: bool = False  # this process ends; another one may resume
     unit: str = "images"  # what an example is called
+    flops: int = 0  # of a step over all replicas; 0 until they are known
     whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps before early stopping
 
@@ -210,6 +211,10 @@ class Progress:
     def seconds(self) -> float:
         """Returns seconds since training began."""
         return self.seconds_before + time.monotonic() - self.began
+
+    def tflop_per_second(self, step_seconds: float | None) -> float | None:
+        """Returns 1e12 FLOPs a second of all replicas together, at so many seconds a step; None if unknown."""
+        return self.flops / step_seconds / 1e12 if self.flops and step_seconds else None
 
     @property
     def seconds_left(self) -> float | None:

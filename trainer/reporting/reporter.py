@@ -267,6 +267,7 @@ class Reporter:
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
             "input_wait_seconds": rounded(running.input_wait_seconds),
+            "tflop_per_second": rounded(progress.tflop_per_second(running.step_seconds)),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
@@ -309,6 +310,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
+    if rate := entry.get("tflop_per_second"):
+        parts.append(f"{rate:.3g} TFLOP/s")
     waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
     if waited >= MUCH:
         parts.append(f"waits for input {100 * waited:.0f} %")

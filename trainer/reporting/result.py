@@ -145,6 +145,8 @@ class RunResult:
             "images_per_second": rounded(progress.whole.images_per_second),
             "step_seconds": rounded(progress.whole.step_seconds),
             "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
+            "step_flops": progress.flops or None,
+            "tflop_per_second": rounded(progress.tflop_per_second(progress.whole.step_seconds)),
         }
 
 

@@ -23,6 +23,7 @@ from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights
 from trainer.training.checkpoint import load_weights
 from trainer.training.steps import StepRunner
+from trainer.training.xla_choice import is_cut
 from trainer.user_code.interface import ModelInterface
 
 
@@ -57,9 +58,11 @@ class TrainingSetup:
         """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
+        cut = compiled and is_cut(self.config, self.replicas)
         return StepRunner(
-            self.model, self.replicas, self.config.seed, as_fit, augment, soften, compiled=compiled, at_once=at_once
-        )
+            self.model, self.replicas, self.config.seed, as_fit, augment, soften,
+            compiled=compiled, at_once=at_once, cut=cut,
+        )  # fmt: skip
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

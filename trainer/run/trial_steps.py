@@ -358,9 +358,8 @@ def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -
     It must be called before this process takes the GPUs' memory. arguments: the flags of the run.
     """
     devices = local_devices(config, cluster)
-    several_gpus = len(devices) > 1 and devices[0].startswith("GPU")
-    if config.jit_compile != "true" or not several_gpus or \
-            barrier(config, len(devices) * cluster.workers, cluster.workers, on_gpus=True):  # fmt: skip
+    several_gpus = len(devices) > 1 and devices[0].startswith("GPU") and not cluster.several
+    if config.jit_compile != "true" or not several_gpus or barrier(config, len(devices)):
         return ""
     minutes = XLA_SECONDS / 60
     log.info(f"jit_compile=true: tries a step on {len(devices)} GPUs in a process of its own, {minutes:g} min at most")

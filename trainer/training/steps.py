@@ -15,7 +15,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.compat import losses_reduced_by, own_values_assigned
+from trainer.invariance.compat import losses_reduced_by, own_values_assigned, without_merging
+from trainer.invariance.gradients import Travelling, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.losses import (
     parts_of_batch,
     reduce_over_replicas,
@@ -25,6 +26,7 @@ from trainer.invariance.losses import (
 )
 from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
+from trainer.training.work import flops_of
 from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
 # Operations that give random numbers.
@@ -52,7 +54,7 @@ class StepRunner:
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
     Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
     steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it.
+    multiple of it. `cut`: a step on several replicas is two programs, of gradients and of updates.
     """
 
     def __init__(
@@ -66,15 +68,17 @@ class StepRunner:
         *,
         compiled: bool = False,
         at_once: int = 1,
+        cut: bool = False,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled, self.at_once = soften, compiled, at_once
+        self.soften, self.compiled, self.at_once, self.cut = soften, compiled, at_once, cut
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
         self._run = tf.function(self._run_steps)
         self._run_program = tf.function(self._steps_at_once, autograph=False)
         self._held: tuple[Any, int, Any] = (None, -1, None)  # an iterator, and the number and the rows of its newest
+        self._graph: Any = None  # of the newest trace
         self.bytes_of_step = 0  # that a compiled step gets: its rows and its random numbers; known once it is traced
 
     def __call__(self, iterator: Any, first_step: int, count: int) -> StepLogs:
@@ -96,6 +100,10 @@ class StepRunner:
         waited = tuple(summed[-len(waits) :].tolist())
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
+
+    def flops(self) -> int:
+        """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
+        return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0
 
     def traced(self, iterator: Any) -> Any:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
@@ -132,7 +140,7 @@ class StepRunner:
         On GPUs TensorFlow keeps int32 on the host and int64 on the device. An int64 counter, or step number that is not
         pinned to the host, would make the host wait for the device in every step.
         """
-        strategy = self.replicas.strategy
+        strategy, self._graph = self.replicas.strategy, tf.compat.v1.get_default_graph()
         rows = tf.TensorArray(tf.float64, size=count, element_shape=(None,))
         for i in tf.range(count):
             with tf.device("CPU:0"):
@@ -174,6 +182,7 @@ class StepRunner:
 
     def _steps_at_once(self, rows: Any, first: Any, begin: Any, end: Any) -> Any:
         """Returns the scalars of the steps from `begin` to below `end` of a program: (at_once, scalars) float64."""
+        self._graph = tf.compat.v1.get_default_graph()
         with tf.device("CPU:0"):
             steps = [first + number for number in range(self.at_once)]
 
@@ -205,6 +214,8 @@ class StepRunner:
         """
         run = self.replicas.strategy.run
         rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
+        if self.cut:
+            return run(tf.autograph.experimental.do_not_convert(self._cut_step), args=(batch, step))
         if not self.compiled:
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
         data = run(rows, args=(batch, step))
@@ -212,38 +223,65 @@ class StepRunner:
         with own_values_assigned() if self.replicas.count > 1 else nullcontext():
             return run(self._program([step]), args=(data,))
 
+    def _cut_step(self, batch: Any, step: Any) -> Any:
+        """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums the gradients."""
+        program, updates = Program(tf.compat.v1.get_default_graph(), [step], cut=True), list[Update]()
+
+        def gradients(data: Any) -> Any:
+            with postponed_updates() as postponed:
+                scalars = self._compilable(self._replica_step, data, step, program)
+            updates[:] = postponed
+            travelling = [Travelling.of(update.gradients) for update in postponed]
+            sizes[:] = [gradients.sizes for gradients in travelling]
+            return scalars, [gradients[:2] for gradients in travelling]
+
+        def update(summed: Any) -> None:
+            for one, (values, rows), of_tables in zip(updates, summed, sizes, strict=True):
+                one.apply_summed(Travelling(values, rows, of_tables).gradients(), one.variables)
+
+        sizes = list[Any]()
+        with without_merging(self.replicas.strategy):
+            scalars, parts = tf.function(gradients, jit_compile=True, autograph=False)(self._replica_rows(batch, step))
+        summed = [tuple(map(all_reduce_sum, pair)) for pair in parts]
+        with without_merging(self.replicas.strategy):
+            tf.function(update, jit_compile=True, autograph=False)(summed)
+        return scalars
+
     def _program(self, steps: Sequence[Any], begin: Any = 0, end: Any = 1) -> Any:
         """Returns the function, compiled by XLA, of a replica's data: of one step or, stacked, of several.
 
         It returns the scalars of the step, or those of the steps from `begin` to below `end`, which it runs in a loop.
         """
-        graph, train = tf.compat.v1.get_default_graph(), tf.autograph.experimental.do_not_convert(self._replica_step)
+        graph = tf.compat.v1.get_default_graph()
 
-        def program(data: Any) -> Any:
-            if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
-                raise NotCompilable("its data hold text, which XLA cannot take")
-
+        def loop(data: Any) -> Any:
             def step_of(index: Any, scalars: Any) -> Any:
                 rows = tf.nest.map_structure(lambda part: part[index], data)
-                of_step = train(rows, steps[0] + index, Program(graph, steps, index))
+                of_step = self._replica_step(rows, steps[0] + index, Program(graph, steps, index))
                 return index + 1, scalars.write(tf.cast(index, tf.int32), of_step)
 
-            if len(steps) == 1:
-                scalars = train(data, steps[0], Program(graph, steps))
-            else:
-                first, collected = tf.cast(begin, tf.int64), tf.TensorArray(tf.float64, size=len(steps))
-                scalars = tf.while_loop(lambda index, _: index < end, step_of, (first, collected))[1].stack()
-            inside = tf.compat.v1.get_default_graph()
-            values = [given for given in inside.inputs if given.dtype != tf.resource]
-            self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
-            if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
-                operations = ", ".join(sorted(drawn))
-                raise NotCompilable(
-                    f"its train_step draws random numbers by {operations}, for which XLA has other ones"
-                )
-            return scalars
+            first, scalars = tf.cast(begin, tf.int64), tf.TensorArray(tf.float64, size=len(steps))
+            return tf.while_loop(lambda index, _: index < end, step_of, (first, scalars))[1].stack()
+
+        def program(data: Any) -> Any:
+            if len(steps) > 1:
+                return self._compilable(loop, data)
+            return self._compilable(self._replica_step, data, steps[0], Program(graph, steps))
 
         return tf.function(program, jit_compile=True, autograph=False)
+
+    def _compilable(self, run: Callable[..., Any], data: Any, *others: Any) -> Any:
+        """Returns what `run` returns in a program of XLA. Raises NotCompilable if its numbers would not be the same."""
+        if any(part.dtype == tf.string for part in tf.nest.flatten(data)):  # else its next compilation aborts
+            raise NotCompilable("its data hold text, which XLA cannot take")
+        result = run(data, *others)
+        inside = tf.compat.v1.get_default_graph()
+        values = [given for given in inside.inputs if given.dtype != tf.resource]
+        self.bytes_of_step = sum((value.shape.num_elements() or 0) * value.dtype.size for value in values)
+        if drawn := {node.op for node in nodes_of(inside) if _DRAWS.search(node.op)}:
+            operations = ", ".join(sorted(drawn))
+            raise NotCompilable(f"its train_step draws random numbers by {operations}, for which XLA has other ones")
+        return result
 
     def _context(self, step: Any, program: Program | None = None) -> StepContext:
         replica, rows = tf.distribute.get_replica_context().replica_id_in_sync_group, self.replicas.rows

@@ -64,6 +64,14 @@ def operations(
             yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
 
 
+def flops_of(graph: Any, rows: int) -> int:
+    """Returns the FLOPs of a call of `graph` with one iteration of its loop over steps; 0 where they are not known."""
+    try:
+        return sum(op.flops for op in operations(graph, rows=rows))
+    except ValueError:
+        return 0
+
+
 def _function(graph: Any, op: Any, attribute: str) -> Any:
     return graph_of_function(graph, op.get_attr(attribute).name)
 

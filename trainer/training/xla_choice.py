@@ -64,13 +64,17 @@ def choose(
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
     choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    on_gpus = _on_gpus(replicas.devices)
-    if reason := barrier(config, replicas.count, replicas.cluster.workers, on_gpus=on_gpus) or why_plain:
+    cut = is_cut(config, replicas)
+    reason = barrier(config, len(replicas.devices) * replicas.cluster.workers) or why_plain
+    if cut and ModelInterface.of(model).own_step:
+        reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
+    if reason:
         return not_compiled(reason, model) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:
         reason = _reason_against(config, model, replicas, steps_left, size)
-        on = "a GPU" if on_gpus else "this processor, for which TensorFlow lacks oneDNN"
-        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps")
+        on = "a GPU" if _on_gpus(replicas.devices) else "this processor, for which TensorFlow lacks oneDNN"
+        sums = ", with sums over replicas between two programs" if cut else ""
+        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{sums}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
@@ -86,7 +90,7 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     if runner.replicas.count > 1:
         return 1
     try:
-        work = list(operations(runner.traced(rows).graph))
+        work = list(operations(runner.traced(rows).graph, rows=runner.replicas.rows))
     except Exception:  # its first call will tell why, or a step has loops of its own, whose work is unknown
         return 1
     slow = device == "CPU" and any("Conv" in op.type for op in work)
@@ -95,17 +99,30 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     return max(1, min(MOST_AT_ONCE, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
 
 
+def is_cut(config: TrainConfig, replicas: Replicas) -> bool:
+    """Returns whether compiled steps are two programs, between which TensorFlow sums gradients over replicas.
+
+    jit_compile=true tries XLA's own sums, on the GPUs of one machine.
+    """
+    on_gpus = _on_gpus(replicas.devices) and not replicas.cluster.several
+    return replicas.count > 1 and not (on_gpus and config.jit_compile == "true")
+
+
 def _reason_against(
     config: TrainConfig, model: keras.Model, replicas: Replicas, steps_left: int, size: Callable[[], int]
 ) -> str:
     """Returns why jit_compile=auto runs plain steps, "" if it compiles them."""
-    if not config.deterministic and not _on_gpus(replicas.devices):
-        if uses_onednn():
-            return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
-        if grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]:
-            return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+    on_cpus = not config.deterministic and not _on_gpus(replicas.devices)
+    if on_cpus and replicas.count > 1:
+        return "on several CPUs the two programs of a step cost more than they save"
+    if on_cpus and uses_onednn():
+        return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
+    if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
+        return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+    if on_cpus and config.model == "cnn":
+        return "XLA is slower on CPUs for the convolutions of model=cnn"
     try:
-        return reason_against(config, replicas.count, steps_left, size)
+        return reason_against(config, steps_left, size)
     except Exception as error:
         return failure_of(error)
 

@@ -190,11 +190,11 @@ _GAN = {"gan.py": "def build(config, dataset): pass\n"}
 PACKAGES: dict[str, tuple[str, str]] = {
     "gan.py": ("def build(:\n", "cannot import my_models.gan (my_models/gan.py:1: invalid syntax)"),
     "other.py": ("def build(:\n", "my_models/other.py, line 1"),
-    "key.pem": ("x", "my_models/key.pem looks like a credential by its name"),
-    "inner/id_rsa": ("x", "my_models/inner/id_rsa looks like a credential"),
-    "a.json": ('{"type": "service_account"}', "my_models/a.json, line 1 looks like a service account's key"),
+    "key.pem": ("x", "look like credentials: my_models/key.pem, a credential by its name"),
+    "inner/id_rsa": ("x", "look like credentials: my_models/inner/id_rsa, a credential"),
+    "a.json": ('{"private_key": "-----BEGIN PRIVATE KEY-----"}', "look like credentials: my_models/a.json"),
     "requirements.txt": ("tensorflow==2.15.0\n", "tensorflow==2.15.0: the trainer needs tensorflow>=2.20,<2.22"),
-    ".gitignore": ("__init__.py\n", "names its __init__.py: nothing would go along"),
+    ".gitignore": ("__init__.py\n", "ignores its __init__.py: nothing would go along"),
 }
 
 

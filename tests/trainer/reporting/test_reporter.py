@@ -126,6 +126,8 @@ def test_a_status_line_is_complete() -> None:
     )
     entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
     assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in status_line(entry, progress)
+    entry["tflop_per_second"] = 12.34
+    assert "12.3 TFLOP/s  1.00 GiB" in status_line(entry, progress)
 
 
 def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluation() -> None:

@@ -71,6 +71,7 @@ LOOPED = {
     "mlp": ("--data=digits", *FAMILIES["mlp"]),
     "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:]),
     "embedding": ("--data=digits", *FAMILIES["embedding"]),
+    "clipped": ("--data=digits", "--image_size=8", "--global_batch_size=8", f"--model={__name__}:clipped"),
     "masks": ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", *TABLE[1:]),
 }  # fmt: skip
 
@@ -104,9 +105,15 @@ def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -
         assert not values or values == losses
 
 
-@pytest.mark.parametrize(("name", "draws"), [("mlp", 2), ("table", 0)])
-def test_few_operations_are_started_for_each_step_of_a_program(name: str, draws: int, tmp_path: Path) -> None:
-    """Counts what TensorFlow's executor ran, from its trace: dropout draws outside of XLA."""
+@pytest.mark.parametrize(("name", "draws", "flops"), [("mlp", 2, 144_896), ("table", 0, 2_816)])
+def test_few_operations_are_started_for_each_step_of_a_program(
+    name: str, draws: int, flops: int, tmp_path: Path
+) -> None:
+    """Counts what TensorFlow's executor ran, from its trace, and the FLOPs of a step.
+
+    Dropout draws outside of XLA. FLOPs are those of the forward pass, of gradients by weights, and by the inputs of all
+    layers but the first.
+    """
     setup = setup_of(*LOOPED[name], *(["--augment="] if name == "mlp" else []))
     runner, rows = setup.step_runner(compiled=True, at_once=50), setup.rows_from(0, 50)
     runner(rows, 0, 1)
@@ -119,6 +126,39 @@ def test_few_operations_are_started_for_each_step_of_a_program(name: str, draws:
     ]  # fmt: skip
     started = [name for name in names if re.match(r"[\w/]+:[A-Z]\w+(#|$)", name)]
     assert 50 < len(started) <= 50 * (5 + 4 * draws)
+    assert runner.flops() == flops
+
+
+def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    """Clips by the norm of all gradients, and keeps averages, by an optimizer without an operation of TensorFlow."""
+    model = keras.Sequential([keras.Input(dataset.image_shape), keras.layers.Flatten(), keras.layers.Dense(10)])
+    optimizer = keras.optimizers.Nadam(1e-2, global_clipnorm=0.1, use_ema=True)
+    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+@pytest.mark.parametrize(("name", "replicas"), [
+    ("table", 2),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("mlp", 4), ("embedding", 2), ("clipped", 2))),
+])  # fmt: skip
+def test_on_several_replicas_a_step_is_two_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
+    """Killed and resumed there, too."""
+    flags = (*LOOPED[name], "--precision=float64")
+    alone, _ = looped(1, (8,), *flags)
+    together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3)
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "flags", [LOOPED["masks"], ("--data=digits", "--image_size=8", "--model=tests.models:own_batch_norm")]
+)
+def test_a_step_that_sums_over_replicas_in_its_midst_is_not_cut(flags: Sequence[str]) -> None:
+    """A loss that divides by a count of the global batch; batch norm over all rows."""
+    setup = setup_of(*flags, "--replicas=2")
+    with pytest.raises(Exception, match="it sums over replicas before its update") as caught:
+        setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
+    assert "XLA fails" not in failure_of(caught.value)
 
 
 def traced(*flags: str) -> tuple[StepRunner, Any]:
@@ -215,6 +255,8 @@ def test_on_gpus_sums_are_inside_what_xla_compiles(name: str, monkeypatch: Patch
     Whether it runs is not proved.
     """
     setup = setup_of("--data=digits", *FAMILIES[name], "--replicas=2")
+    runner = setup.step_runner(compiled=True)
+    runner.cut = False  # as with jit_compile=true on GPUs
     arguments = setup.rows_from(0), tf.constant(0, tf.int64), tf.constant(1)
     with monkeypatch.context() as patch:
         for module in ("mirrored_run", "mirrored_strategy"):
@@ -230,7 +272,7 @@ def test_on_gpus_sums_are_inside_what_xla_compiles(name: str, monkeypatch: Patch
             return made[-1]
 
         patch.setattr(tf, "function", noting)
-        graph = setup.step_runner(compiled=True)._run.get_concrete_function(*arguments).graph.as_graph_def()
+        graph = runner._run.get_concrete_function(*arguments).graph.as_graph_def()
     steps = [step for each in made if each.__name__ == "program" for step in each._list_all_concrete_functions()]
     sums = [Counter(op.type for op in each.graph.get_operations())["CollectiveReduceV2"] for each in steps]
     outside = Counter(node.op for function in graph.library.function for node in function.node_def)
@@ -279,17 +321,21 @@ def test_a_run_of_little_work_is_not_compiled(steps: int, operations: int, compi
     assert compiled or "are too few" in choice.why
 
 
-@pytest.mark.parametrize(("devices", "of_replicas", "why"), [
-    (("GPU:0", "GPU:1"), {}, "nobody has run XLA's sums on several GPUs"),
-    (("CPU:0", "CPU:1"), {}, "XLA cannot sum over CPUs"),
-    (GPU, {"cluster": Cluster(("one:1", "other:1"), 1)}, "XLA cannot sum over several machines"),
+@pytest.mark.parametrize(("devices", "of_replicas"), [
+    (("GPU:0", "GPU:1"), {}), (("CPU:0", "CPU:1"), {}), (GPU, {"cluster": Cluster(("one:1", "other:1"), 1)}),
 ])  # fmt: skip
-def test_auto_is_plain_on_several_gpus_and_where_xla_cannot_sum(
-    devices: tuple[str, ...], of_replicas: dict[str, Any], why: str
+def test_several_replicas_are_compiled_with_sums_between_two_programs(
+    devices: tuple[str, ...], of_replicas: dict[str, Any], monkeypatch: Patch
 ) -> None:
+    """A train_step of the user's own may update weights before its end; XLA's own sums are tried on GPUs alone."""
+    on_cpus = devices[0].startswith("CPU")
     choice = chosen(devices=devices, **of_replicas)
-    assert not choice.compiled
-    assert why in choice.why
+    assert choice.compiled is not on_cpus
+    assert ("cost more than they save" if on_cpus else "sums over replicas between two programs") in choice.why
+    assert chosen(told(), devices, **of_replicas).compiled
+    monkeypatch.setattr(keras.Sequential, "train_step", lambda model, data: {})
+    own = chosen(devices=devices, **of_replicas)
+    assert (own.compiled, "its own train_step" in own.why) == (False, True)
     assert chosen(told(), devices, **of_replicas).compiled is (devices == ("GPU:0", "GPU:1"))
 
 
@@ -315,6 +361,8 @@ def test_convolutions_by_depth_on_a_cpu_and_deterministic_runs_are_plain(monkeyp
     for layer in (keras.layers.SeparableConv2D(2, 3), keras.layers.Conv2D(2, 3, groups=2)):
         assert f"convolutions by groups or by depth, as in {layer.name}" in chosen(devices=CPU, layer=layer).why
         assert chosen(devices=GPU, layer=layer).compiled
+    assert "the convolutions of model=cnn" in chosen(TrainConfig(model="cnn"), CPU).why
+    assert chosen(TrainConfig(model="cnn"), GPU).compiled
 
 
 def test_a_resumed_run_keeps_its_way_unless_told_otherwise() -> None:

@@ -96,6 +96,7 @@ class StatsEntry(TypedDict, total=False):
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # of step_seconds, lost waiting for the batch
+    tflop_per_second: float | None  # of all replicas: matrix products and convolutions, counted in the graph of a step
     untimed_steps: int  # above 0 in the first line after each start
     losses: Scalars
     metrics: Scalars
@@ -123,6 +124,8 @@ class Result(TypedDict, total=False):
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # as in stats.jsonl
+    step_flops: int | None  # of all replicas, a multiplication and an addition being two
+    tflop_per_second: float | None
     wall_seconds: float
     goodput: dict[str, float]  # the seconds of each class of trainer.base.run_files.goodput, together wall_seconds
     between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for

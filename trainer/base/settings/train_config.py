@@ -119,7 +119,7 @@ class TrainConfig:
     )
     jit_compile: str = _devices(
         "auto",
-        "compile the step with XLA; auto: in a long run on one GPU, or on a CPU without oneDNN",
+        "compile the step with XLA; auto: in a long run on GPUs, or on a CPU without oneDNN",
         choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
