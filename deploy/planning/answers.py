@@ -99,9 +99,8 @@ def _more_devices(offers: Sequence[Choice]) -> Iterator[Answer]:
         if few.devices < many.devices:
             faster, dearer = least.hours.middle / most.hours.middle, most.usd.middle / least.usd.middle
             verdict = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
-            plain = ", with plain steps," if few.compiled and not many.compiled else ""
             gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
-            yield Answer(f"{many.devices} GPUs?", f"{verdict}: {many.tier}{plain} is {gain}")
+            yield Answer(f"{many.devices} GPUs?", f"{verdict}: {many.tier} is {gain}")
             return
 
 

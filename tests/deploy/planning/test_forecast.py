@@ -145,7 +145,7 @@ def test_data_that_fit_neither_memory_nor_disk_are_named(tmp_path: Path) -> None
 
 
 def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
-    """Each product takes its FLOPs or its bytes; 1,000 operations are started; several GPUs run plain steps."""
+    """Each product takes its FLOPs or its bytes; 1,000 operations are started."""
     tf32, plain, compiled = dataclasses.replace(CONFIG, tf32=True), CONSTANTS.plain, CONSTANTS.compiled
     byte_bound, flop_bound = plan_with(tmp_path), plan_with(tmp_path, gflop=1e3)
     moved = 100 * (1e6 + 64 * 50e6) / 300e9
