@@ -49,7 +49,7 @@ def test_every_command_ends_so(main: object, capsys: Capture) -> None:
 
 @pytest.mark.parametrize(("main", "lines"), [
     (check.main, [
-        "usage: python -m trainer.check", "on one and on two replicas", "--on_gpus", "--seconds INT", "--critic_steps",
+        "usage: python -m trainer.check", "on one and on two replicas", "--on_gpus", "--seconds INT", "--recipe",
         "0 the steps agree; 2 they do not",
     ]),
     (evaluate.main, ["python -m trainer.evaluate", "(default: that of the run)", "0 for all GPUs"]),
