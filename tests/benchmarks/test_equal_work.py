@@ -71,6 +71,7 @@ def same(one: tuple[Any, Any], other: tuple[Any, Any]) -> None:
         np.testing.assert_allclose(mine, theirs, atol=1e-4 * float(np.abs(mine).max()) + 1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", GANS)
 def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) -> None:
     setup = build(model)
@@ -80,6 +81,7 @@ def test_the_tutorials_gan_has_our_losses_and_gradients(model: str, build: Any) 
     same(generator, loss_and_gradients(lambda: peer.generator_loss(noise), peer.generator))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow)])
 def test_after_some_steps_a_classifier_has_our_weights(model: str, build: Any) -> None:
     setup, steps = build(model), 6

@@ -75,6 +75,7 @@ def test_a_loop_counts_as_often_as_it_runs() -> None:
         products(looped, *given)
 
 
+@pytest.mark.slow
 def test_the_step_of_a_wgan_gp_scales_with_its_critic_steps() -> None:
     configs = [small(f"--critic_steps={steps}", "--data=digits") for steps in (1, 2, 3)]
     setups = [build_setup(config, make_replicas(config)) for config in configs]
@@ -83,6 +84,7 @@ def test_the_step_of_a_wgan_gp_scales_with_its_critic_steps() -> None:
     assert one > two - one > 0  # the generator's update is the rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flag", "all_reduces"), [("true", 2 + 2 * 2 + 3), ("false", 3)])
 def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
     """Counts one per update, and of each of two batch norms one for the critic's images and two for the own ones."""
@@ -97,6 +99,7 @@ def test_all_reduces_of_a_step(flag: str, all_reduces: int) -> None:
     assert norms == 0 if flag == "false" else 0 < norms < gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "most"), [("wgan_gp_mnist", 920), ("dcgan_mnist", 410)])
 def test_the_steps_of_gans_keep_to_their_operations(recipe: str, most: int, monkeypatch: Patch) -> None:
     """Counts as docs/scaling.md does, on one replica, where a pass for each update made 1,432 and 595."""

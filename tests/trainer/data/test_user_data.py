@@ -26,10 +26,10 @@ from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 BATCH = 16
 KINDS = [
-    "weighted", "rows", "list_of_rows", "batches", "tf_examples", "tf_batches", "tf_endless", "named_inputs", "masks",
-    "both", "batches_and_arrays", "windows",
+    "weighted", "rows", "batches", "tf_batches", "tf_endless", "named_inputs", "batches_and_arrays", "windows",
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
-        "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens",
+        "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens", "list_of_rows", "tf_examples", "masks",
+        "both",
     )),
 ]  # fmt: skip
 
