@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth.exceptions import DefaultCredentialsError
 
 from deploy.cli import watch
 from deploy.platform import buckets
@@ -125,6 +126,20 @@ def test_one_login_alone_does_everything(
     shown = capsys.readouterr()
     assert "the last words" in shown.out
     no_token_is_left(tmp_path, shown.out + shown.err)
+
+
+def test_a_file_with_a_token_is_a_login_too(
+    cloud: Emulator, key: Key, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As CI systems have it; the token is of an account that the emulator knows."""
+    cloud.accounts = {"ci-token": DESK}
+    file = tmp_path / "token"
+    file.write_text("ci-token\n")
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", str(file))
+    assert list(gcs.connect().list(Address("my-bucket", ""))) == []
+    file.unlink()
+    with pytest.raises(DefaultCredentialsError, match=r"access_token_file=.*No such file"):
+        login.credentials(anew=True)
 
 
 @needs_gcloud

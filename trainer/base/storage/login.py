@@ -39,17 +39,32 @@ def credentials(anew: bool = False) -> Any:
     """
     if anew:
         _credentials.cache_clear()
-    variables = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "CLOUDSDK_CORE_ACCOUNT", "GCE_METADATA_HOST")
+    variables = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "CLOUDSDK_CORE_ACCOUNT", "GCE_METADATA_HOST",
+                 "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")  # fmt: skip
     return _credentials(*(os.environ.get(name, "") for name in variables))
 
 
 @functools.lru_cache(maxsize=4)
 def _credentials(*_environment: str) -> Any:
+    token_file = gcloud_property("auth", "access_token_file")  # which CI systems set; it needs no gcloud
+    if not _has_default_credentials() and token_file:
+        return _credentials_of(token_file)
     if not _has_default_credentials() and gcloud_account() and shutil.which("gcloud"):
         return _gcloud_credentials()
     import google.auth
 
     return google.auth.default(scopes=_SCOPES)[0]
+
+
+def _credentials_of(token_file: str) -> Any:
+    """Returns credentials of the token in a file. Raises DefaultCredentialsError if it cannot be read."""
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.oauth2.credentials import Credentials
+
+    try:
+        return Credentials(token=Path(token_file).read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
+        raise DefaultCredentialsError(f"access_token_file={token_file}: {reason(error)}") from None
 
 
 def _gcloud_credentials() -> Any:
