@@ -51,7 +51,8 @@ class _StrictLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Returns a mapping. Raises YAMLError if a key is there twice."""
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"  # of `<<: *anchor`, whose keys those of the mapping itself replace
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         duplicates = [key for index, key in enumerate(keys) if key in keys[:index]]
         if duplicates:
             raise yaml.YAMLError(f"{duplicates[0]} is there twice")

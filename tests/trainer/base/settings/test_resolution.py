@@ -128,6 +128,12 @@ def test_a_recipe_with_a_mistake_is_named(tmp_path: Path, text: str, line: str) 
         resolve([f"--recipe={recipe}"])
 
 
+def test_keys_that_a_mapping_merges_are_those_of_its_anchor(tmp_path: Path) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  y: 3\n")
+    assert read_yaml(file, "pools.yaml")["b"] == {"x": 1, "y": 3}
+
+
 def test_models_and_measures_that_are_not_known_before_they_run_are_let_through() -> None:
     own = ["--model=tests.models:classifier", "--data=digits"]
     assert resolve([*own, "--early_stopping=f1", "--best_metric=fid", "--fid_every_steps=5"]).config
