@@ -11,6 +11,7 @@ from trainer.base.settings import rules as measures
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.resolution import recipe_names, resolve, to_yaml
 from trainer.base.settings.train_config import MODELS
+from trainer.base.settings.yaml_file import read_yaml
 from trainer.models.model_settings import FROM_SCRATCH
 
 
