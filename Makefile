@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 JOB_DIR ?= runs/digits
 RUN := $(VENV)/bin/python
-TEST := $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+TEST := $(RUN) -m pytest --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-all test-processor test-floor test-versions test-hostile lint bench clean
 
@@ -17,17 +17,17 @@ train: $(VENV)/.installed
 	$(RUN) -m trainer.task --recipe=wgan_gp_digits --job_dir=$(JOB_DIR) $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(TEST) -m "not slow" $(ARGS)
+	$(TEST) -n 3 -m "not slow" $(ARGS)
 
 # A processor without AVX-512, on which TensorFlow leaves oneDNN off.
 test-processor: $(VENV)/.installed-dev
-	TF_ENABLE_ONEDNN_OPTS=0 XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(TEST) -m processor $(ARGS)
+	TF_ENABLE_ONEDNN_OPTS=0 XLA_FLAGS=--xla_cpu_max_isa=AVX2 $(TEST) -n 2 -m processor $(ARGS)
 
 test-all: test test-processor test-hostile test-versions
-	$(TEST) -m slow $(ARGS)
+	$(TEST) -n 2 -m slow $(ARGS)
 
 test-hostile: $(VENV)/.installed-dev
-	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -q -m hypothesis -k "not figures"
+	TRAINER_FUZZ_EXAMPLES=100 $(TEST) -n 3 -q -m hypothesis -k "not figures"
 
 test-versions: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py
