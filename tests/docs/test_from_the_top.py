@@ -74,7 +74,7 @@ def local_commands() -> list[Command]:
     """
     found = [command for command in documented() if not re.search(r"^examples/|\.ipynb$", command.place)]
     found = [command for command in found if command.subject in LOCAL and "--on=vertex" not in command.words]
-    elsewhere = ("gs://", "--on_gpus")
+    elsewhere = ("gs://", "--on_gpus", "--rows_file")  # of rows that the page does not have
     found = [one for one in found if one.arguments and not any(word in str(one) for word in elsewhere)]
     return sorted(found, key=lambda command: FIRST.index(command.subject) if command.subject in FIRST else len(FIRST))
 
