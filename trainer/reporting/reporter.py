@@ -207,8 +207,9 @@ class Reporter:
         """Logs a line for people of these values, with the speed and the time left where there is room."""
         speed = f"{entry['images_per_second']:,.0f} {progress.unit}/s" if entry and entry["images_per_second"] else ""
         left = f"{duration(progress.seconds_left)} left" if progress.seconds_left else ""
+        waits = input_wait(entry) if entry else ""  # which is worth more room than the speed
         if self._bar:
-            log.info(fitting_line(head, values, speed, left))
+            log.info(fitting_line(head, values, speed, "  ".join(filter(None, [waits, left]))))
             self._shown = progress.step, time.monotonic()
 
     def _measure(self, kind: str, progress: Progress, values: Scalars, details: StatsEntry | None = None) -> None:
@@ -304,6 +305,12 @@ def fitting_line(head: str, values: Scalars, speed: str, left: str) -> str:
     return "  ".join([head, *(parts[place] for place in sorted(parts))]).rstrip()
 
 
+def input_wait(entry: StatsEntry) -> str:
+    """Describes the share of a step in which the devices wait for rows; empty if it is small."""
+    waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
+    return f"waits for input {100 * waited:.0f} %" if waited >= MUCH else ""
+
+
 def status_line(entry: StatsEntry, progress: Progress) -> str:
     """Returns step, losses and metrics, speed, memory and time left on one line."""
     parts = [f"step {progress.step:,}/{progress.total_steps:,}", f"epoch {progress.epoch:.1f}"]
@@ -312,9 +319,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
     if rate := entry.get("tflop_per_second"):
         parts.append(f"{rate:.3g} TFLOP/s")
-    waited = (entry.get("input_wait_seconds") or 0.0) / (entry["step_seconds"] or 1.0)
-    if waited >= MUCH:
-        parts.append(f"waits for input {100 * waited:.0f} %")
+    if waits := input_wait(entry):
+        parts.append(waits)
     parts.append(f"{entry['memory_gib']:.2f} GiB")
     for gpu in entry["gpus"]:
         memory, used = gpu["memory_gib"], gpu["utilization_percent"]

@@ -128,7 +128,7 @@ def test_the_share_that_is_lost_for_input_is_within_five_points_of_the_truth(tmp
             break
     assert 0.2 < truth < 0.7
     assert share == pytest.approx(truth, abs=0.05)
-    assert re.search(r"20/20 .* waits for input \d\d %", caplog.text)
+    assert re.search(r"20/20 .*waits for input \d\d %", caplog.text)
 
 
 def test_the_profile_of_the_steps_is_in_the_logs_of_a_run_and_made_once(tmp_path: Path, caplog: Log) -> None:
