@@ -54,7 +54,7 @@ print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchroniz
     ("--replicas=2",), ("--replicas=2", "--precision=mixed_bfloat16"),
 ])  # fmt: skip
 def test_a_process_without_this_package_loads_it(tmp_path: Path, small_config: Make, flags: tuple[str, ...]) -> None:
-    config = small_config(*flags)
+    config = small_config("--model=wgan_gp", *flags)
     model, _ = run_steps(config, 4)
     folder = tmp_path / "model"
     export(model, folder, tf.TensorSpec((None, 16, 16, 1)))
