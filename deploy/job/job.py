@@ -106,6 +106,14 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
     tier, image = work.tier, work.choose_image(order)
     check_region(tier, gcp)
+    table = load_machines()
+    elsewhere = tier.price.inferred and gcp.region != table.region
+    if elsewhere and order.asked.max_cost is not None:
+        raise UserError(
+            f"max_cost={order.asked.max_cost:g}: the prices of {gcp.region} are not known, those of {table.region} "
+            f"may be lower: `python -m deploy prices --region={gcp.region}` asks Google and writes a file for "
+            "--prices=; or leave out --max_cost and give --timeout"
+        )
     if order.asked.kms_key:
         check_format("EncryptionSpec.kmsKeyName", order.asked.kms_key, "kms_key")
         check_same_region("kms_key", order.asked.kms_key, gcp.region)
@@ -118,7 +126,6 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
     packages, written, warned = work.write(spec, gcp, order, image)
-    table = load_machines()
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
         task = pool["containerSpec"]  # without a command it is taken to run the trainer
@@ -127,13 +134,7 @@ def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
         task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
     about = (*filter(None, [image.about]), *written)
-    if tier.price.inferred and gcp.region != table.region:
-        if order.asked.max_cost is not None:
-            raise UserError(
-                f"max_cost={order.asked.max_cost:g}: the prices of {gcp.region} are not known, those of {table.region} "
-                f"may be lower: `python -m deploy prices --region={gcp.region}` asks Google and writes a file for "
-                "--prices=; or leave out --max_cost and give --timeout"
-            )
+    if elsewhere:
         warned = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",

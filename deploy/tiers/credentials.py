@@ -82,7 +82,7 @@ def _by_detect_secrets(path: Path) -> Iterator[tuple[int, str]]:
         raise UserError(
             "package: detect-secrets, which looks for credentials in it, is not installed: pip install '.[deploy]'"
         ) from None
-    text = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
     with default_settings():
         for secret in scan_file(str(path)):
             number, value = secret.line_number, secret.secret_value or ""

@@ -86,12 +86,10 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
         verdict = proof.verdict()
         on_gpus = run.setup.replicas.devices[0].startswith("GPU")
         judge(verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1)
-        job.job_dir.add_to_run_info(replica_check=dataclasses.asdict(verdict))
         job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
         job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
-        job.job_dir.add_to_run_info(replica_checks=job.result.replica_checks)
-        if verdict.problems:
-            job.job_dir.add_to_run_info(equal_bits=0)
+        about = {"replica_check": dataclasses.asdict(verdict), "replica_checks": job.result.replica_checks}
+        job.job_dir.add_to_run_info(**about, **({"equal_bits": 0} if verdict.problems else {}))
     with closing(run.state.reporter):
         run.state.reporter.begin(repeats_step=run.state.pending)
         control = _train_and_export(run)

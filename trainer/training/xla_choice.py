@@ -65,7 +65,7 @@ def choose(
         return XlaChoice(False, "jit_compile=false")
     choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     cut = is_cut(config, replicas)
-    reason = barrier(config, len(replicas.devices) * replicas.cluster.workers) or why_plain
+    reason = barrier(config, replicas.count) or why_plain
     if cut and ModelInterface.of(model).own_step:
         reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
     if reason:

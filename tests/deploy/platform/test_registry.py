@@ -36,6 +36,9 @@ def a_run(folder: Path, weights: bytes = b"weights") -> Path:
     return folder
 
 
+ROWS = ("gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1")  # to predict, and where to
+
+
 def registered(session: Session, folder: Path, *more: str) -> int:
     return register.main([str(folder), "--name=digits", f"--image={IMAGE}", *PLACE, *more], session)
 
@@ -122,7 +125,7 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     cloud.run = ends("SUCCEEDED")
-    where = ["digits@champion", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1"]
+    where = ["digits@champion", *ROWS]
     assert (
         predict.main([*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--backend=sdk"], session) == 0
     )
@@ -140,7 +143,7 @@ def test_the_same_prediction_follows_the_job_that_it_lost(
 ) -> None:
     assert registered(session, a_run(tmp_path / "a")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    where = ["digits", *ROWS, "--tier=cpu"]
     flying.asleep = flying.interrupt
     assert predict.main([*where, "--backend=sdk"], session) == 75
     flying.asleep = lambda: cloud.end(next(iter(cloud.jobs.values())), "SUCCEEDED")
@@ -162,7 +165,7 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     assert (versions(cloud), cloud.objects) == ([], {})
     assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=l4x1"]
+    where = ["digits", *ROWS, "--tier=l4x1"]
     capsys.readouterr()
     assert predict.main([*where, "--dry_run", *SDK], session) == 0
     assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with ")
@@ -175,7 +178,7 @@ def test_a_prediction_is_listed_watched_and_cancelled(
 ) -> None:
     assert registered(session, a_run(tmp_path / "a")) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    where = ["digits", *ROWS, "--tier=cpu"]
     assert predict.main([*where, "--detach", *SDK], session) == 0
     (job,) = cloud.jobs.values()
     assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
@@ -212,7 +215,7 @@ def test_the_job_answers_the_rows_by_the_real_command(
         google.end(job, "FAILED" if done.returncode else "SUCCEEDED", done.stderr)
 
     cloud.run = predicts
-    words = ["digits", "gs://my-bucket/rows.jsonl", "gs://my-bucket/out", "--region=us-central1", "--tier=cpu"]
+    words = ["digits", *ROWS, "--tier=cpu"]
     assert predict.main([*words, "--max_cost=1", "--backend=sdk"], session) == 0
     answers = cloud.objects["my-bucket/out/predictions-00000.jsonl"].splitlines()
     assert [json.loads(line)["row"] for line in answers] == [0, 2]
