@@ -87,9 +87,8 @@ class SubmittedJob(VertexJob):
         """
         with api_errors(self.gcp):
             if not self._find_interrupted():
+                self.jobs = [*map(check_resources, self.jobs)]  # first: the question counts their transfers
                 self.question.agree()
-                for job in self.jobs:
-                    check_resources(job)
                 packages = {package.uri(job.gcp.bucket): package for job in self.jobs for package in job.packages}
                 upload_packages(list(packages.values()), self.gcp.bucket)
                 self._create()

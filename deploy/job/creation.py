@@ -1,6 +1,7 @@
 """Creates a job exactly once, however often the service fails, or the user interrupts it."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,7 +12,7 @@ from deploy.platform import buckets
 from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
-from deploy.tiers.gcp_config import check_continent
+from deploy.tiers.gcp_config import PRICE_PAGE, transfer_usd_per_gib
 from deploy.tiers.output import say, tell
 from deploy.tiers.packages import Package
 from deploy.tiers.tier import LABEL
@@ -147,14 +148,30 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
         clock.sleep(LOOK_S)
 
 
-def check_resources(job: Job) -> None:
-    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
+def check_resources(job: Job) -> Job:
+    """Returns the job with what it costs to read its inputs from another region, and says so.
+
+    Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
+    """
     inputs = {name: address for name, address in job.work.inputs.items() if address.startswith("gs://")}
+    region, transfer_usd = job.gcp.region, 0.0
     for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        check_continent(bucket, job.gcp.region, buckets.location(bucket))
+        location = buckets.location(bucket)
+        price = transfer_usd_per_gib(bucket, region, location)
+        if price:
+            read = [address for address in inputs.values() if f"{address}/".startswith(f"{bucket}/")]
+            gib = sum(map(buckets.size, read)) / 2**30
+            usd = price * gib * job.tier.workers
+            amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
+            known = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
+            say(
+                f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB ({PRICE_PAGE}){known}"
+            )
+            transfer_usd += usd if usd > 0 else 0.0
     for name, address in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+    return dataclasses.replace(job, transfer_usd=transfer_usd)
 
 
 def upload_packages(packages: Sequence[Package], bucket: str) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -15,8 +16,11 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.api.submit import describe
+from deploy.job.creation import check_resources
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
+from deploy.planning import kept_plans
+from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.clients import Session, to_yaml
 from deploy.tiers import images
@@ -26,6 +30,7 @@ from deploy.tiers.packages import Package
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture
+from tests.deploy.emulator import Emulator
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides, resolve
@@ -75,6 +80,27 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest
     before = golden.read_text() if golden.exists() else ""
     assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+def test_reading_data_from_another_region_is_priced_and_the_plan_counts_it(
+    cloud: Emulator, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.objects["my-bucket/photos/a.jpg"] = bytes(2**20)
+    made = job("l4x1-2workers")
+    assert check_resources(made) == made
+    cloud.bucket_location = "US-EAST1"
+    read = check_resources(made)
+    assert read.transfer_usd == pytest.approx(2 * 0.02 / 1024)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "gs://my-bucket is in US-EAST1, the job runs in us-central1: slower, and 0.02 USD a GiB (https:"
+    )
+    assert line.endswith("): 0.00 GiB of data, 0.00 USD if each worker reads them once")
+    monkeypatch.setattr(kept_plans, "estimate", lambda job: Mock(usd=Mock(low=1.0, high=2.0)))
+    assert kept_plans.planned_usd([read]) == [(1 + read.transfer_usd, 2 + read.transfer_usd)]
+    monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
+    assert check_resources(made).transfer_usd == 0
+    assert capsys.readouterr().out.endswith("#network-buckets)\n")
 
 
 def test_submit_completes_the_files_of_job_configs_for_the_api(session: Session) -> None:
