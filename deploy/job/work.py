@@ -27,6 +27,7 @@ from deploy.tiers.options import factor, option, seconds, switch, usd
 from deploy.tiers.output import say
 from deploy.tiers.packages import TRAINER, Package, built
 from deploy.tiers.sources import MOST_MB
+from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
@@ -213,7 +214,18 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Raises UserError unless every accelerator that is paid for is used and the batch divides over them."""
+    """Raises UserError unless a chief and like workers use every accelerator, and the batch divides over them."""
+    pools = tier.spec["workerPoolSpecs"]
+    if len(pools) > 2:
+        raise UserError(
+            f"{tier.name}: workerPoolSpecs[2]: a chief and its workers train, without parameter servers or evaluators: "
+            "remove the pool, or run a script of yours"
+        )
+    if len(set(map(machine_of, pools))) > 1:
+        raise UserError(
+            f"{tier.name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
+            "share of a batch: give both the same machineSpec, or run a script of yours"
+        )
     if tier.accelerators and config.replicas > tier.accelerators:
         raise UserError(
             f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
