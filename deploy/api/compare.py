@@ -54,7 +54,10 @@ class Comparison:
         return f"<comparison of {len(self.tiers)} tiers in {self.folder}: {' '.join(self.verdict[:1])}>"
 
     def _repr_html_(self) -> str:
-        lines = [[str(tier["tier"]), *map(_figures, _numbers(tier))] for tier in self.tiers]
+        lines = [
+            [str(tier["tier"]), *("" if value is None else figures(value) for value in _numbers(tier))]
+            for tier in self.tiers
+        ]
         return html_table(("tier", *_SHOWN), lines, self.verdict)
 
     def plot(self) -> Any:
@@ -76,10 +79,6 @@ def _numbers(tier: Mapping[str, Any]) -> list[float | None]:
     """Returns the values of a tier, of repeats their median."""
     values = [tier.get(name) for name in _SHOWN]
     return [number(value.get("median")) if isinstance(value, Mapping) else number(value) for value in values]
-
-
-def _figures(value: float | None) -> str:
-    return "" if value is None else figures(value)
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:

@@ -45,6 +45,8 @@ class SubmitOptions(JobOptions):
 
     tiers: Sequence[str] = option("TIER", "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
                                   "the next is tried where there are no machines", (), tuple, count="*")  # fmt: skip
+    region: str = option("NAME,NAME", "as us-central1 (default: gcloud's ai/region); of several the next is "
+                         "tried where there are no machines")  # fmt: skip
     machine_type: str = option("NAME", "a machine instead of a TIER, as g2-standard-4")
     accelerator: str = option("NAME[:COUNT]", "its accelerators, as NVIDIA_L4:1")
     name: str = option("TEXT", "display name (default: recipe, tier and time)")

@@ -52,8 +52,7 @@ class JobOptions(SpecChanges):
     """
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region); submit: several, as "
-                         "us-central1,us-east4, are tried in this order where there are no machines")  # fmt: skip
+    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region)")
     bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
     package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
     max_package_mb: int = option("MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, whole(1, 100_000))
@@ -299,9 +298,6 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
             f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
         )
-    accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
-        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
 
 
 CREATE = "create"

@@ -27,7 +27,7 @@ from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
 from deploy.tiers.packages import Package
-from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
+from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture
 from tests.deploy.emulator import Emulator
@@ -101,6 +101,25 @@ def test_reading_data_from_another_region_is_priced_and_the_plan_counts_it(
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
     assert check_resources(made).transfer_usd == 0
     assert capsys.readouterr().out.endswith("#network-buckets)\n")
+
+
+H200, GB200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8"), ("a4x-highgpu-4g", "NVIDIA_GB200:4")
+
+
+@pytest.mark.parametrize(("machine", "changes", "data", "warned"), [
+    (H200, {}, "gs://b/x", ["a reservation or SPOT is recommended"]),
+    (H200, {"spot": True}, "/gcs/b/x", ["/gcs may be missing there (https:"]),
+    (H200, {"reservation": "projects/p/zones/z/reservations/r"}, "gs://b/x", []),
+    (GB200, {"spot": True}, "gs://b/x", ["its host is Arm, where x86 images do not run"]),
+    (("n1-standard-8", "NVIDIA_TESLA_T4:1"), {}, "gs://b/x", ["no bfloat16, use --precision=mixed_float16"]),
+])  # fmt: skip
+def test_what_is_known_of_a_machine_is_said_where_it_matters(
+    machine: tuple[str, str], changes: dict[str, Any], data: str, warned: list[str]
+) -> None:
+    asked = JobOptions(image="x/y", **changes)
+    flags = ["--recipe=wgan_gp_photos", f"--data={data}", "--precision=mixed_bfloat16", "--checkpoint_every_minutes=9"]
+    made = job(machine_tier(*machine, "", asked), *flags, image="x/y", **changes)
+    assert [line.partition(": ")[2][: len(text)] for line, text in zip(made.warnings, warned, strict=True)] == warned
 
 
 def test_submit_completes_the_files_of_job_configs_for_the_api(session: Session) -> None:
