@@ -19,11 +19,9 @@ from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
-NO_IMAGES = "the run generated no images"
 MIXED = "its repeats differ"
+_NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
-NO_BILL = "no job of Vertex AI is recorded"
-UNTOLD = (NO_IMAGES, NO_BILL)  # what notes do not say of a table
 LOWER, HIGHER = "lower", "higher"
 
 
@@ -170,24 +168,20 @@ def _no_efficiency(row: TierSummary) -> str:
     return _no_speed(row) if row.speed_up is None else row.no_cost if row.simulated else kinds
 
 
-def _no_price(row: TierSummary) -> str:
-    return f"the price is not known: use --price_per_hour={row.tier}=USD"
-
-
 def _no_cost(row: TierSummary) -> str:
     unbilled = "what Vertex AI billed is not recorded" if row.unbilled else ""
     return row.no_cost or unbilled or "its price or its total time is missing"
 
 
 def _no_rate(row: TierSummary) -> str:
-    return row.no_cost or (_no_price(row) if row.price_per_hour is None else _not_timed(row))
+    return row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row))
 
 
 def _no_quality(row: TierSummary) -> str:
     if any(run.quality for run in row.group.runs):
         return "its features, images or formulas are others than those it would be compared with"
     images = any(run.sample for run in row.group.runs)
-    return "the run did not compute it: use --fid_every_steps" if images else NO_IMAGES
+    return "the run did not compute it: use --fid_every_steps" if images else "the run generated no images"
 
 
 MEASURES = (
@@ -222,9 +216,10 @@ MEASURES = (
     Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
             _NO_RESULT, LOWER),
     Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT, HIGHER),
-    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
+    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures,
+            "no job of Vertex AI is recorded", LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
-    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),
+    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _NO_PRICE, LOWER, planned=True),
     Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),
     Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
     Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
