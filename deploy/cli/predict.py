@@ -74,8 +74,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
-    work = Prediction(tier, version.image, args.same_bytes, job_dir=out, about=f"answers the rows of {rows} with {version}",
-                      inputs={"rows": rows, "model": version.artifact})  # fmt: skip
+    about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
+    work = Prediction(tier, version.image, args.same_bytes, job_dir=out, about=about, inputs=inputs)
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
