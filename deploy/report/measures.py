@@ -238,6 +238,16 @@ MEASURES = (
 )  # fmt: skip
 
 
+FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")  # of a tier, at a glance
+
+
+def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those of FIGURES that a tier of table.json has, of repeats the median."""
+    values = {key: tier.get(key) for key in FIGURES}
+    single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
+
+
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
     """Returns the tier with the best value of a measure, which all of them have; the first of equal ones."""
     better = next(measure.better for measure in MEASURES if measure.key == key)
