@@ -37,7 +37,7 @@ class Step:
         """Returns the seconds of a step on so many GPUs of one machine, and of its all-reduces."""
         work = self.alone if devices == 1 else self.of_two
         computed = device_seconds(work, self.rows / devices, rates, "tf32", formula) + host_seconds(work, 1, formula)
-        summed = all_reduce_seconds(work, devices, 1, rates) if devices > 1 else 0.0
+        summed = all_reduce_seconds(work, devices, 1, rates.link_gb_per_s) if devices > 1 else 0.0
         return computed + summed, summed
 
 

@@ -21,7 +21,7 @@ from deploy.job.work import CHECK_S, JobOptions, Order, Training
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
 from deploy.platform.api import ApiError, JobStatus
 from deploy.platform.clients import SESSION, Session
-from deploy.platform.errors import api_errors, exit_code, stocked_out
+from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.registry import checked_name, read_registration, register_run, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import check_asked_image, installs, remembered
@@ -29,7 +29,7 @@ from deploy.tiers.options import Value, option, switch
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.records import GPU_CHECK
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
@@ -172,6 +172,20 @@ class SubmittedJob(VertexJob):
                 registration = read_registration(self.output, name, image, self.gcp, self.name)
                 register_run(registration, "", self.backend, self.session.clock)
         return status
+
+    def finish(self, print_line: PrintLine = show) -> None:
+        """Sends the job and follows it to a good end.
+
+        Raises KeyboardInterrupt if it goes on, UserError or PlatformFault, with the job's exit code, if it failed.
+        """
+        say(*self.about)
+        status = self.send().follow(print_line)
+        if status is None:
+            raise KeyboardInterrupt(f"{self.name} goes on: the same command follows it")
+        if code := exit_code(status):
+            error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
+            error.exit_code = code
+            raise error
 
     def _turn(self) -> None:
         say(f"{self.jobs[0].name}: {self.record.attempts[-1].error}", "tries the next")
