@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from deploy.api.arguments import called, check_arguments
-from deploy.api.jobs import RunResult, load_model
 from deploy.api.submit import SubmitOptions, prepare
+from deploy.job.vertex_job import RunResult, load_model
 from deploy.platform.api import WatchLine, console_page
 from deploy.platform.clients import SESSION, Session
 from deploy.report.collection import fetched
