@@ -11,14 +11,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.planning.forecast import forecast
-from deploy.planning.step_time import (
-    CONSTANTS,
-    Interval,
-    all_reduce_seconds,
-    arithmetic,
-    device_seconds,
-    step_seconds,
-)
+from deploy.planning.step_time import CONSTANTS, Interval, all_reduce_seconds, device_seconds, step_seconds
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import BuiltImage, remember
@@ -28,6 +21,7 @@ from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -187,7 +181,7 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
 )  # fmt: skip
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
     config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
-    assert (arithmetic(config, L4.rates), arithmetic(config, T4.rates)) == (on_l4, on_t4)
+    assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (on_l4, on_t4)
 
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
