@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -14,7 +15,6 @@ from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import PRICE_PAGE, transfer_usd_per_gib
 from deploy.tiers.output import say, tell
-from deploy.tiers.packages import Package
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 
@@ -148,37 +148,38 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
         clock.sleep(LOOK_S)
 
 
-def check_resources(job: Job) -> Job:
-    """Returns the job with what it costs to read its inputs from another region, and says so.
+def check_resources(jobs: Sequence[Job]) -> float:
+    """Says what data in another region cost, and returns the USD for which the workers of one job read them once.
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
     """
-    inputs = {name: address for name, address in job.work.inputs.items() if address.startswith("gs://")}
-    region, transfer_usd = job.gcp.region, 0.0
-    for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
+    inputs = {address: name for job in jobs for name, address in job.work.inputs.items() if address.startswith("gs://")}
+    places = {
+        ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
+        for job in jobs for address in (job.output, *job.work.inputs.values()) if address.startswith("gs://")
+    }  # fmt: skip
+    usd_by_region = defaultdict[str, float](float)
+    for (bucket, region), workers in sorted(places.items()):
         location = buckets.location(bucket)
-        price = transfer_usd_per_gib(bucket, region, location)
-        if price:
-            read = [address for address in inputs.values() if f"{address}/".startswith(f"{bucket}/")]
-            gib = sum(map(buckets.size, read)) / 2**30
-            usd = price * gib * job.tier.workers
+        if price := transfer_usd_per_gib(bucket, region, location):
+            gib = sum(buckets.size(address) for address in inputs if f"{address}/".startswith(f"{bucket}/")) / 2**30
+            usd = price * gib * workers
             amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
-            known = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
-            say(
-                f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB ({PRICE_PAGE}){known}"
-            )
-            transfer_usd += usd if usd > 0 else 0.0
-    for name, address in inputs.items():
+            size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
+            say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB ({PRICE_PAGE}){size}")
+            usd_by_region[region] += usd if usd > 0 else 0.0
+    for address, name in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
-    return dataclasses.replace(job, transfer_usd=transfer_usd)
+    return max(usd_by_region.values(), default=0.0)
 
 
-def upload_packages(packages: Sequence[Package], bucket: str) -> None:
-    """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
-    for package in packages:
-        buckets.upload(package.build(), package.uri(bucket))
-        say(f"package {package.uri(bucket)}")
+def upload_packages(jobs: Sequence[Job]) -> None:
+    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses."""
+    packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
+    for uri, package in packages.items():
+        buckets.upload(package.build(), uri)
+        say(f"package {uri}")
 
 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:

@@ -62,7 +62,6 @@ class Job:
     packages: tuple[Package, ...]
     about: tuple[str, ...]
     warnings: tuple[str, ...]
-    transfer_usd: float = 0.0  # of reading its inputs from another region, once that is known
 
     @property
     def tier(self) -> Tier:

@@ -97,11 +97,8 @@ def estimate(job: Job) -> Offer | None:
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
-    """Returns the least and the most USD of each job by its plan, as `cost_question` takes them, with transfers."""
-    return [
-        (offer.usd.low + job.transfer_usd, offer.usd.high + job.transfer_usd) if (offer := estimate(job)) else None
-        for job in jobs
-    ]
+    """Returns the least and the most USD of each job by its plan, as `cost_question` takes them."""
+    return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
 
 
 def with_limits(work: Work, order: Order) -> Order:

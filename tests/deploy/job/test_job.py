@@ -8,7 +8,6 @@ import re
 import subprocess
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -16,10 +15,10 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.api.submit import describe
+from deploy.job.cost import cost_question
 from deploy.job.creation import check_resources
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
-from deploy.planning import kept_plans
 from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.clients import Session, to_yaml
@@ -82,25 +81,24 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
 
 
-def test_reading_data_from_another_region_is_priced_and_the_plan_counts_it(
+def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
     cloud: Emulator, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud.objects["my-bucket/photos/a.jpg"] = bytes(2**20)
     made = job("l4x1-2workers")
-    assert check_resources(made) == made
+    assert check_resources([made]) == 0
     cloud.bucket_location = "US-EAST1"
-    read = check_resources(made)
-    assert read.transfer_usd == pytest.approx(2 * 0.02 / 1024)
+    assert check_resources([made]) == pytest.approx(2 * 0.02 / 1024)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
-        "gs://my-bucket is in US-EAST1, the job runs in us-central1: slower, and 0.02 USD a GiB (https:"
+        "gs://my-bucket is in US-EAST1, the job runs in us-central1: slower, and 0.02 USD a GiB (https"
     )
     assert line.endswith("): 0.00 GiB of data, 0.00 USD if each worker reads them once")
-    monkeypatch.setattr(kept_plans, "estimate", lambda job: Mock(usd=Mock(low=1.0, high=2.0)))
-    assert kept_plans.planned_usd([read]) == [(1 + read.transfer_usd, 2 + read.transfer_usd)]
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
-    assert check_resources(made).transfer_usd == 0
+    assert check_resources([made]) == 0
     assert capsys.readouterr().out.endswith("#network-buckets)\n")
+    question = cost_question([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), transfer_usd=7.0)
+    assert "by plan 8.00 to 9.00 USD" in question.text
 
 
 H200, GB200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8"), ("a4x-highgpu-4g", "NVIDIA_GB200:4")
