@@ -135,10 +135,10 @@ def _of_machine(machine: Spec, where: str) -> Iterator[str]:
     host = table.machines.get(kind)
     if host is None:
         alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
+        hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
         yield (
-            f"{where}.machineType={kind}: no such machine"
-            f"{f'; did you mean {alike}?' if alike else nearest(kind, table.machines)} `python -m deploy machines --all` "
-            "lists those with prices"
+            f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
+            "prices"
         )
     if accelerator and accelerator not in table.accelerators:
         yield (
