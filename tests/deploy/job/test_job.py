@@ -344,7 +344,6 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
 
 
-@pytest.mark.usefixtures("dist")
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
     assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0
