@@ -116,6 +116,7 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
+_LOOPS = (1, 0, 0, 0)  # how often each loop is counted: that of the steps, and a model's own within it
 _TIMED_CALLS, _TIMED_S, _CALL_S = 5, 2.0, 0.1
 Result = TypeVar("Result")
 
@@ -150,6 +151,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
         work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        own_loops=not all(op.times for op in _counted(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],
@@ -246,4 +248,4 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
 
 
 def _counted(step: MeasuredStep) -> list[Operation]:
-    return [op for op in operations(step.graph, rows=step.rows) if op.type not in NO_KERNEL]
+    return [op for op in operations(step.graph, _LOOPS, step.rows) if op.type not in NO_KERNEL]
