@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,7 +15,7 @@ from deploy.job.creation import cancel_and_wait, cancel_duplicate, originals
 from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import buckets
-from deploy.platform.api import JobStatus, retried
+from deploy.platform.api import JobStatus, WatchLine, retried
 from deploy.platform.clients import BACKENDS, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.rest import Platform
@@ -128,6 +129,21 @@ class VertexJob:
         if status:
             self._record(status)
         return status
+
+    def logs(self, tail: int = 0, worker: str = "", since_s: float = 0.0) -> list[WatchLine]:
+        """Returns the log so far, in chronological order, without following the job.
+
+        `tail`: the newest lines alone; `worker`: 0 for the chief, 1 for the next, or as Vertex AI calls it, such as
+        workerpool1-0; `since_s`: the seconds before now from which on.
+        """
+        if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
+            raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
+        place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
+        clock = self.session.clock
+        with api_errors(self.gcp):
+            since = clock.now() - since_s if since_s else 0.0
+            lines = retried(partial(self.backend.logs, self.name, since, place, tail), clock)
+        return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:
         """Cancels the job and the duplicates that a lost response made, and waits until it is over."""

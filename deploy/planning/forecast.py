@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
-from deploy.planning.step_time import Interval, arithmetic, cpu_step_seconds, is_compiled, step_seconds
+from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.strategy_costs import Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image, install_seconds
@@ -12,6 +12,7 @@ from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 # Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in
@@ -77,7 +78,7 @@ def forecast(
             problems.append("no time: loops, as of an LSTM, are other kernels on GPUs: --measure tells")
         elif gpu.rates is None:
             problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
-        elif not arithmetic(config, gpu.rates):
+        elif not arithmetic(config, gpu.rates.tflops):
             problems.append(f"no rate for precision={config.precision}: give a run on it with --from=")
         elif step := step_seconds(plan, config, gpu, tier.devices, tier.workers):
             seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH

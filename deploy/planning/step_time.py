@@ -17,6 +17,7 @@ from pathlib import Path
 
 from deploy.tiers.machine_table import Accelerator, Machine, Rates
 from trainer.base.run_files.plan_file import StepPlan, Work
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
@@ -85,17 +86,6 @@ SUMMING_DOUBT = Interval(0.5, 1.0, 2.0)
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
 
 
-def arithmetic(config: TrainConfig, rates: Rates) -> str:
-    """Returns how a GPU multiplies: "16_bit", "tf32" or "float32"; "" if its rate is not known, as of float64."""
-    if config.precision == "float64":
-        return ""
-    if config.precision == "mixed_bfloat16" and "tf32" not in rates.tflops:  # cards before A100 have no bfloat16
-        return "float32"
-    if config.precision.startswith("mixed"):
-        return "16_bit" if "16_bit" in rates.tflops else "float32"
-    return "tf32" if config.tf32 and "tf32" in rates.tflops else "float32"
-
-
 def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Formula) -> float:
     """Returns the time that one replica's part of a step takes on the device, without all-reduces.
 
@@ -143,7 +133,7 @@ def step_seconds(
     work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.passes(devices), gpu.rates
     if work is None or rates is None:
         return None
-    kind, rows = arithmetic(config, rates), config.global_batch_size / devices / passes
+    kind, rows = arithmetic(config, rates.tflops), config.global_batch_size / devices / passes
     formulas = [CONSTANTS.plain]
     if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
         formulas.append(CONSTANTS.compiled)

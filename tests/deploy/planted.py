@@ -59,13 +59,14 @@ def plant(
     steps_per_report: int = 10,
     epochs: bool = False,
     waited: float = 0.0,
+    tflop: float = 0.0,
     quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
-    for input. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
+    for input. `tflop`: of a step. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -77,7 +78,8 @@ def plant(
         lines.append({
             "kind": "epoch" if epochs else "report", "step": number * steps, "epoch": number * steps / per_epoch,
             "seconds": now, "images_per_second": batch / each, "step_seconds": each,
-            "input_wait_seconds": waited * each, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
+            "input_wait_seconds": waited * each, "tflop_per_second": tflop / each,
+            "mfu": tflop / each / 494, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
             "memory_gib": 1.0, "gpus": [],
         })  # fmt: skip
     total = steps * len(seconds)

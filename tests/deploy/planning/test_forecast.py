@@ -15,7 +15,6 @@ from deploy.planning.step_time import (
     CONSTANTS,
     Interval,
     all_reduce_seconds,
-    arithmetic,
     cpu_step_seconds,
     device_seconds,
     step_seconds,
@@ -29,6 +28,7 @@ from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -199,7 +199,7 @@ def test_cpus_take_what_this_one_took_by_their_number() -> None:
 )  # fmt: skip
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
     config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
-    assert (arithmetic(config, L4.rates), arithmetic(config, T4.rates)) == (on_l4, on_t4)
+    assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (on_l4, on_t4)
 
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
