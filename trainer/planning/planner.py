@@ -10,7 +10,6 @@ addition are two; bytes; all-reduces. What TensorFlow prunes, or computes once f
 import dataclasses
 import math
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -177,14 +176,14 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Measure
 
 
 def _seconds(step: MeasuredStep) -> float:
-    """Returns the seconds of a step outside of a trace: the median of calls, of several steps where these are short."""
+    """Returns the seconds of a step outside of a trace: the least of calls, of several steps where these are short."""
     times, count = list[float](), 1
     while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
         began = time.perf_counter()
         step(count)
         times.append((time.perf_counter() - began) / count)
         count = max(1, round(_CALL_S / times[-1]))
-    return statistics.median(times)
+    return min(times)
 
 
 def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
