@@ -20,6 +20,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.plan_file import (
+    FEW_CHANNELS,
     CpuSteps,
     LinearInRows,
     Memory,
@@ -238,7 +239,8 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)
         else:
-            counts[many.type, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
+            kind = many.type + FEW_CHANNELS * many.few_channels
+            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
     work = [
         StepWork(kind, times // large.replicas, flops, moved)
         for (kind, flops, moved), times in counts.items() if times >= large.replicas

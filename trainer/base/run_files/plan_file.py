@@ -18,7 +18,7 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 7  # of plan.json
+PLAN_FORMAT = 8  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -43,6 +43,9 @@ class CpuSteps(NamedTuple):
 
     seconds: LinearInRows
     cores: int
+
+
+FEW_CHANNELS = " of few channels"  # ends the type of gradients of batch norm that a GPU is slow in
 
 
 class StepWork(NamedTuple):
