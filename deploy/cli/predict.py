@@ -81,5 +81,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    question = cost_question([(job.tier, 1)], [None], asked)
+    question = cost_question([(job.tier, 1)], [None], asked, alternatives=True)
     return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")
