@@ -82,5 +82,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    question = partial(cost_question, [(job.tier, 1)], [None], asked)
+    question = partial(cost_question, [(job.tier, 1)], [None], asked, alternatives=True)
     return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")

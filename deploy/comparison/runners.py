@@ -151,7 +151,7 @@ class VertexRunner:
 
     def _question(self, jobs: Sequence[tuple[Job, int]]) -> CostQuestion:
         counts = [(job.tier, count) for job, count in jobs]
-        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, each=True)
+        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""

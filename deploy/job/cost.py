@@ -54,13 +54,13 @@ class CostQuestion(NamedTuple):
 
 def cost_question(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
-    *, alternatives: bool = False, each: bool = False, transfer_usd: float = 0.0,
+    *, alternatives: bool, transfer_usd: float = 0.0,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about so many jobs on each tier.
 
-    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created; max_cost is
-    allowed for all, where nothing is asked, or for `each`, where nothing is asked if their sum is not much either;
-    `transfer_usd`: what each pays beside its plan for data of another region.
+    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created, and
+    nothing is asked with max_cost; else it is of each, and nothing is asked if their sum is not much; `transfer_usd`:
+    what each pays beside its plan for data of another region.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
@@ -76,10 +76,10 @@ def cost_question(
     subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
-    if each:
+    if not alternatives:
         refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \
                   f"{LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
-    allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
+    allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= LIMIT_UNASKED)
     much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"

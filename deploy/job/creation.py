@@ -63,11 +63,6 @@ def cancel_duplicate(job: JobStatus, original: str, backend: Platform, clock: Cl
     tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
-def newest_original(jobs: Sequence[JobStatus], backend: Platform, clock: Clock) -> JobStatus | None:
-    """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
-    return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
-
-
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated
 LISTINGS, LOOK_S = 10, 3.0  # a request is repeated only after so many lists without its job; seconds between them
@@ -131,8 +126,8 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
     while True:
         failure: ApiError | None = None
         try:
-            if job := newest_original(backend.jobs(label), backend, clock):
-                return job.name
+            if by_name := cancel_duplicates(backend.jobs(label), backend, clock):
+                return [*by_name.values()][-1].name
             listings -= 1
         except ApiError as error:
             failure = error

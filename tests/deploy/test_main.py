@@ -115,7 +115,6 @@ def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: 
     assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 
-@pytest.mark.usefixtures("dist")
 def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     """An empty value overrides the recipe, which has flip here."""
     flags = ["--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]

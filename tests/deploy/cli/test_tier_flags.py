@@ -22,7 +22,6 @@ from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
-pytestmark = pytest.mark.usefixtures("dist")
 
 KEY = "projects/p/locations/us-central1/keyRings/r/cryptoKeys/k"
 NETWORK, ACCOUNT = "projects/1/global/networks/n", "trainer@p.iam.gserviceaccount.com"

@@ -97,7 +97,7 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
     assert check_resources([made]) == 0
     assert capsys.readouterr().out.endswith("#network-buckets)\n")
-    question = cost_question([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), transfer_usd=7.0)
+    question = cost_question([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
     assert "by plan 8.00 to 9.00 USD" in question.text
 
 
@@ -387,7 +387,6 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
 
 
-@pytest.mark.usefixtures("dist")
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
     assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0

@@ -15,7 +15,6 @@ from deploy.tiers.packages import built
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("dist")
 FILES = {"train.py": "print('trains')\n", "helper.py": "", "data/table.csv": "1,2\n", "requirements.txt": "numpy\n"}
 
 
