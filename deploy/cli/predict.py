@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.arguments import command_line
-from deploy.api.submit import SubmittedJob, check_wait, describe, new_submission
+from deploy.api.submit import check_wait, describe, new_submission
 from deploy.cli.arguments import add_json_flag, parser
 from deploy.cli.submit import run
+from deploy.job.cost import cost_question
 from deploy.job.job import job_of
 from deploy.job.ledger import Submission
+from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import JobOptions, Order, Work, Written
 from deploy.platform.api import retried
 from deploy.platform.clients import SESSION, Session
@@ -79,4 +81,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    return run(SubmittedJob(order, [job], record, session, describe([job])), args, "predict")
+    question = cost_question([(job.tier, 1)], [None], asked)
+    return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")

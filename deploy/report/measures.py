@@ -11,16 +11,18 @@ from deploy.report.collection import Collection
 from deploy.report.run_reader import RunRecord
 from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary, common, largest, median, spread
-from deploy.tiers.machine_table import accelerator_of
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.records import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.settings.cards import accelerator_of
 from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
 MIXED = "its repeats differ"
 _NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
+_NO_WORK = "the work of its steps, or the rate of its devices, is not known"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
 LOWER, HIGHER = "lower", "higher"
 
@@ -82,7 +84,7 @@ def _kind(row: TierSummary) -> str:
     runs = row.group.runs
     gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
     if gpu:
-        return accelerator_of(gpu)
+        return accelerator_of(gpu, load_machines().accelerators)
     if row.facts is None or row.local:
         return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
     return row.facts.kind
@@ -209,6 +211,8 @@ MEASURES = (
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
     Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
     Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
+    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK, HIGHER),
+    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK, HIGHER),
     Measure("input_wait", "waits for input", _input_wait, median, percent,
             lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),

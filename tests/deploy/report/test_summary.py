@@ -265,7 +265,7 @@ def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
 
 def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     plant(tmp_path / "a|b", noisy(0.1))
-    plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"))
+    plant(tmp_path / "c", noisy(0.05), devices=("GPU:0", "GPU:1"), tflop=1.0)
     collection = collect([str(tmp_path)])
     rows = summarize(collection, usd_by_tier={"c": 2.0})
     remarks = [*notes(rows, collection)]
@@ -282,6 +282,9 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     full = [column.title for column in titled if all(getattr(row, column.key) is not None for row in rows)]
     assert [title for title in full if title not in to_terminal(rows)] == ["tier"]  # the head of the names
     assert "Final accuracy is accuracy." in remarks
+    assert rows[0].mfu is None
+    assert rows[1].mfu == pytest.approx(1 / rows[1].step_seconds.median / 494)
+    assert re.search(r"MFU +4\.\d %", to_terminal(rows))
     assert "FID" not in markdown[0]
     assert "FID" not in "".join(remarks)
     sample(tmp_path / "c")
