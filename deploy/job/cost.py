@@ -57,19 +57,21 @@ NOTHING_ASKED = CostQuestion("", "")
 
 def cost_question(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
-    *, alternatives: bool,
+    *, alternatives: bool, transfer_usd: float = 0.0,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about so many jobs on each tier.
 
     `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created, and
-    nothing is asked with max_cost; else it is of each, and nothing is asked if their sum is not much.
+    nothing is asked with max_cost; else it is of each, and nothing is asked if their sum is not much; `transfer_usd`:
+    what each pays beside its plan for data of another region.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
     counts, max_cost = [count for _, count in jobs], asked.max_cost
     unpriced = [tier for tier, _ in jobs if tier.bound_usd is None]
     limit = most(count * (tier.bound_usd or 0.0) for tier, count in jobs)
-    planned = [(count * plan[0], count * plan[1]) for count, plan in zip(counts, plans, strict=True) if plan]
+    planned = [(count * (plan[0] + transfer_usd), count * (plan[1] + transfer_usd))
+               for count, plan in zip(counts, plans, strict=True) if plan]  # fmt: skip
     high, basis = None, "there is no plan"
     if len(planned) == len(jobs):
         low, high = least(low for low, _ in planned), most(high for _, high in planned)
