@@ -277,7 +277,10 @@ def planned(
     """
     if asked.measure and asked.max_cost is None:
         raise UserError(f"measure={asked.measure}: a job is paid for: say what it may cost at most, as --max_cost=1")
-    if not asked.measure and (asked.max_cost is not None or asked.bucket or dry_run):
+    if asked.measure:  # mistakes come before steps are measured here
+        load_tier(asked.measure)
+        checked_address("bucket", asked.bucket)
+    elif asked.max_cost is not None or asked.bucket or dry_run:
         raise UserError("--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them")
     if asked.regions and "REGION" not in asked.prices:
         raise UserError(

@@ -27,7 +27,7 @@ FIELDS = {
     "machines": "date region machines machine accelerator count price",
     "plan": (
         "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
-        "install_seconds steps basis compiled offers problems strategy usd_per_hour hours usd"
+        "install_seconds steps basis measured compiled offers problems strategy usd_per_hour hours usd"
     ),
     "dry_run": "requests about tier project region output display_name labels spec usd_per_hour most_usd",
     "submitted": (
