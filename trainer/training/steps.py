@@ -54,7 +54,8 @@ class StepRunner:
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
     Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
     steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it. `cut`: a step on several replicas is two programs, of gradients and of updates.
+    multiple of it. `cut`: a step on several replicas is two programs, of gradients and of updates; of a train_step of
+    the model's own XLA compiles what that says.
     """
 
     def __init__(
@@ -214,9 +215,9 @@ class StepRunner:
         """
         run = self.replicas.strategy.run
         rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
-        if self.cut:
+        if self.cut and not self._interface.own_step:
             return run(tf.autograph.experimental.do_not_convert(self._cut_step), args=(batch, step))
-        if not self.compiled:
+        if self.cut or not self.compiled:  # a train_step of its own has a program for what needs no sum
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
         data = run(rows, args=(batch, step))
         # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
@@ -288,7 +289,7 @@ class StepRunner:
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
         return self.context(
-            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program,
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program, cut=self.cut,
             micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
         )  # fmt: skip
 

@@ -72,20 +72,23 @@ LOOPED = {
     "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:]),
     "embedding": ("--data=digits", *FAMILIES["embedding"]),
     "clipped": ("--data=digits", "--image_size=8", "--global_batch_size=8", f"--model={__name__}:clipped"),
+    **{name: ("--data=digits", *FAMILIES[name]) for name in ("wgan_gp", "r3gan")},
     "masks": ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", *TABLE[1:]),
 }  # fmt: skip
 
 
-def looped(at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0) -> tuple[list[Any], list[Any]]:
+def looped(
+    at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0, then: Sequence[str] = ()
+) -> tuple[list[Any], list[Any]]:
     """Returns all variables after these calls, and the scalars of the steps that are no Keras metric.
 
-    `killed_at`: a step at which another process goes on, from the variables alone.
+    `killed_at`: a step at which another process goes on, from the variables alone, perhaps with other flags.
     """
     setup, done, values = setup_of(*flags), 0, list[Any]()
     runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(0, at_once)
     for count in calls:
         if done == killed_at > 0:
-            before, setup = snapshot(variables_of(setup.model)), setup_of(*flags)
+            before, setup = snapshot(variables_of(setup.model)), setup_of(*flags, *then)
             put_back(variables_of(setup.model), before, setup.replicas)
             runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(done, at_once)
         logs, done = runner(rows, done, count), done + count
@@ -94,7 +97,7 @@ def looped(at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0) 
 
 
 @pytest.mark.parametrize(
-    "name", [*list(LOOPED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LOOPED)[1:])]
+    "name", [*list(LOOPED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LOOPED)[1:6])]
 )
 def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -> None:
     """However the steps fall into programs and calls, and where a run is killed and resumed."""
@@ -139,13 +142,16 @@ def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 @pytest.mark.parametrize(("name", "replicas"), [
     ("table", 2),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("mlp", 4), ("embedding", 2), ("clipped", 2))),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("mlp", 4), ("embedding", 2), ("clipped", 2), ("wgan_gp", 2), ("wgan_gp", 4), ("r3gan", 2),
+    )),
 ])  # fmt: skip
-def test_on_several_replicas_a_step_is_two_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
-    """Killed and resumed there, too."""
+def test_on_several_replicas_a_step_is_cut_into_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
+    """Killed there, and resumed on another number of replicas. Of a GAN the critic's gradients are a program."""
     flags = (*LOOPED[name], "--precision=float64")
     alone, _ = looped(1, (8,), *flags)
-    together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3)
+    then = [f"--replicas={6 - replicas}"]
+    together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3, then=then)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-12)
 
@@ -336,6 +342,10 @@ def test_several_replicas_are_compiled_with_sums_between_two_programs(
     monkeypatch.setattr(keras.Sequential, "train_step", lambda model, data: {})
     own = chosen(devices=devices, **of_replicas)
     assert (own.compiled, "its own train_step" in own.why) == (False, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Sequential, "compiles_gradients", True, raising=False)
+        gan = chosen(devices=devices, **of_replicas)
+        assert (gan.compiled, "the gradients of its critic alone" in gan.why) == (not on_cpus, not on_cpus)
     assert chosen(told(), devices, **of_replicas).compiled is (devices == ("GPU:0", "GPU:1"))
 
 
