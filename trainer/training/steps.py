@@ -54,8 +54,8 @@ class StepRunner:
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
     Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
     steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it. `cut`: a step on several replicas is two programs, of gradients and of updates; of a train_step of
-    the model's own XLA compiles what that says.
+    multiple of it, or the numbers by which `gather` gets them on the device. `cut`: a step on several replicas is two
+    programs, of gradients and of updates; of a train_step of the model's own, XLA compiles what that says.
     """
 
     def __init__(
@@ -70,9 +70,10 @@ class StepRunner:
         compiled: bool = False,
         at_once: int = 1,
         cut: bool = False,
+        gather: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled, self.at_once, self.cut = soften, compiled, at_once, cut
+        self.soften, self.compiled, self.at_once, self.cut, self.gather = soften, compiled, at_once, cut, gather
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
@@ -188,6 +189,8 @@ class StepRunner:
             steps = [first + number for number in range(self.at_once)]
 
         def prepared(rows: Any) -> Any:
+            if self.gather:
+                rows = self.gather(*rows)
             by_step = [tf.unstack(part, num=self.at_once) for part in tf.nest.flatten(rows)]
             batches = (tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True))
             data = [self._replica_rows(*of_step) for of_step in zip(batches, steps, strict=True)]

@@ -59,6 +59,16 @@ def test_a_job_bounds_what_convolutions_try_on_a_small_card(tier: str, most: flo
     assert with_them.high - without.high == pytest.approx(most * GIB)
 
 
+@pytest.mark.parametrize(("gflop", "data_gib", "held_gib"), [(0.0, 5.0, 5.0), (0.0, 7.0, 0.0), (1.0, 5.0, 0.0)])
+def test_data_lie_on_the_card_if_a_quarter_of_it_holds_them_and_programs_run_many_steps(
+    gflop: float, data_gib: float, held_gib: float, tmp_path: Path
+) -> None:
+    plan = plan_with(tmp_path, gflop=gflop)
+    with_data = dataclasses.replace(plan, data_bytes=int(data_gib * GIB))
+    without, fit = (fit_on(each, CONFIG, load_tier("l4x1"), TABLE).needed.middle for each in (plan, with_data))
+    assert fit - without == pytest.approx(held_gib * GIB)
+
+
 def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path: Path) -> None:
     plan, large = plan_with(tmp_path, row_gib=1.0), dataclasses.replace(CONFIG, global_batch_size=64)
     one, four = (fit_on(plan, large, load_tier(name), TABLE) for name in ("l4x1", "l4x4"))

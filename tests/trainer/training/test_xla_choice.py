@@ -28,6 +28,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.compat import parse_profile
 from trainer.reporting.progress import StepLogs
+from trainer.run import training_setup
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
 from trainer.training.checkpoint import put_back, snapshot, variables_of
@@ -65,11 +66,12 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
+HELD_BACK = ["--evaluation_fraction=0.25"]
 TABLE = ("--data=tests.own_data:arrays", "--global_batch_size=16", "--learning_rate=0.01")
 LOOPED = {
     "table": ("--model=tests.own_data:regression", *TABLE),
     "mlp": ("--data=digits", *FAMILIES["mlp"]),
-    "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:]),
+    "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:], *HELD_BACK),
     "embedding": ("--data=digits", *FAMILIES["embedding"]),
     "clipped": ("--data=digits", "--image_size=8", "--global_batch_size=8", f"--model={__name__}:clipped"),
     **{name: ("--data=digits", *FAMILIES[name]) for name in ("wgan_gp", "r3gan")},
@@ -99,13 +101,18 @@ def looped(
 @pytest.mark.parametrize(
     "name", [*list(LOOPED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LOOPED)[1:6])]
 )
-def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -> None:
-    """However the steps fall into programs and calls, and where a run is killed and resumed."""
+def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str, monkeypatch: Patch, caplog: Log) -> None:
+    """However the steps fall into programs and calls, and where a run is killed and resumed.
+
+    Where a program gets numbers of rows, as on a GPU that can hold all data, too: its memory is planted.
+    """
     expected, losses = looped(1, (60,), *LOOPED[name])
     for at_once, calls, killed_at in ((50, (60,), 0), (7, (1, 2, 4, 24, 29), 31)):
+        monkeypatch.setattr(training_setup, "free_memory", lambda device, many=at_once == 7: 2**40 * many)
         variables, values = looped(at_once, calls, *LOOPED[name], killed_at=killed_at)
         assert all(map(np.array_equal, expected, variables)), (at_once, calls)
         assert not values or values == losses
+        assert ("CPU:0 holds all" in caplog.text) is (at_once == 7)
 
 
 @pytest.mark.parametrize(("name", "draws", "flops"), [("mlp", 2, 144_896), ("table", 0, 2_816)])
