@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -31,6 +31,7 @@ from trainer.reporting.error_lines import one_line
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.training.xla_choice import MOST_AT_ONCE
 
+_FEW = 10  # steps of a call, where it need not be more: long networks take a second for them
 _OWN = "benchmarks.networks"
 _SMALL = ["--width=4", "--global_batch_size=8"]
 # Of each network: flags of trainer.task on a GPU, and those that make it small for a rehearsal.
@@ -91,11 +92,11 @@ def main() -> None:
             }
             peers = stack.enter_context(started(possible(makers), options.seconds))
         with turn(alone=True):
-            rates = {name: MOST_AT_ONCE * steps_per_second(many, options.seconds) for name, many in ways.items()}
+            rates = {name: way.steps * steps_per_second(way.times, options.seconds) for name, way in ways.items()}
             keep(steps_per_second=rates)
             rates |= {name: statistics.median(peer() / rows for _ in range(3)) for name, peer in peers.items()}
             keep(steps_per_second=rates)
-            traced = {name: kernels_of(many) for name, many in ways.items()}
+            traced = {name: kernels_of(way) for name, way in ways.items()}
             keep(kernels={name: of[0] for name, of in traced.items() if of})
             # Of the time without a trace, in which XLA makes a graph of its kernels, and of that of the trace.
             keep(busy={name: [rates[name] * of[1], of[2]] for name, of in traced.items() if of})
@@ -111,57 +112,65 @@ def settings_of(case: str, *, small: bool) -> Iterator[tuple[TrainConfig, list[s
         yield pair
 
 
-def _begun(config: TrainConfig) -> dict[str, Run]:
-    """Returns the ways whose first steps run, each as a function of 50 steps and more; keeps why others failed.
+class Way(NamedTuple):
+    """Runs multiples of so many steps."""
+
+    steps: int
+    run: Run
+
+    def times(self, times: int) -> float:
+        """Runs the steps so many times; returns the seconds that they took."""
+        return self.run(times * self.steps)
+
+
+def _begun(config: TrainConfig) -> dict[str, Way]:
+    """Returns the ways whose first steps run; keeps why others failed.
 
     Ours are the first, so that their peaks of memory are their own.
     """
     (device,) = make_replicas(config).devices
 
-    def ours(option: str, peak: str) -> Run:
+    def ours(option: str, peak: str) -> Way:
         with suppress(ValueError):  # a CPU's allocator keeps no statistics
             tf.config.experimental.reset_memory_stats(device)
-        run = trainer_loop.make_candidate(config, option)[0]
-        run(MOST_AT_ONCE)
+        loop = trainer_loop.make_candidate(config, option)[0]
+        way = Way(max(_FEW, getattr(loop, "at_once", 1)), loop)
+        way.times(1)
         keep(**{peak: max(peak_device_memory_gib([device]), default=None)})
-        return run
+        return way
 
-    makers: Sequence[Callable[[], Run]] = (
+    makers: Sequence[Callable[[], Way]] = (
         lambda: ours("auto", "peak_gib"),
         lambda: ours("plain", "plain_gib"),
-        lambda: keras_fit.make_candidate(config, "1")[0],
-        lambda: keras_fit.make_candidate(config, f"{MOST_AT_ONCE}x")[0],
+        lambda: Way(_FEW, keras_fit.make_candidate(config, "1")[0]),
+        lambda: Way(MOST_AT_ONCE, keras_fit.make_candidate(config, f"{MOST_AT_ONCE}x")[0]),
     )
-    ways, failed = dict[str, Run](), dict[str, str]()
+    ways, failed = dict[str, Way](), dict[str, str]()
     for name, make in zip(WAYS, makers, strict=True):
         try:
-            run = make()
-            run(MOST_AT_ONCE)
-            ways[name] = _in_many(run)
+            way = make()
+            way.times(1)
+            ways[name] = way
         except Exception as error:  # the other ways are measured all the same
             failed[name] = one_line(error)[:200]
             keep(failed=failed)
     return ways
 
 
-def _in_many(run: Run) -> Run:
-    return lambda times: run(times * MOST_AT_ONCE)
-
-
-def kernels_of(many: Run) -> list[float]:
+def kernels_of(way: Way) -> list[float]:
     """Returns how many kernels and copies a step starts, for how many seconds they run, and for what share of a trace.
 
-    They are of TensorFlow's trace of 50 steps; [] without a GPU.
+    They are of TensorFlow's trace of one call; [] without a GPU.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=1, python_tracer_level=0, device_tracer_level=1
     )
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, options)
-        many(1)
+        way.times(1)
         tf.profiler.experimental.stop()
         spaces = [parse_profile(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
-    return summary(sorted(_events(spaces)))
+    return summary(sorted(_events(spaces)), way.steps)
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -174,7 +183,7 @@ def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, int]]:
                     yield began, began + event.duration_ps
 
 
-def summary(events: Sequence[tuple[int, int]]) -> list[float]:
+def summary(events: Sequence[tuple[int, int]], steps: int) -> list[float]:
     """Returns what `kernels_of` does, of events in the order of their beginnings; overlaps count once."""
     if not events:
         return []
@@ -182,7 +191,7 @@ def summary(events: Sequence[tuple[int, int]]) -> list[float]:
     for began, ended in events:
         busy += max(0, ended - max(began, until))
         until = max(until, ended)
-    return [len(events) / MOST_AT_ONCE, 1e-12 * busy / MOST_AT_ONCE, busy / (until - events[0][0])]
+    return [len(events) / steps, 1e-12 * busy / steps, busy / (until - events[0][0])]
 
 
 if __name__ == "__main__":
