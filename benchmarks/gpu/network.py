@@ -154,6 +154,8 @@ def _begun(config: TrainConfig) -> dict[str, Way]:
         except Exception as error:  # the other ways are measured all the same
             failed[name] = one_line(error)[:200]
             keep(failed=failed)
+    for way in ways.values():  # some are traced anew, and compiled, once another one has set the precision
+        way.times(1)
     return ways
 
 
