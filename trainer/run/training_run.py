@@ -254,7 +254,7 @@ class TrainingRun:
             goodput.enter(STEP if progress.first_call_ended else COMPILATION)
 
         def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
-            progress.flops = progress.flops or runner.flops()
+            progress.flops = progress.flops or runner.flops
             phase = goodput.phase
             goodput.enter(OTHER)
             if phase == STEP:

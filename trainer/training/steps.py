@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -103,6 +104,7 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 
+    @cached_property
     def flops(self) -> int:
         """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
         return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0

@@ -63,8 +63,10 @@ def choose(
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
     cut, interface = is_cut(config, replicas), ModelInterface.of(model)
+    parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
+    parts = f", with {parts}" if cut else ""
+    choice = XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
     reason = barrier(config, replicas.count) or why_plain
     if cut and interface.own_step and not interface.compiles_gradients:
         reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
@@ -73,9 +75,7 @@ def choose(
     if choice is None:
         reason = _reason_against(config, model, replicas, steps_left, size)
         on = "a GPU" if _on_gpus(replicas.devices) else "this processor, for which TensorFlow lacks oneDNN"
-        parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
-        why = f"on {on}, in a run of {steps_left:,} steps" + (f", with {parts}" if cut else "")
-        choice = XlaChoice(not reason, reason or why)
+        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice

@@ -136,7 +136,7 @@ def test_few_operations_are_started_for_each_step_of_a_program(
     ]  # fmt: skip
     started = [name for name in names if re.match(r"[\w/]+:[A-Z]\w+(#|$)", name)]
     assert 50 < len(started) <= 50 * (5 + 4 * draws)
-    assert runner.flops() == flops
+    assert runner.flops == flops
 
 
 def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
