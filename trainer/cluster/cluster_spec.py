@@ -1,6 +1,6 @@
 """Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
 
-Both happen before TensorFlow is imported.
+Both happen before TensorFlow is imported, and a Cluster that is returned has valid, distinct addresses.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """

@@ -82,7 +82,11 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
 
 def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
-    images = _to_channels(images, channels)
+    if images.shape[-1] < channels:
+        images = np.repeat(images, 3, axis=-1)
+    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
+        grey = images @ np.array([299, 587, 114], np.int64)
+        images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
     height, width = images.shape[1:3]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -134,15 +138,6 @@ def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
     return kinds == {True}
 
 
-def _to_channels(images: Array, channels: int) -> Array:
-    if images.shape[-1] == channels:
-        return images
-    if channels == 3:
-        return np.repeat(images, 3, axis=-1)
-    grey = images @ np.array([299, 587, 114], np.int64)  # ITU-R 601, the weights of Pillow
-    return ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
-
-
 _DIGITS = Path(__file__).with_name("digits.npz")
 _WHITE_OF_DIGITS = 16
 
@@ -175,7 +170,7 @@ def load_keras(config: TrainConfig) -> Dataset:
 
 _UINT8 = 0x08
 
-# How the names of images and labels begin, because both `-` and `.` before `idx` are common.
+# The first part of the file names: both `-` and `.` before `idx` are common.
 _IDX_IMAGES, _IDX_LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-labels")
 
 

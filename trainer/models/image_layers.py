@@ -110,19 +110,15 @@ def as_on_gpus() -> Iterator[None]:
 
 
 def prefers_many_rows() -> bool:
-    """Returns whether one operation over many rows is faster than several over few: on GPUs, which have to start each.
+    """Returns whether one operation over many rows is faster than several over few, as on GPUs, which launch each.
 
-    On a CPU, the features of few rows stay in its caches.
+    On a CPU, the activations of few rows stay in its caches.
     """
-    return _has_gpu()
+    return bool(_planned or tf.config.get_visible_devices("GPU"))
 
 
 def _as_keras() -> bool:
-    return _has_gpu() or compiled_by_xla()
-
-
-def _has_gpu() -> bool:
-    return bool(_planned or tf.config.get_visible_devices("GPU"))
+    return prefers_many_rows() or compiled_by_xla()
 
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.

@@ -4,7 +4,6 @@ A model's settings are the keyword-only parameters of its `build`. Imports no Te
 before it submits a job.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from trainer.base.errors import UserError
@@ -36,8 +35,22 @@ FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
 
 def check(config: Any) -> None:
     """Raises UserError if settings of a run do not fit its built-in model. config: with the settings of that model."""
-    if config.model in _RULES:
-        _RULES[config.model](config)
+    size = config.image_size
+    if config.model == "efficientnet":
+        _efficientnet(config)
+    elif config.model == "cnn" and size < 20:
+        raise UserError(f"image_size={size}: cnn needs at least 20 pixels")
+    elif config.model in ("dcgan", "wgan_gp", "r3gan"):
+        if size % 8 or not 16 <= size <= 256:
+            near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
+            raise UserError(
+                f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
+            )
+        if config.class_weights:
+            raise UserError(
+                f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it"
+            )
+        check_augmentations("diff_augment", config.diff_augment, DIFF_AUGMENTATIONS)
 
 
 def _efficientnet(config: Any) -> None:
@@ -53,27 +66,3 @@ def _efficientnet(config: Any) -> None:
     if config.weights == "none" and config.fine_tune_from:
         advice = f"without weights everything is trained: use {FROM_SCRATCH}"
         raise contradiction(config, "weights", "fine_tune_from", advice)
-
-
-def _cnn(config: Any) -> None:
-    if config.image_size < 20:
-        raise UserError(f"image_size={config.image_size}: cnn needs at least 20 pixels")
-
-
-def _gan(config: Any) -> None:
-    size = config.image_size
-    if size % 8 or not 16 <= size <= 256:
-        near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
-        raise UserError(
-            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
-        )
-    if config.class_weights:
-        raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
-    check_augmentations("diff_augment", config.diff_augment, DIFF_AUGMENTATIONS)
-
-
-_RULES: dict[str, Callable[[Any], None]] = {
-    "cnn": _cnn,
-    "efficientnet": _efficientnet,
-    **dict.fromkeys(("dcgan", "wgan_gp", "r3gan"), _gan),
-}

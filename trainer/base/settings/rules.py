@@ -1,6 +1,7 @@
-"""Names the values that a run measures, and checks the settings of a run against each other. No TensorFlow.
+"""Names the metrics of a run, and checks the settings of a run against each other. Imports no TensorFlow.
 
-What a built-in model needs stands beside it.
+A config that `check` accepts has no two settings that contradict each other; what a built-in model needs of its
+settings is checked by `trainer.models.model_settings`, which `check` calls.
 """
 
 import os
@@ -23,7 +24,7 @@ from trainer.base.tracker import read_addresses
 
 _EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a built-in classifier that has examples for evaluation
 
-# What steps of a built-in model report. Those of a user's own model are known only when it runs.
+# What the steps of a built-in model report. The metrics of a user's own model are known only when it runs.
 _CLASSIFIER = ("accuracy", "loss")
 STEP_METRICS = {
     "mlp": _CLASSIFIER,
@@ -42,21 +43,6 @@ _BETTER = {
 OF_IMAGES = tuple(_BETTER)
 FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
-
-
-def check_metric_names(config: TrainConfig) -> None:
-    """Raises UserError if a setting names a metric that a run of this built-in model never has."""
-    model, fid = config.model, config.fid_every_steps
-    if model not in STEP_METRICS:
-        return
-    evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
-    if evaluated and fid:
-        raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
-    of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
-    of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
-    check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
-    check_known("best_metric", config.best_metric, "this run measures", measured)
-    check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
 
 
 def check_known(setting: str, value: str, subject: str, known: Iterable[str]) -> None:
@@ -78,8 +64,8 @@ def check(config: TrainConfig) -> None:
             "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
             "classifier, or --data=digits to try the recipe without any"
         )
-    is_name = not any(sign in config.data for sign in "/.\\:") and not os.path.exists(config.data)
-    if is_name and config.data not in DATA_SOURCES:
+    is_path = any(sign in config.data for sign in "/.\\:") or os.path.exists(config.data)
+    if not is_path and config.data not in DATA_SOURCES:
         known = f"{nearest(config.data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}"
         raise UserError(
             f"data={config.data}: no such data{known}, an existing path, or your own package.module:function"
@@ -111,7 +97,16 @@ def check(config: TrainConfig) -> None:
                 "your own may have them in its loss or its data"
             )
     read_addresses(config.track)
-    check_metric_names(config)
+    model, fid = config.model, config.fid_every_steps
+    if model in STEP_METRICS:  # the metrics of a user's own model are checked when it runs
+        evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
+        if evaluated and fid:
+            raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
+        of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
+        of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
+        check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
+        check_known("best_metric", config.best_metric, "this run measures", measured)
+        check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
 
 
 def check_augmentations(setting: str, value: str, known: Collection[str]) -> None:
