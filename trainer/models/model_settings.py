@@ -34,7 +34,7 @@ FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
 
 
 def check(config: Any) -> None:
-    """Raises UserError if settings of a run do not fit its built-in model. config: with the settings of that model."""
+    """Raises UserError if the settings of a run do not fit its built-in model; config has that model's settings too."""
     size = config.image_size
     if config.model == "efficientnet":
         _efficientnet(config)
