@@ -137,7 +137,7 @@ def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
     """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
-    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.passes(devices), gpu.rates
+    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.micro_batches_on(devices), gpu.rates
     if work is None or rates is None:
         return None
     kind, rows = arithmetic(config, rates), config.global_batch_size / devices / passes

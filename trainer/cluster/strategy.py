@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import differing, unlike
@@ -151,7 +151,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     else:
         strategy = tf.distribute.get_strategy()
     summed = collectives if len(devices) * cluster.workers > 1 else None
-    parts, count = config.passes(len(devices) * cluster.workers), config.virtual_replicas
+    parts, count = config.micro_batches_on(len(devices) * cluster.workers), config.virtual_replicas
     return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, parts, count)
 
 
@@ -165,16 +165,18 @@ def collective_implementation(communication: str, devices: Sequence[str]) -> str
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
-    if cluster.several and config.strategy not in ("auto", "multi_worker"):
-        raise UserError(
+    refuse(
+        (
+            cluster.several and config.strategy not in ("auto", "multi_worker"),
             f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
-            "TF_CONFIG for one machine"
-        )
-    if config.strategy == "multi_worker" and not cluster.several:
-        raise UserError(
+            "TF_CONFIG for one machine",
+        ),
+        (
+            config.strategy == "multi_worker" and not cluster.several,
             "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
-            "does so), or drop --strategy"
-        )
+            "does so), or drop --strategy",
+        ),
+    )
     gpus = tf.config.get_visible_devices("GPU")
     visible = len(gpus) or simulated_devices()
     if visible < config.expect_devices:

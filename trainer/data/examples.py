@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import PlatformFault, UserError, shortened
+from trainer.base.errors import PlatformFault, UserError, refuse, shortened
 from trainer.data.order import RowNumbers, shuffled
 from trainer.invariance.compat import makes_batches
 
@@ -101,10 +101,11 @@ def rows_in(parts: Sequence[Nest]) -> int:
         for leaf in tf.nest.flatten(part)
     ]
     shapes = shortened(", ".join(shape for shape, _ in counts))
-    if not counts or min(count for _, count in counts) == 0:
-        raise UserError(f"no rows: {shapes or 'an empty nest'}")
-    if len({count for _, count in counts}) > 1:
-        raise UserError(f"the parts have different numbers of rows: {shapes}")
+    rows = {count for _, count in counts}
+    refuse(
+        (not rows or 0 in rows, f"no rows: {shapes or 'an empty nest'}"),
+        (len(rows) > 1, f"the parts have different numbers of rows: {shapes}"),
+    )
     return counts[0][1]
 
 
@@ -354,15 +355,18 @@ class Arrays(NestedArrays):
     """
 
     def __init__(self, images: Array, labels: Array | None = None) -> None:
-        if images.ndim != 4 or not len(images):
-            raise UserError(
+        shape = None if labels is None else labels.shape
+        refuse(
+            (
+                images.ndim != 4 or not len(images),
                 f"images of shape {images.shape}: must be (examples, height, width, channels), with at least one "
-                "example"
-            )
-        if labels is not None and labels.shape != (len(images),):
-            raise UserError(
-                f"labels of shape {labels.shape} for {len(images)} images: one integer per image is required"
-            )
+                "example",
+            ),
+            (
+                shape is not None and shape != images.shape[:1],
+                f"labels of shape {shape} for images of shape {images.shape}: one integer per image is required",
+            ),
+        )
         height, width, channels = images.shape[1:]
         self.images, self.labels, self.image_shape = images, labels, (height, width, channels)
         self._hold(*(part for part in (images, labels) if part is not None))
@@ -403,13 +407,14 @@ class InSequence(AnyExamples):
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
-        if self._length == 0:
-            raise UserError(f"{origin}: the tf.data.Dataset is empty")
-        if not (self.has_length or unknown_count):
-            raise UserError(
+        refuse(
+            (self._length == 0, f"{origin}: the tf.data.Dataset is empty"),
+            (
+                not (self.has_length or unknown_count),
                 f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
-                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
-            )
+                "--steps, or the data set's with tf.data.experimental.assert_cardinality",
+            ),
+        )
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]

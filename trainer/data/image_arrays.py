@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError, reason
+from trainer.base.errors import UserError, reason, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import Array, Arrays, Examples, Subset
@@ -106,13 +106,17 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
-    if images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3):
-        raise UserError(
+    refuse(
+        (
+            images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3),
             f"data={config.data}: images of shape {images.shape}: must be (examples, height, width) or "
-            "(examples, height, width, 1 or 3), with at least one example"
-        )
-    if images.dtype != np.uint8:
-        raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
+            "(examples, height, width, 1 or 3), with at least one example",
+        ),
+        (
+            images.dtype != np.uint8,
+            f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255",
+        ),
+    )
     fitted = _fit(images, config.image_size, config.channels)
     if labels is None:
         return Arrays(fitted)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
@@ -61,17 +61,20 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
                 f"data={config.data}: images are {examples.image_shape}, but the settings require {expected}: change "
                 "image_size or channels, or prepare the data again"
             )
-    if trains and dataset.train.count < config.global_batch_size:
-        raise UserError(
-            f"data={config.data}: {dataset.train.count} examples are fewer than global_batch_size="
-            f"{config.global_batch_size}: use at most {dataset.train.count}"
-        )
-    if config.evaluation_fraction and dataset.evaluation is None:
-        raise UserError(
+    count = dataset.train.count if trains else config.global_batch_size
+    refuse(
+        (
+            count < config.global_batch_size,
+            f"data={config.data}: {count} examples are fewer than global_batch_size={config.global_batch_size}: use at "
+            f"most {count}",
+        ),
+        (
+            config.evaluation_fraction and dataset.evaluation is None,
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
             "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
-            "or let the function return such a part"
-        )
+            "or let the function return such a part",
+        ),
+    )
     # Labels in memory become int32, and classes without names are called by their numbers.
     largest, parts = [], list[Any]((dataset.train, dataset.evaluation))
     for place, part in enumerate(parts):

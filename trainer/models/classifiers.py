@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.base.errors import UserError
+from trainer.base.errors import refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
@@ -26,13 +26,12 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
 
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
     """Returns the number of classes of the data. Raises UserError, for this setting and kind, if there are no two."""
-    if not dataset.train.labelled:
-        raise UserError(f"{setting}: {config.data} has no labels: {kind} needs them, e.g. class folders")
-    classes = len(dataset.class_names)
-    if not classes:
-        raise UserError(f"{setting}: {config.data} has labels but no class_names: set them in its Dataset")
-    if classes < 2:
-        raise UserError(f"{setting}: {config.data} has only one class ({dataset.class_names[0]}): two are required")
+    classes, data = len(dataset.class_names), f"{setting}: {config.data}"
+    refuse(
+        (not dataset.train.labelled, f"{data} has no labels: {kind} needs them, e.g. class folders"),
+        (not classes, f"{data} has labels but no class_names: set them in its Dataset"),
+        (classes < 2, f"{data} has only one class ({''.join(dataset.class_names)}): two are required"),
+    )
     return classes
 
 

@@ -126,7 +126,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         )
     # The rows of a micro-batch: a model may be built for just that number, as a stateful one is.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    count = config.rows_per_replica(replicas) // config.passes(replicas)
+    count = config.rows_per_replica(replicas) // config.micro_batches_on(replicas)
     rows = dataset.as_fit(tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec))
     try:
         build_compiled(model, rows)
@@ -217,7 +217,7 @@ def _traced(
     """Traces one step without running it; returns each optimizer's variables, and whether it calls current_step."""
     trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    rows, passes = config.rows_per_replica(replicas), config.passes(replicas)
+    rows, passes = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     wants_replicas = False

@@ -9,7 +9,7 @@ import math
 import re
 from functools import partial
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import setting
 
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
@@ -232,21 +232,23 @@ class TrainConfig:
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
-            if count < 2 or count & (count - 1):
-                lower = 1 << max(count.bit_length() - 1, 1)
-                raise UserError(
-                    f"virtual_replicas={count} is no power of 2, by which sums are added in pairs: take {lower}"
-                )
-            if count % replicas:
-                raise UserError(
-                    f"virtual_replicas={count} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them"
-                )
-            if self.micro_batches > 1:
-                raise UserError(
-                    f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each "
-                    f"virtual replica is a micro-batch: drop --micro_batches, or use --virtual_replicas={2 * count}"
-                )
-            factors = {f"virtual_replicas={count}": count}
+            flag, lower = f"virtual_replicas={count}", 1 << max(count.bit_length() - 1, 1)
+            refuse(
+                (
+                    count < 2 or count & (count - 1),
+                    f"{flag} is no power of 2, by which sums are added in pairs: take {lower}",
+                ),
+                (
+                    count % replicas,
+                    f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them",
+                ),
+                (
+                    self.micro_batches > 1,
+                    f"{flag} and micro_batches={self.micro_batches} contradict each other: each virtual replica is a "
+                    f"micro-batch: drop --micro_batches, or use --virtual_replicas={2 * count}",
+                ),
+            )
+            factors = {flag: count}
         else:
             factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}
         if self.mixup and self.micro_batches % 2:
@@ -259,7 +261,7 @@ class TrainConfig:
             raise UserError(f"global_batch_size={batch} does not divide over {over}: take {near}")
         return batch // replicas
 
-    def passes(self, replicas: int) -> int:
+    def micro_batches_on(self, replicas: int) -> int:
         """Returns the number of micro-batches of a replica's rows on this many replicas."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from trainer.base.errors import UserError, reason
+from trainer.base.errors import UserError, reason, refuse
 from trainer.base.log import log
 from trainer.base.tracker import Address, Opened, Point, TrackedRun
 
@@ -29,10 +29,12 @@ class MlflowRuns:
     def __init__(self, address: Address) -> None:
         """Raises UserError if the package that the address needs is missing."""
         text, whole = f"track={address.text}", find_spec("sqlalchemy") and find_spec("alembic")
-        if find_spec("mlflow") is None:
-            raise UserError(f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'")
-        if address.server.startswith("sqlite") and not whole:
-            raise UserError(f"{text}: a database file needs the whole package: pip install mlflow")
+        missing = f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'"
+        is_file = address.server.startswith("sqlite")
+        refuse(
+            (find_spec("mlflow") is None, missing),
+            (is_file and not whole, f"{text}: a database file needs the whole package: pip install mlflow"),
+        )
         os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
         from mlflow import MlflowClient
 
