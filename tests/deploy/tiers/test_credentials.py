@@ -181,7 +181,7 @@ HARMLESS: dict[str, str | bytes] = {
     "labels.txt": "cat\ndog\nsecret_agent\n",
     "words.json": json.dumps({"password": 1, "secret": 2, "token": 3}),
     "hyper.yaml": "learning_rate: 1e-3\nkey: value\nseed: 42\n",
-    "pass.py": "def micro_batches_on(pwd: str) -> bool:\n    return bool(pwd)\n",
+    "pass.py": "def passes(pwd: str) -> bool:\n    return bool(pwd)\n",
     "secret_names.yaml": "secretName: wandb-key\nsecret: projects/p/secrets/x\n",
     "public_key.pem.txt": "-----BEGIN RSA PUBLIC KEY-----\nMII\n",
 }
