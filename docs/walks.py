@@ -1,7 +1,7 @@
 """Prints the files that a value crosses, by tracing the real command: `python -m docs.walks`.
 
 A file is crossed if one of its functions gets the value, alone or in an argument (a field, an item, a part of a text),
-and hands it on: it returns it, or still runs when the walk ends. CONTRIBUTING.md shows what this prints.
+and hands it on: it returns it, or still runs when the walk ends.
 """
 
 import contextlib
