@@ -127,10 +127,15 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
     """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
-    if labels.dtype.kind not in "iu":
-        raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
-    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(f"{origin}: labels from {labels.min()} to {labels.max()}: must be from 0 to {classes - 1:,}")
+    numbers = labels.size and labels.dtype.kind in "iu"
+    least, largest = (labels.min(), labels.max()) if numbers else (0, 0)
+    refuse(
+        (labels.dtype.kind not in "iu", f"{origin}: labels of type {labels.dtype}: must be integers"),
+        (
+            not 0 <= least <= largest < classes,
+            f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}",
+        ),
+    )
     return labels.astype(np.int32, copy=False)
 
 

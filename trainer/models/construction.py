@@ -19,6 +19,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import described
+from trainer.data.image_arrays import checked_labels
 from trainer.invariance.compat import (
     all_layers,
     build_compiled,
@@ -110,15 +111,10 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             "model.compile(optimizer, loss=…) before you return it"
         )
     if "sparse" in _loss_name(model) and has_class_outputs(model):
-        for examples in (dataset.train, dataset.evaluation):
-            if examples is not None and (labels := examples.targets) is not None:
-                # Keras would train on NaN, or fail late.
-                least, largest, classes = int(labels.min()), int(labels.max()), model.output_shape[-1]
-                if not 0 <= least <= largest < classes:
-                    raise UserError(
-                        f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: "
-                        f"use labels from 0 to {classes - 1}"
-                    )
+        classes = model.output_shape[-1]
+        for examples in filter(None, (dataset.train, dataset.evaluation)):
+            if examples.targets is not None:  # of other labels Keras would make NaN, or fail late
+                checked_labels(examples.targets, f"data={dataset.name}: the model has {classes} outputs", classes)
     if model.loss is not None and dataset.train.labelled and dataset.evaluation and not dataset.evaluation.labelled:
         raise UserError(  # Keras would fail late
             f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
@@ -134,7 +130,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         if re.search("incompatible (with the layer|shape)", str(error)):
             size = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
-                f"model={config.model}: it cannot be called with {count} rows of x of {config.data}, "
+                f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
                 f"{described(dataset.spec[0])} an example: {message_of(error)}{size}"
             ) from error
         part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"

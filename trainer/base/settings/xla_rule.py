@@ -16,15 +16,17 @@ _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 
 
 def barrier(config: TrainConfig, replicas: int) -> str:
     """Returns why XLA must not compile a step on this many replicas; "" if it may."""
-    if config.remat:
-        return f"XLA may keep the activations that remat={config.remat} recomputes"
-    if config.virtual_replicas:
-        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
-    if config.micro_batches > 1:
-        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
-    if config.shard_optimizer and replicas > 1:
-        return "XLA has no variables that live within a step, which shard_optimizer needs"
-    return ""
+    parts, shards = config.micro_batches, config.virtual_replicas
+    barriers = (
+        (config.remat, f"XLA may keep the activations that remat={config.remat} recomputes"),
+        (shards, f"XLA would add the gradients of virtual_replicas={shards} in another order"),
+        (parts > 1, f"XLA would keep all of micro_batches={parts} in memory at once"),
+        (
+            config.shard_optimizer and replicas > 1,
+            "XLA has no variables that live within a step, which shard_optimizer needs",
+        ),
+    )
+    return next((line for is_barrier, line in barriers if is_barrier), "")
 
 
 def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> str:
