@@ -95,8 +95,8 @@ def read_addresses(text: str) -> list[Address]:
         elif not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
             addresses.append(Address(part, function, "", label))
         else:
-            known = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
-            raise UserError(f"track={part}: {known}: write {_FORMS}; several with commas")
+            problem = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
+            raise UserError(f"track={part}: {problem}: write {_FORMS}; several with commas")
     return addresses
 
 

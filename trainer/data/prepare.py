@@ -54,7 +54,7 @@ class Source:
 
 def source_of(config: TrainConfig, per_piece: int) -> Source:
     """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece each."""
-    known = files_of(config)  # before they are read: they may change meanwhile
+    content = files_of(config)  # before they are read: they may change meanwhile
     kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
@@ -72,9 +72,9 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
             for split in SPLITS[: 1 + bool(dataset.evaluation)]:
                 examples = dataset.images(split)
                 splits.append([partial(_slice, examples, at, per_piece) for at in range(0, examples.count, per_piece)])
-            class_names, known = dataset.class_names, known or content_of(dataset, rows=True)
+            class_names, content = dataset.class_names, content or content_of(dataset, rows=True)
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_piece)
-    fingerprint = hashlib.sha256(json.dumps([*settings, known], sort_keys=True).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps([*settings, content], sort_keys=True).encode()).hexdigest()
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
 
 

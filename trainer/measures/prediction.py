@@ -40,9 +40,9 @@ def predict(
         more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
         return tf.ensure_shape(tf.concat([leaf, more], axis=0), (batch_size, *leaf.shape[1:]))
 
-    def one_round(taken: list[Any]) -> list[Any]:
+    def one_round(used: list[Any]) -> list[Any]:
         outputs = []
-        for device, iterator in zip(replicas.devices, taken, strict=False):  # the last round may be of fewer
+        for device, iterator in zip(replicas.devices, used, strict=False):  # the last round may be of fewer
             with tf.device(device):
                 x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))

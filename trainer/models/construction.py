@@ -190,9 +190,9 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
     too. Sets `model.means_of_rows`.
     """
-    known = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
-    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in known}
-    outer = [optimizer for optimizer in known if id(optimizer) not in inner]
+    optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
+    outer = [optimizer for optimizer in optimizers if id(optimizer) not in inner]
     optimizers = [optimizer for optimizer in outer if not hasattr(optimizer.apply, "sums_first")]
     if not optimizers:
         return

@@ -30,7 +30,7 @@ from trainer.base.errors import (
     without_colours,
     without_frames,
 )
-from trainer.base.settings.own_settings import refuse_missing_module, taken_by
+from trainer.base.settings.own_settings import functions_taking, refuse_missing_module
 from trainer.base.settings.train_config import TrainConfig
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -181,7 +181,7 @@ def load_function(
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")
-    names = [field.name for field in fields(config) if setting in taken_by(field)] if config else []
+    names = [field.name for field in fields(config) if setting in functions_taking(field)] if config else []
     keywords = {name: getattr(config, name) for name in names}
     with suppress(TypeError, ValueError):  # a function in C may have no signature
         signature = inspect.signature(function)

@@ -326,7 +326,7 @@ class OwnSettings:
     @cached_property
     def settings(self) -> type[TrainConfig]:
         """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
-        taken: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
+        parameters: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
         for function, signature in self._read[0].items():
             for parameter in signature.parameters:
                 ours = parameter.name.removeprefix("no_")
@@ -335,15 +335,15 @@ class OwnSettings:
                         f"{self._shown(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
                         f"read config.{ours}, or rename the parameter"
                     )
-                first, functions = taken.get(parameter.name, (parameter, ()))
+                first, functions = parameters.get(parameter.name, (parameter, ()))
                 if functions and str(parameter) != str(first):
                     raise UserError(
                         f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {first.name}, as "
                         f"{first} and as {parameter}: give it one type and default, or two names"
                     )
-                taken[parameter.name] = (first, (*functions, function))
-        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in taken.values())
-        return _subclass(tuple(taken.values()), groups)
+                parameters[parameter.name] = (first, (*functions, function))
+        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in parameters.values())
+        return _subclass(tuple(parameters.values()), groups)
 
     def hint(self, name: str) -> str:
         """Returns why the unknown flag `name` is perhaps not a setting of the functions; "" without an explanation."""
@@ -397,12 +397,12 @@ def settings_of_models() -> dict[str, dict[str, Parameter]]:
 
 
 @lru_cache(maxsize=64)
-def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
+def _subclass(parameters: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
     """Returns the settings class with these fields: one class for equal fields, so that configs can be compared."""
-    if not taken:
+    if not parameters:
         return TrainConfig
     fields = []
-    for (parameter, functions), group in zip(taken, groups, strict=True):
+    for (parameter, functions), group in zip(parameters, groups, strict=True):
         metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
         field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
         fields.append((parameter.name, parameter.field.type, field))
@@ -420,7 +420,7 @@ def refuse_missing_modules(config: TrainConfig) -> None:
             refuse_missing_module(path.partition(":")[0], f"{function}={path}")
 
 
-def taken_by(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
+def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
     """Returns the names in FUNCTIONS whose functions take a field as their setting; () for the trainer's own."""
     return tuple(field.metadata.get(_FUNCTIONS, ()))
 
@@ -431,7 +431,9 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     A setting of functions that may themselves change, as callbacks, may change too.
     """
     may_change = {
-        field.name for field in dataclasses.fields(config) if {*(taken_by(field) or (field.name,))} <= MAY_CHANGE
+        field.name
+        for field in dataclasses.fields(config)
+        if {*(functions_taking(field) or (field.name,))} <= MAY_CHANGE
     }
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in may_change}
 
