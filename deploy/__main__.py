@@ -25,6 +25,7 @@ VERBS = {
     "submit": "check, package, upload and submit a job to Vertex AI, and follow it to its end; or show it",
     "image": "build your own image with Cloud Build",
     "watch": "print states and logs of a job until it ends",
+    "logs": "print the log of a job so far",
     "jobs": "list the jobs that this package submitted",
     "cancel": "cancel a job, and wait until it has ended",
     "prices": "ask Google for the prices of a region, with its Cloud Billing Catalog",
@@ -44,7 +45,7 @@ PROGRAMS = {
     "generate": ("generate", "write images of a GAN's run"),
     "serve": ("serve", "answer requests with the model of a run"),
 }
-_SYNONYMS = {"logs": "watch", "status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
+_SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,7 +24,6 @@ from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
 
 IMAGES = Path(__file__).parent / "images"
-SHOWN = ("Loss", "Speed-up")
 
 
 def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
@@ -36,14 +35,14 @@ def samples(job_dir: Path, out: Path, *, rows: float = 1.0) -> None:
 
 
 def comparison(folder: Path, out: Path) -> None:
-    """Draws two figures of a comparison's report, in the light colours of its page."""
+    """Draws the losses of a comparison's report, in the light colours of its page."""
     collection = collect([str(folder)])
-    drawn = [drawing for drawing in plots.drawings(collection, summarize(collection)) if drawing[0].startswith(SHOWN)]
+    [plot] = [plot for title, _, plot in plots.drawings(collection, summarize(collection)) if title == "Loss"]
     with matplotlib.rc_context({**plots.STYLE, "figure.facecolor": "white"}):
-        canvas = Figure(figsize=(9, 2.9), layout="constrained")
-        for axes, (title, _, plot) in zip(canvas.subplots(1, len(drawn)), drawn, strict=True):
-            plot(axes)
-            axes.set_title(title, loc="left", pad=24)
+        canvas = Figure(figsize=(6, 2.9), layout="constrained")
+        axes = canvas.subplots()
+        plot(axes)
+        axes.set_title("Loss", loc="left", pad=24)
         _colour(canvas)
         canvas.savefig(out, dpi=110, facecolor="white")
 

@@ -39,6 +39,7 @@ MEASURED = (
     "s/epoch",
     "examples/s",
     "speed-up",
+    "TFLOP/s",
     "waits for",
     "start-up s",
     "training s",

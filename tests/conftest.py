@@ -22,6 +22,8 @@ with quiet_start():  # or pytest-xdist prints TensorFlow's greeting after the cl
     import keras
     import tensorflow as tf
 
+    from trainer.run import export, job, rehearsal
+
 SMALL = [
     "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--steps=4",
@@ -66,6 +68,15 @@ def _float32_again() -> Iterator[None]:
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.fixture(autouse=True)
+def _keras_files_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports Keras's files alone, uncompared, but in tests marked `exports`: the rest is half of a small job."""
+    if not request.node.get_closest_marker("exports"):
+        monkeypatch.setattr(export, "_save_for_serving", lambda *parts: None)
+        for module in (job, rehearsal):
+            monkeypatch.setattr(module, "compare_saved", lambda *parts: "not compared: a test of something else")
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
     """Hears what this package logs, whatever a command of an earlier test made of its log; each warning comes anew."""
@@ -88,12 +99,13 @@ def gcs_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("dist")
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "dist"
 
 
 @pytest.fixture
 def dist(_built: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Shares built packages between all tests."""
+    """Shares built packages between all tests, those of other workers of pytest-xdist too."""
     monkeypatch.setattr(packages, "DIST", _built)
     return _built
 

@@ -53,6 +53,7 @@ def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
 @pytest.mark.parametrize("name", [
     "vae", *(pytest.param(name, marks=pytest.mark.slow) for name in (SERIES, "collaborative_filtering_movielens")),
 ])  # fmt: skip
+@pytest.mark.exports
 def test_a_whole_job_runs_and_saves_its_model(name: str, tmp_path: Path) -> None:
     more = [f"--callbacks=tests.keras_io.{SERIES}:callbacks"] * (name == SERIES)
     job_dir = run_job(settings(name, f"--job_dir={tmp_path}", "--replicas=2", *more))

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deploy.api.compare import Comparison, compare
-    from deploy.api.jobs import RunResult, VertexJob, attach, jobs
+    from deploy.api.jobs import attach, jobs
     from deploy.api.plan import Plan, plan
     from deploy.api.submit import submit
     from deploy.api.training import Fitted, fit, train
+    from deploy.job.vertex_job import RunResult, VertexJob
     from trainer.base.errors import PlatformFault, UserError
 
 __all__ = [
@@ -21,9 +22,9 @@ __all__ = [
     "jobs", "plan", "submit", "train",
 ]  # fmt: skip
 _MODULES = {
-    "deploy.api.compare": ("Comparison", "compare"),
-    "deploy.api.jobs": ("RunResult", "VertexJob", "attach", "jobs"), "deploy.api.plan": ("Plan", "plan"),
-    "deploy.api.submit": ("submit",), "deploy.api.training": ("Fitted", "fit", "train"),
+    "deploy.api.compare": ("Comparison", "compare"), "deploy.api.jobs": ("attach", "jobs"),
+    "deploy.api.plan": ("Plan", "plan"), "deploy.api.submit": ("submit",),
+    "deploy.api.training": ("Fitted", "fit", "train"), "deploy.job.vertex_job": ("RunResult", "VertexJob"),
     "trainer.base.errors": ("PlatformFault", "UserError"),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from deploy.job.script import Script
 from deploy.job.work import JobOptions
 from deploy.platform.clients import SESSION, Session
 from deploy.report.html_page import write_report
+from deploy.report.measures import FIGURES, figures_of
 from deploy.report.plots import axes
 from deploy.report.text_tables import figures, html_table
 from deploy.report.tracked_runs import track, trackers_in
@@ -23,7 +24,6 @@ from deploy.tiers.options import Value, option, options_of, read_prices
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
-from trainer.base.run_files.records import number
 from trainer.base.settings.fields import whole
 from trainer.base.storage import local_path
 
@@ -54,32 +54,20 @@ class Comparison:
         return f"<comparison of {len(self.tiers)} tiers in {self.folder}: {' '.join(self.verdict[:1])}>"
 
     def _repr_html_(self) -> str:
-        lines = [[str(tier["tier"]), *map(_figures, _numbers(tier))] for tier in self.tiers]
-        return html_table(("tier", *_SHOWN), lines, self.verdict)
+        values = {str(tier["tier"]): figures_of(tier) for tier in self.tiers}
+        lines = [[name, *(figures(of[key]) if key in of else "" for key in FIGURES)] for name, of in values.items()]
+        return html_table(("tier", *FIGURES), lines, self.verdict)
 
     def plot(self) -> Any:
         """Draws the speed-up and the cost of a million examples of each tier, and returns matplotlib's axes."""
         drawn = axes("Speed-up, and USD per million examples", "tier")
         for place, name in enumerate(("speed_up", "cost_per_million_images")):
-            heights = [_numbers(tier)[_SHOWN.index(name)] or 0.0 for tier in self.tiers]
+            heights = [figures_of(tier).get(name, 0.0) for tier in self.tiers]
             places = [at + 0.4 * place for at in range(len(heights))]
             drawn.bar(places, heights, 0.4, label=name.replace("_", " "))
         drawn.set_xticks([at + 0.2 for at in range(len(self.tiers))], [str(tier["tier"]) for tier in self.tiers])
         drawn.legend()
         return drawn
-
-
-_SHOWN = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")  # keys of table.json
-
-
-def _numbers(tier: Mapping[str, Any]) -> list[float | None]:
-    """Returns the values of a tier, of repeats their median."""
-    values = [tier.get(name) for name in _SHOWN]
-    return [number(value.get("median")) if isinstance(value, Mapping) else number(value) for value in values]
-
-
-def _figures(value: float | None) -> str:
-    return "" if value is None else figures(value)
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,25 +13,31 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deploy.api.arguments import called
+from deploy.api.submit import SubmitOptions, prepare
+from deploy.job.work import JobOptions
 from deploy.planning.answers import Answer, Choice, answers, time_of, usd_words
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import BY_GRAPH, BY_RUNS, Forecast, forecast
+from deploy.planning.forecast import BY_CPU, BY_GRAPH, BY_RUNS, Forecast, forecast
 from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
-from deploy.planning.step_time import CONSTANTS, Interval
+from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
+from deploy.platform import buckets
+from deploy.platform.clients import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
 from deploy.report.text_tables import figures, html_table, markdown_table, money, terminal_table
-from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_region
+from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.options import Value, option, read_prices, seconds, switch, usd
+from deploy.tiers.options import Value, option, option_of, read_prices, seconds, switch, usd
 from deploy.tiers.output import printed_on, say
-from deploy.tiers.tier import STRATEGIES, read_tiers, tier_names
+from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
+from trainer.base.run_files.records import RESULT
 from trainer.base.settings.resolution import Overrides
+from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable
 
 WIDTH, LINES = 100, 15
@@ -177,8 +184,11 @@ class Plan:
         if BY_GRAPH in bases and self.offers:
             yield (f"Times from the graph alone: {CONSTANTS.source}, with the errors of networks that were left out as "
                    f"interval; other cards by the rates of data sheets, {CONSTANTS.elsewhere:g} times wider at each "
-                   "end. --from= a short run narrows them: `python -m deploy compare "
-                   f"{self.place(self.offers[0][0])[0]} --on=vertex --steps=50 …`.")  # fmt: skip
+                   "end. --measure= some steps, or --from= runs, narrows them.")  # fmt: skip
+        if BY_CPU in bases:
+            yield (f"Times on CPUs: from plain steps on the {self.plan.cpu.cores} virtual CPUs where the plan was "
+                   "made, by the number of the tier's, from no gain to ideal; another processor, other kernels: "
+                   f"{CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times that.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
@@ -221,6 +231,8 @@ class PlanOptions:
                                   "job_configs/)", (), tuple, count="*")  # fmt: skip
     from_: Sequence[str] = option("DIR", "job directory of a run, or a comparison, local or gs://: times come from it",
                                   (), tuple, many=True)  # fmt: skip
+    measure: str = option("TIER", "first run some steps there, as a job for at most --max_cost, and plan from them; "
+                          "what was measured before is not paid for again")  # fmt: skip
     plan: str = option("FILE", "a plan of `python -m trainer.plan --out=FILE`")
     within: float | None = option("TIME", "name the cheapest that ends within, as 8h or 2d", None, seconds)
     budget: float | None = option("USD", "name the fastest that costs at most so much", None, usd)
@@ -229,11 +241,19 @@ class PlanOptions:
     prices: str = option("FILE", "YAML of your own prices, in USD an hour")
     price_per_hour: Mapping[str, float] = option("TIER=USD", "the price of all machines of a tier", {}, read_prices,
                                                  many=True)  # fmt: skip
+    package: str = option_of(JobOptions, "package")
+    # Of the job of --measure:
+    max_cost: float | None = option_of(JobOptions, "max_cost")
+    project: str = option_of(JobOptions, "project")
+    region: str = option_of(JobOptions, "region")
+    bucket: str = option_of(JobOptions, "bucket")
+    image: str = option_of(JobOptions, "image")
+    backend: str = option_of(JobOptions, "backend")
 
 
 def plan(
     *tiers: str, recipe: str = "", regions: Sequence[str] = (), settings: Mapping[str, Value] | None = None,
-    stream: TextIO | None = None, **options: Value,
+    stream: TextIO | None = None, session: Session = SESSION, **options: Value,
 ) -> Plan:  # fmt: skip
     """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
 
@@ -242,13 +262,23 @@ def plan(
     """
     named = {"recipe": recipe, "regions": list(regions), **options}
     with printed_on(stream):
-        asked, program, _ = called("plan", PlanOptions, tiers, named, settings)
+        asked, program, command = called("plan", PlanOptions, tiers, named, settings)
         assert isinstance(program, Overrides)
-        return planned(asked, program)
+        return planned(asked, program, command, session)
 
 
-def planned(asked: PlanOptions, overrides: Overrides, out: Path | None = None) -> Plan:
-    """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured."""
+def planned(
+    asked: PlanOptions, overrides: Overrides, command: str, session: Session, out: Path | None = None, *,
+    dry_run: bool = False,
+) -> Plan:  # fmt: skip
+    """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured.
+
+    dry_run: the job of --measure is shown and not sent, and the plan is without it.
+    """
+    if asked.measure and asked.max_cost is None:
+        raise UserError(f"measure={asked.measure}: a job is paid for: say what it may cost at most, as --max_cost=1")
+    if not asked.measure and (asked.max_cost is not None or asked.bucket or dry_run):
+        raise UserError("--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them")
     if asked.regions and "REGION" not in asked.prices:
         raise UserError(
             f"regions={asked.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in "
@@ -270,6 +300,8 @@ def planned(asked: PlanOptions, overrides: Overrides, out: Path | None = None) -
         )
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
+    if asked.measure and (folder := _measured(asked, overrides, step_plan, config, command, session, dry_run)):
+        sources = [*sources, folder]
     if sources:
         extrapolations, assumed = estimate(collect(sources), [tier.facts for tier in specs], config)
     by_name = {extrapolation.tier: extrapolation for extrapolation in extrapolations}
@@ -297,3 +329,37 @@ def planned(asked: PlanOptions, overrides: Overrides, out: Path | None = None) -
     )
     within = asked.within and asked.within / 3600
     return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed)
+
+
+# Steps of a measurement: the first number with which XLA compiles them, or not, as in the whole run.
+_MEASURED = (50, 500, 1000, 2000, 5000, 10_000)
+
+
+def _measured(
+    asked: PlanOptions, overrides: Overrides, plan: StepPlan, config: TrainConfig, command: str, session: Session,
+    dry_run: bool,
+) -> str:  # fmt: skip
+    """Runs some steps as a job on the tier of --measure, unless it has; returns the folder of all tiers' measurements.
+
+    Shows the job in a dry run, and returns "".
+    """
+    tier, total = load_tier(asked.measure), plan.total_steps(config)
+    compiled = is_compiled(plan, config, tier.devices)
+    alike = (is_compiled(plan, replace(config, steps=count), tier.devices) == compiled for count in _MEASURED)
+    steps = min(total, next((count for count, same in zip(_MEASURED, alike, strict=True) if same), total))
+    flags = overrides.without("steps", "epochs", "job_dir", "report_every_steps")
+    digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
+    folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"
+    job_dir = f"{folder}/{tier.name}"
+    if not dry_run and json.loads(buckets.read(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done":
+        say(f"{asked.measure} was measured before: {job_dir}")
+        return folder
+    of_job = {name: getattr(asked, name) for name in
+              ("max_cost", "project", "region", "bucket", "image", "backend", "package", "prices")}  # fmt: skip
+    program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
+    submission = prepare(SubmitOptions(tiers=[asked.measure], **of_job), program, command, session)
+    if dry_run:
+        say(*submission.about, f"nothing was sent: {steps} steps would be measured so; the plan is without them")
+        return ""
+    submission.finish()
+    return folder

@@ -1,38 +1,31 @@
 """Submits jobs: checks what was asked, says what it means, creates the job, and goes on where there are no machines."""
 
 import dataclasses
-import math
 import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TextIO
 
 from deploy.api.arguments import called
-from deploy.api.jobs import VertexJob
-from deploy.job.cost import CostQuestion, cost_question, price_and_limit
-from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
-from deploy.job.following import PrintLine, show, watch_job
+from deploy.job.cost import cost_question, price_and_limit
 from deploy.job.job import Job, Program, job_of, work_on
-from deploy.job.ledger import Submission, find_interrupted
+from deploy.job.ledger import Submission
 from deploy.job.script import Script
+from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import CHECK_S, JobOptions, Order, Training
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
-from deploy.platform.api import ApiError, JobStatus
 from deploy.platform.clients import SESSION, Session
-from deploy.platform.errors import api_errors, exit_code, stocked_out
-from deploy.platform.registry import checked_name, read_registration, register_run, serving_image
+from deploy.platform.registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import check_asked_image, installs, remembered
 from deploy.tiers.options import Value, option, switch
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import UserError
 from trainer.base.run_files.records import GPU_CHECK
 
-FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 # Flags with which a job is not followed: of several, the next could not be tried, and nobody ends a wait for machines.
 _UNFOLLOWED = {
     "detach": "whether it has machines is known only later", "spec": "a spec has one job", "out": "a spec has one job",
@@ -56,126 +49,6 @@ class SubmitOptions(JobOptions):
     detach: bool = switch("do not follow the job once it is submitted")
     register: str = option("NAME", "make the model a version of NAME in the Model Registry when the job has ended well "
                            "(docs/serving.md)")  # fmt: skip
-
-
-class SubmittedJob(VertexJob):
-    """Represents a submission that was checked and, once it is sent, its newest job.
-
-    `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
-    where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
-    a model, and the image that serves it.
-    """
-
-    def __init__(
-        self, order: Order, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str],
-        register: tuple[str, str] = ("", ""),
-    ) -> None:  # fmt: skip
-        self.order, self.jobs, self.record, self.about, self._register = order, jobs, record, about, register
-        super().__init__("", jobs[0].gcp, order.asked.backend, session, None)
-
-    @property
-    def question(self) -> CostQuestion:
-        """Returns what is to be asked about the cost."""
-        return cost_question(
-            [(job.tier, 1) for job in self.jobs], planned_usd(self.jobs), self.order.asked, alternatives=True
-        )
-
-    def send(self) -> "SubmittedJob":
-        """Creates the job, or finds the one that an interrupted call with the same arguments created.
-
-        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
-        """
-        with api_errors(self.gcp):
-            if not self._find_interrupted():
-                self.question.agree()
-                for job in self.jobs:
-                    check_resources(job)
-                packages = {package.uri(job.gcp.bucket): package for job in self.jobs for package in job.packages}
-                upload_packages(list(packages.values()), self.gcp.bucket)
-                self._create()
-        return self
-
-    def _find_interrupted(self) -> bool:
-        """Takes up the job of the same command that was not followed to its end, and returns whether there is one.
-
-        It goes on with the tiers and regions after that job's own.
-        """
-        earlier = find_interrupted(self.record.command, self.record.sources)
-        if earlier is None:
-            return False
-        attempt = earlier.attempts[-1]
-        backend = self.session.open(self.kind, attempt.project, attempt.region)
-        attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
-        if not attempt.job:
-            return False
-        say(f"goes on with {attempt.job}, which the same command submitted before")
-        if earlier.detached:
-            attempt.state = "SUBMITTED"
-            earlier.write()
-        order = dataclasses.replace(self.order, submission=earlier.submission)
-        places = [(job.tier.name, job.gcp.region) for job in self.jobs]
-        place = (attempt.tier, attempt.region)
-        left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        self.jobs = [job_of(job.work, job.gcp, with_limits(job.work, order)) for job in left]
-        self.record = earlier
-        self._take(attempt.job)
-        return True
-
-    def _create(self) -> None:
-        """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
-        while True:
-            try:
-                self._take(submit_job(self.jobs[0], self.record, partial(self.session.open, self.kind),
-                                      self.session.clock))  # fmt: skip
-                return
-            except KeyboardInterrupt:
-                if self.record.attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
-                    self._take(self.record.attempts[-1].job)
-                raise
-            except ApiError as error:
-                if not (error.unavailable and self.jobs[1:]):
-                    raise
-            self._turn()
-
-    def _take(self, name: str) -> None:
-        """Takes the job with this name for that of the record's last attempt."""
-        attempt = self.record.attempts[-1]
-        self.name, self.attempt = name, (self.record, attempt)
-        self.gcp = dataclasses.replace(self.jobs[0].gcp, project=attempt.project, region=attempt.region)
-
-    def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
-        with api_errors(self.gcp):
-            while True:
-                attempt, max_wait_s = self.record.attempts[-1], self.jobs[0].order.asked.max_wait or math.inf
-                if self.jobs[0].tier.strategy == "FLEX_START":  # the service ends the wait itself
-                    max_wait_s += FLEX_START_SLACK_S
-                status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
-                                   max_wait_s=max_wait_s)  # fmt: skip
-                if status is None:
-                    attempt.state = "INTERRUPTED"
-                    self.record.write()
-                    return None
-                self.name = attempt.job = status.name
-                self.record.record_status(attempt, status, self.session.clock.now())
-                if not (self.jobs[1:] and stocked_out(status)):
-                    break
-                self._turn()
-                try:
-                    self._create()
-                except KeyboardInterrupt:
-                    if self.record.attempts[-1].state != "INTERRUPTED":
-                        raise
-                    return None
-            name, image = self._register
-            if name and exit_code(status) == DONE:
-                registration = read_registration(self.output, name, image, self.gcp, self.name)
-                register_run(registration, "", self.backend, self.session.clock)
-        return status
-
-    def _turn(self) -> None:
-        say(f"{self.jobs[0].name}: {self.record.attempts[-1].error}", "tries the next")
-        self.jobs = self.jobs[1:]
 
 
 def submit(
@@ -214,11 +87,12 @@ def prepare(
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
     jobs = _candidates(asked, program, order, unfollowed)
+    question = cost_question([(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
     works = [] if asked.check else [job.work for job in jobs]
     memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
-    return SubmittedJob(order, jobs, record, session, [*describe(jobs), *memory], register)
+    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], question, register)
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:

@@ -13,16 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from deploy.api.arguments import called, check_arguments
-from deploy.api.jobs import RunResult, load_model
 from deploy.api.submit import SubmitOptions, prepare
+from deploy.job.vertex_job import RunResult, load_model
 from deploy.platform.api import WatchLine, console_page
 from deploy.platform.clients import SESSION, Session
-from deploy.platform.errors import describe_failure, exit_code
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
 from deploy.tiers.options import Value, options_of, texts_of
 from deploy.tiers.output import printed_on, run_program, say
-from trainer.base.errors import USER_MUST_CHANGE, PlatformFault, UserError
+from trainer.base.errors import UserError
 from trainer.base.run_files.records import RESULT
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
@@ -76,16 +75,8 @@ def fit(
             say(str(line))
 
     with printed_on(stream, command=progress):
-        submission = prepare(*called("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
-        say(*submission.about)
-        job = submission.send()
-        status = job.follow(show)
-    if status is None:
-        raise KeyboardInterrupt(f"{job.name} goes on: the same call follows it")
-    if code := exit_code(status):
-        error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
-        error.exit_code = code
-        raise error
+        job = prepare(*called("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
+        job.finish(show)
     result, cost = job.result, billed(fetched(job.output, "job_dir"))[1]
     return Fitted(result.history, result, cost, console_page(job.name, job.gcp.project), job.output)
 

@@ -43,8 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     command, folder = command_line("local", arguments), job_dir.absolute()
     command_and_files = request.local_program(folder)
     workers = local_workers(tier, request.arguments(), folder, job_id, command, program=command_and_files)
-    # The end of the line is in the text: lines of two threads would mix otherwise.
-    job = LocalJob(workers, lambda worker, line: print(f"[{worker}] {line}\n", end="", flush=True), args.restarts)
+    said: dict[str, str] = {}  # by a line of ours, the worker that said it first: the others say it too
+
+    def print_line(worker: str, line: str) -> None:
+        if not isinstance(request, Training) or said.setdefault(line, worker) == worker:
+            print(f"[{worker}] {line}\n", end="", flush=True)  # with its end: lines of two threads would mix otherwise
+
+    job = LocalJob(workers, print_line, args.restarts)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
     with on_signals(lambda number, frame: job.stop(), signal.SIGINT, signal.SIGTERM):  # the workers save and end
         outcome = job.run()

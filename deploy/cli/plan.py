@@ -3,8 +3,10 @@
 import json
 from collections.abc import Sequence
 
+from deploy.api.arguments import command_line
 from deploy.api.plan import PlanOptions, planned
 from deploy.cli.arguments import add_json_flag, parse, parser, write_document
+from deploy.platform.clients import SESSION, Session
 from deploy.tiers.options import declare, parsed
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
@@ -14,21 +16,23 @@ DESCRIPTION = """Says before anything is paid whether a run fits each tier, how 
 
 Memory and work of a step come from real steps on this machine's CPU, in a process of its own; the plan is kept, and
 made again only if the settings, your sources or the versions change. Times come from the step's graph; with runs at
-hand (--from) from these, which is much narrower. No machine is started.
+hand (--from) from these, which is much narrower. No machine is started, but for --measure.
 """
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes all files, then prints: a closed pipe ends the program."""
     cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
     declare(cli, PlanOptions)
     cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
                      "(default: %(default)s)")  # fmt: skip
     cli.add_boolean("all", "print every tier, and not only those that no other beats")
+    cli.add_boolean("dry_run", "show the job of --measure, and plan without it")
     add_json_flag(cli)
     flags, overrides = parse(cli, arguments)
     out = local_path(flags.out, "out")
-    plan = planned(parsed(PlanOptions, flags), overrides, out)
+    command = command_line("plan", arguments)
+    plan = planned(parsed(PlanOptions, flags), overrides, command, session, out, dry_run=flags.dry_run)
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)

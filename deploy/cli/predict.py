@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.arguments import command_line
-from deploy.api.submit import SubmittedJob, check_wait, describe, new_submission
+from deploy.api.submit import check_wait, describe, new_submission
 from deploy.cli.arguments import add_json_flag, parser
 from deploy.cli.submit import run
+from deploy.job.cost import cost_question
 from deploy.job.job import job_of
 from deploy.job.ledger import Submission
+from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import JobOptions, Order, Work, Written
 from deploy.platform.api import retried
 from deploy.platform.clients import SESSION, Session
@@ -20,6 +22,7 @@ from deploy.tiers.images import Image
 from deploy.tiers.options import declare, parsed
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
+from trainer.base.run_files.serving_file import SAME_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +30,11 @@ class Prediction(Work):
     """Holds what answers rows: the image of a registered model."""
 
     image: str
+    same_bytes: bool
 
     def arguments(self) -> list[str]:
-        return [self.inputs["model"], f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
+        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}", *["--same_bytes"] * self.same_bytes]
+        return [self.inputs["model"], *flags]
 
     def choose_image(self, order: Order) -> Image:
         return Image(self.image)
@@ -56,6 +61,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     declare(cli, JobOptions, "project", "region", "prices", "max_cost", "max_wait", "timeout", "flex_start", "spot",
             "disk_gb", "reservation", "labels", "kms_key", "service_account", "network", "env", "web_access",
             "backend")  # fmt: skip
+    cli.add_boolean("same_bytes", SAME_BYTES)
     cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
     add_json_flag(cli)
@@ -70,9 +76,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)
         version = retried(lambda: find_version(args.model, backend), session.clock)
-    work = Prediction(tier, version.image, job_dir=out, about=f"answers the rows of {rows} with {version}",
-                      inputs={"rows": rows, "model": version.artifact})  # fmt: skip
+    about, inputs = f"answers the rows of {rows} with {version}", {"rows": rows, "model": version.artifact}
+    work = Prediction(tier, version.image, args.same_bytes, job_dir=out, about=about, inputs=inputs)
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    return run(SubmittedJob(order, [job], record, session, describe([job])), args, "predict")
+    question = cost_question([(job.tier, 1)], [None], asked)
+    return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")

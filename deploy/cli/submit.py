@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.arguments import command_line
-from deploy.api.submit import SubmitOptions, SubmittedJob, prepare
+from deploy.api.submit import SubmitOptions, prepare
 from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
-from deploy.job.creation import check_resources, upload_packages
+from deploy.job.creation import make_ready
 from deploy.job.job import Job
 from deploy.job.ledger import attempt_label
+from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import CREATE, with_tensorboard
 from deploy.platform.clients import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.errors import exit_code
@@ -83,8 +84,7 @@ def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
     job, file = submission.jobs[0], local_path(flags.out, "out")
     make_writable(file.parent, "out")
     say(*submission.about)
-    check_resources(job)
-    upload_packages(job.packages, job.gcp.bucket)
+    make_ready([job])
     request = job.request(attempt_label(submission.record.submission))
     request = dataclasses.replace(request, spec=with_tensorboard(job.spec, job.gcp))
     write_whole(file, to_yaml(request.spec))

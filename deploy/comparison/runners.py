@@ -11,27 +11,27 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TextIO
 
 from deploy.comparison.directory import is_begun
 from deploy.job.cost import CostQuestion, cost_question, price_and_limit
-from deploy.job.creation import check_resources, newest_original, submit_job, upload_packages
-from deploy.job.following import follow_job, settled
+from deploy.job.creation import make_ready
+from deploy.job.following import settled
 from deploy.job.job import Job, job_of
-from deploy.job.ledger import Attempt, Submission, find_attempt, find_in
+from deploy.job.ledger import Submission, find_in
+from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import Order, Training, Work
 from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
-from deploy.platform.api import ApiError, Clock, JobStatus, retried
+from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.clients import Session
-from deploy.platform.errors import StateUnknownError, api_errors, describe_error, describe_failure, exit_code
+from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.rest import Platform
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
-from deploy.tiers.output import say
+from deploy.tiers.output import printed_on, say
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.records import RESULT, record_failure
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
@@ -92,12 +92,7 @@ class LocalRunner:
                 job.stop()
 
 
-Log = Callable[[object], object]  # writes a line
 STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
-
-
-class Stopped(Exception):
-    """Ends a run that `stop` interrupted."""
 
 
 class VertexRunner:
@@ -106,9 +101,9 @@ class VertexRunner:
     name = "vertex"
 
     def __init__(self, order: Order, session: Session, *, dry_run: bool = False) -> None:
-        self._order, self._session, self._dry_run = order, session, dry_run
-        self._clock = Clock(session.clock.now, self._sleep)
-        self._stopped, self._uploading = threading.Event(), threading.Lock()
+        self._order, self._dry_run, self._clock = order, dry_run, session.clock
+        self._session = dataclasses.replace(session, clock=Clock(session.clock.now, self._sleep))
+        self._stopped, self._jobs = threading.Event(), dict[Path, SubmittedJob]()
         self._submissions = (f"{order.submission}-{number}" for number in itertools.count(1))
 
     @cached_property
@@ -159,105 +154,83 @@ class VertexRunner:
         return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, each=True)
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
-        """Asks about much money for the jobs that are not sent yet; checks login, project, buckets and data once."""
+        """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""
         if not runs:
             return
-        jobs = {name: self._job(run) for name, run in {run.tier.name: run for run, _ in runs}.items()}
         with api_errors(self._gcp):
-            new = Counter(run.tier.name for run, job_dir in runs if not self._earlier(find_in(job_dir)))
-        if new:
-            self._question([(jobs[name], count) for name, count in new.items()]).agree()
-        checks = {(job.output.split("/")[2], job.image.uri, *job.work.inputs.values()): job for job in jobs.values()}
-        for bucket in {bucket for bucket, *_ in checks}:
-            connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
-        backend = self._open(self._gcp.project, self._gcp.region)
-        with api_errors(self._gcp):
-            retried(lambda: backend.jobs("none"), self._clock)
-            for job in checks.values():
-                check_resources(job)
+            self._jobs = {job_dir: self._found(run, job_dir) for run, job_dir in runs}
+            jobs = [job.jobs[0] for job in self._jobs.values()]
+            if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
+                counts = Counter(job.tier.name for job in new)
+                tiers = {job.tier.name: job for job in new}
+                self._question([(job, counts[name]) for name, job in tiers.items()]).agree()
+            for bucket in {job.output.split("/")[2] for job in jobs}:
+                connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
+            backend = self._session.open(self._order.asked.backend, self._gcp.project, self._gcp.region)
+            retried(lambda: backend.jobs("none"), self._session.clock)
+            make_ready(new or jobs)
 
     def run(self, run: Work, job_dir: Path) -> int:
-        """Submits the run's job, or finds it again, follows it and fetches its results; returns its exit code."""
+        """Creates the run's job, unless it was found, follows it and fetches its results; returns its exit code."""
+        job = self._jobs[job_dir]
         job_dir.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
-                sent, print_line = find_in(job_dir), partial(print, file=log)
-                name = self._earlier(sent)
-                if not (sent and name):
-                    sent, name = self._send(run, job_dir, sent)
-                last = sent.attempts[-1]
-                backend, gcp = self._open(last.project, last.region), GcpConfig(last.project, last.region, "")
-                try:
-                    status = follow_job(backend, name, gcp, self._clock, print_line, created=True)
-                except Stopped:
-                    say(f"{name} is still running; cancel it: python -m deploy cancel {name}")
-                    raise
-                with suppress(LookupError, UserError):  # the comparison does not need this folder's records
-                    record, attempt = find_attempt(sent.submission)
-                    record.record_status(attempt, status, self._clock.now())
-                _fetch(last.output, status, job_dir, print_line)
-                return exit_code(status)
-        except Stopped:
-            return INTERRUPTED
-        except ApiError as error:
-            raise (PlatformFault if error.transient else UserError)(describe_error(error, self._gcp)) from None
+        with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
+            try:
+                if not job.name:
+                    (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: that in the bucket counts
+                    self._sleep(0.0)
+                    with api_errors(self._gcp):
+                        job.create()
+                with printed_on(log):
+                    status = job.follow()
+            except KeyboardInterrupt:
+                return INTERRUPTED
+            except JobUnknown:
+                raise  # the same command finds the job again
+            except (UserError, PlatformFault) as error:
+                if not job.name:
+                    record_failure(job_dir, f"not submitted: {error}")
+                raise
+            if status is None:
+                say(f"{job.name} is still running; cancel it: python -m deploy cancel {job.name}")
+                return INTERRUPTED
+            _fetch(job.output, status, job_dir, log)
+            return exit_code(status)
 
     def stop(self) -> None:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _earlier(self, sent: Submission | None) -> str:
-        """Returns the name of a job that was sent before and runs or has succeeded; "" if a new one is needed."""
-        if sent is None:
-            return ""
-        backend = self._open(sent.attempts[-1].project, sent.attempts[-1].region)
-        # Its doubles are cancelled; one that ended itself goes on in another job.
-        jobs = retried(partial(backend.jobs, sent.label), self._clock)
-        status = newest_original(jobs, backend, self._clock)
-        status = settled(status, self._clock.now()) if status else None
-        return status.name if status and (not status.over or status.state == "SUCCEEDED") else ""
+    def _found(self, run: Work, job_dir: Path) -> SubmittedJob:
+        """Returns the run's job that was sent before and runs or has succeeded, else one to be sent, to its output."""
 
-    def _job(self, run: Work, submission: str = "check", job_dir: str = "") -> Job:
-        order = with_limits(run, dataclasses.replace(self._order, submission=submission))
-        return job_of(dataclasses.replace(run, job_dir=job_dir) if job_dir else run, self._gcp, order)
-
-    def _send(self, run: Work, job_dir: Path, previous: Submission | None) -> tuple[Submission, str]:
-        """Submits a new job with the output of the previous one; returns it and its name."""
-        (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: the result in the bucket counts
-        with self._uploading:  # the first run builds and uploads; the others find the packages
-            self._check_stop()  # the lock may have taken minutes
+        def submitted(output: str) -> SubmittedJob:
             submission = next(self._submissions)
-            job = self._job(run, submission, previous.attempts[-1].output if previous else "")
-            upload_packages(job.packages, job.gcp.bucket)
-        self._check_stop()
-        price = job.tier.price_per_hour
-        sent = Submission(submission, [Attempt(job.tier.name, job.gcp.project, job.gcp.region, price, job.output)])
-        sent.write(job_dir)
-        try:
-            return sent, submit_job(job, Submission(submission), self._open, self._clock)
-        except StateUnknownError:
-            raise  # the same command finds the job again
-        except ApiError as error:
-            record_failure(job_dir, f"not submitted: {describe_error(error, job.gcp)}")
-            raise
+            return SubmittedJob(
+                [self._job(run, submission, output)], Submission(submission, folder=job_dir), self._session
+            )
 
-    def _open(self, project: str, region: str) -> Platform:
-        return self._session.open(self._order.asked.backend, project, region)
+        earlier = find_in(job_dir)
+        job = submitted(earlier.attempts[-1].output if earlier else "")
+        if earlier and job.take_up(earlier):
+            status = settled(job.status, self._clock.now())
+            return submitted(job.output) if status.over and status.state != "SUCCEEDED" else job
+        return job
 
-    def _check_stop(self) -> None:
-        if self._stopped.is_set():
-            raise Stopped
+    def _job(self, run: Work, submission: str = "check", output: str = "") -> Job:
+        order = with_limits(run, dataclasses.replace(self._order, submission=submission))
+        return job_of(dataclasses.replace(run, job_dir=output) if output else run, self._gcp, order)
 
     def _sleep(self, seconds: float) -> None:
-        clock = self._session.clock
-        until = clock.now() + seconds
-        self._check_stop()
-        while (left := until - clock.now()) > 0:
-            clock.sleep(min(left, STOP_DELAY_S))
-            self._check_stop()
+        """Sleeps, unless or until `stop` was called: then it raises KeyboardInterrupt, as Ctrl-C would."""
+        until = self._clock.now() + seconds
+        while not self._stopped.is_set() and (left := until - self._clock.now()) > 0:
+            self._clock.sleep(min(left, STOP_DELAY_S))
+        if self._stopped.is_set():
+            raise KeyboardInterrupt
 
 
-def _fetch(output: str, status: JobStatus, job_dir: Path, print_line: Log) -> None:
+def _fetch(output: str, status: JobStatus, job_dir: Path, log: TextIO) -> None:
     """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
 
     result.json is written last, because it marks the copy as complete.
@@ -270,9 +243,8 @@ def _fetch(output: str, status: JobStatus, job_dir: Path, print_line: Log) -> No
     except UserError as error:
         if status.state == "SUCCEEDED":
             raise
-        print_line(f"not fetched: {error}")
+        print(f"not fetched: {error}", file=log)
     if status.state != "SUCCEEDED":
-        print_line(describe_failure(status))
         record_failure(job_dir, describe_failure(status) or status.state)
     elif not (job_dir / RESULT).is_file():
         raise UserError(f"{output} has no result.json, though the job succeeded: remove {job_dir} to run it again")

@@ -13,7 +13,6 @@ from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import check_continent
 from deploy.tiers.output import say, tell
-from deploy.tiers.packages import Package
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 
@@ -147,21 +146,25 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
         clock.sleep(LOOK_S)
 
 
-def check_resources(job: Job) -> None:
-    """Raises UserError if an input does not exist, or a bucket is on another continent than the machines."""
-    inputs = {name: address for name, address in job.work.inputs.items() if address.startswith("gs://")}
-    for bucket in sorted({"/".join(address.split("/")[:3]) for address in (job.output, *inputs.values())}):
-        check_continent(bucket, job.gcp.region, buckets.location(bucket))
-    for name, address in inputs.items():
+def make_ready(jobs: Sequence[Job]) -> None:
+    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses.
+
+    Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
+    """
+    inputs = {address: name for job in jobs for name, address in job.work.inputs.items() if address.startswith("gs://")}
+    places = {
+        ("/".join(address.split("/")[:3]), job.gcp.region)
+        for job in jobs for address in (job.output, *job.work.inputs.values()) if address.startswith("gs://")
+    }  # fmt: skip
+    for bucket, region in sorted(places):
+        check_continent(bucket, region, buckets.location(bucket))
+    for address, name in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
-
-
-def upload_packages(packages: Sequence[Package], bucket: str) -> None:
-    """Builds and uploads the packages that are not built or uploaded yet; prints their addresses."""
-    for package in packages:
-        buckets.upload(package.build(), package.uri(bucket))
-        say(f"package {package.uri(bucket)}")
+    packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
+    for uri, package in packages.items():
+        buckets.upload(package.build(), uri)
+        say(f"package {uri}")
 
 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:

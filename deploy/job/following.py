@@ -70,10 +70,10 @@ class LogTail:
                 self._refusal = refusal
                 tell(f"no logs: {refusal}")
 
-    def print_last(self) -> None:
-        """Prints the entries that arrive after the end; Ctrl-C only skips them, as the job is over."""
+    def print_last(self, wait_s: float) -> None:
+        """Prints the entries that arrive until `wait_s` from now; Ctrl-C only skips them, as the job is over."""
         with contextlib.suppress(KeyboardInterrupt):
-            self._clock.sleep(LAST_LOGS_S)
+            self._clock.sleep(wait_s)
             self.print_new(LAST_RETRY_S)
 
     def _read_new(self) -> list[WatchLine]:
@@ -114,12 +114,13 @@ def follow_job(
                 tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
                 continue
         live = live or LiveLines(status, clock)
+        old = not shown and clock.now() - (status.ended or 0.0) > LATE_S  # ended before: all its entries are there
         news = [] if status.state == shown else [status.state]
         shown = status.state
         for line in (*news, *waiting.lines(status), *live.lines(status)):
             print_line(WatchLine(clock.now(), line))
         if status.over:
-            tail.print_last()
+            tail.print_last(0.0 if old else LAST_LOGS_S)
             return settled(status, clock.now())
         if waiting.too_long(status):  # EXPIRED, unless it ended otherwise meanwhile
             status = cancel_and_wait(backend, name, clock)

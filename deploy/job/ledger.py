@@ -62,12 +62,16 @@ class Attempt:
 
 @dataclasses.dataclass
 class Submission:
-    """Holds all attempts of one submission; `command` and `sources`, addresses of packages, tell what was submitted."""
+    """Holds all attempts of one submission; `command` and `sources`, addresses of packages, tell what was submitted.
+
+    `folder`: of a comparison's run, which has the same file.
+    """
 
     submission: str
     attempts: list[Attempt] = dataclasses.field(default_factory=list)
     command: str = ""
     sources: list[str] = dataclasses.field(default_factory=list)
+    folder: Path | None = None
 
     @property
     def label(self) -> str:
@@ -79,11 +83,12 @@ class Submission:
         """Returns whether the command follows no job: repeated, it makes another."""
         return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
 
-    def write(self, folder: Path | None = None) -> None:
-        """Replaces the file of this submission in the index; of a comparison's run in its `folder`."""
-        file = folder / RECORD if folder else SUBMISSIONS / f"{self.submission}.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+    def write(self) -> None:
+        """Replaces the file of this submission in the index, and in its folder."""
+        content = {name: value for name, value in dataclasses.asdict(self).items() if name != "folder"}
+        for file in (SUBMISSIONS / f"{self.submission}.json", *([self.folder / RECORD] if self.folder else [])):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, json.dumps(content, indent=2) + "\n")
 
     def record_status(self, attempt: Attempt, status: JobStatus, now: float) -> None:
         """Stores the final status of an attempt."""
@@ -164,12 +169,12 @@ def find_in(folder: Path) -> Submission | None:
     file, old = folder / RECORD, folder / RECORD_OF_0_2
     try:
         if file.exists():
-            return _read(file)
+            return dataclasses.replace(_read(file), folder=folder)
         if not old.exists():
             return None
         file, content = old, read_json(old)[0]
         place = content["project"], content["region"], None, content.get("output", "")
-        return Submission(content["submission"], [Attempt("", *place)])
+        return Submission(content["submission"], [Attempt("", *place)], folder=folder)
     except _DAMAGED:
         raise UserError(
             f"{file} is damaged: see `python -m deploy jobs` for running jobs, then remove the file"

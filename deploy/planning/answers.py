@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from deploy.planning.forecast import BY_GRAPH, Forecast
+from deploy.planning.forecast import BY_CPU, Forecast
 from deploy.planning.step_time import CONSTANTS, Interval
 from deploy.planning.strategy_costs import Offer
 from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE, Fit
 from deploy.report.text_tables import figures
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
 
 Choice = tuple[Forecast, Offer]
@@ -66,11 +67,11 @@ def answers(
         each = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
         yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each}")
         low, high = (figures(end / forecast.step.middle, 2) for end in (forecast.step.low, forecast.step.high))
-        basis = "as in your runs"
-        if forecast.basis == BY_GRAPH:
-            measured = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
-            basis = f"{measured}; --from=RUN is surer"
-        yield Answer("how sure?", f"a step may take {low} to {high} times as long, {basis}")
+        known = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
+        known = "by steps on this CPU" if forecast.basis == BY_CPU else known
+        surer = f"{known}; surer: --measure={forecast.tier.partition('@')[0]}"
+        basis = f"measured on {forecast.measured}" if forecast.measured else surer
+        yield Answer("how sure?", f"a step may take {low} to {high} x as long, {basis}")
 
 
 def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
@@ -92,6 +93,8 @@ def _more_devices(offers: Sequence[Choice]) -> Iterator[Answer]:
     """Yields whether the most devices of the cheapest kind that has several numbers of them pay against the fewest."""
     kinds: dict[tuple[str, str, str], list[Choice]] = {}
     for forecast, offer in offers:
+        if forecast.kind not in load_machines().accelerators:
+            continue
         place = forecast.tier.partition("@")[2]
         kinds.setdefault((forecast.kind, offer.strategy, place), []).append((forecast, offer))
     for choices in kinds.values():

@@ -58,9 +58,10 @@ _BATCH = ("global_batch_size", "micro_batches")  # which may differ if the rows 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Holds the estimate for one tier: seconds from start to end, and of one step."""
+    """Holds the estimate for one tier: seconds from start to end, and of one step; `measured`: whose runs tell it."""
 
     tier: str
+    measured: str
     seconds: Interval
     step: Interval
 
@@ -101,7 +102,11 @@ def estimate(
             assumptions.append(f"{tier.name}: {words}")
             if kind in ("CPU", "GPU"):  # devices without a model name
                 assumptions.append(f"{tier.name}: the {kind} of the short run is taken for {tier.kind}")
-            estimates.append(Extrapolation(tier.name, _seconds(used[0], step, config), step))
+            estimates.append(
+                Extrapolation(
+                    tier.name, " and ".join(run.row.tier for run in used), _seconds(used[0], step, config), step
+                )
+            )
     return estimates, [*sources, *_ALWAYS, *assumptions] if estimates else []
 
 

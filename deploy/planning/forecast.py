@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.extrapolation import Extrapolation
-from deploy.planning.step_time import Interval, arithmetic, is_compiled, step_seconds
+from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
 from deploy.planning.strategy_costs import Offer, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.images import choose_image, install_seconds
@@ -12,13 +12,14 @@ from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 # Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in
 # a plain image, as a factor of plain_image.py's guess.
 START_SECONDS = Interval(30.0, 60.0, 180.0)
 INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
-BY_GRAPH, BY_RUNS = "graph", "runs"
+BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Forecast:
     seconds: Interval | None  # of the whole job, without installation and preemptions
     install_seconds: Interval  # before it, in a plain Python image; 0 in another
     steps: int
-    basis: str  # BY_GRAPH, BY_RUNS; "" without times
+    basis: str  # BY_GRAPH, BY_CPU: steps where the plan was made, BY_RUNS; "" without times
+    measured: str  # the tiers whose runs tell the times, of BY_RUNS
     compiled: bool  # whether XLA is expected to compile the steps
     offers: tuple[Offer, ...]
     problems: tuple[str, ...]
@@ -66,12 +68,15 @@ def forecast(
     if extrapolation:
         seconds, step, basis = extrapolation.seconds, extrapolation.step, BY_RUNS
     elif rows:
-        gpu = table.accelerators.get(tier.accelerator_type)
+        gpu, machine = table.accelerators.get(tier.accelerator_type), table.machines.get(tier.machine_type)
         if gpu is None:
-            problems.append("the time on CPUs is not predicted: give a run on it with --from=")
+            if machine and not tier.accelerators and (step := cpu_step_seconds(plan, config, machine, tier.workers)):
+                seconds, basis = step.times(steps).plus(START_SECONDS), BY_CPU
+            else:
+                problems.append(f"no time of {tier.kind} at precision={config.precision}: give a run with --from=")
         elif gpu.rates is None:
             problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
-        elif not arithmetic(config, gpu.rates):
+        elif not arithmetic(config, gpu.rates.tflops):
             problems.append(f"no rate for precision={config.precision}: give a run on it with --from=")
         elif step := step_seconds(plan, config, gpu, tier.devices, tier.workers):
             seconds, basis = step.times(steps).plus(START_SECONDS), BY_GRAPH
@@ -88,7 +93,8 @@ def forecast(
         problems += _not_offered(tier, offered)
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
-        basis, basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(offered),
+        basis, extrapolation.measured if extrapolation else "",
+        basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(offered),
         tuple(problems),
     )  # fmt: skip
 

@@ -4,17 +4,20 @@ Both have the device's part, from the rates of a card's data sheet, and the host
 move the bytes of every operation, and start some kernels for each convolution; compiled ones are products and
 convolutions, and little else. `python -m benchmarks.plan_fit` makes the numbers, and their errors. On several GPUs the
 graph is that of two replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel.
+CPUs have no formula: their steps are those that were measured where the plan was made.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.tiers.machine_table import Accelerator, Rates
+from deploy.tiers.machine_table import Accelerator, Machine, Rates
 from trainer.base.run_files.plan_file import StepPlan, Work
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
@@ -79,18 +82,8 @@ def read_constants(path: Path = FILE) -> GpuConstants:
 
 CONSTANTS = read_constants()
 NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
+SUMMING_DOUBT = Interval(0.5, 1.0, 2.0)
 NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
-
-
-def arithmetic(config: TrainConfig, rates: Rates) -> str:
-    """Returns how a GPU multiplies: "16_bit", "tf32" or "float32"; "" if its rate is not known, as of float64."""
-    if config.precision == "float64":
-        return ""
-    if config.precision == "mixed_bfloat16" and "tf32" not in rates.tflops:  # cards before A100 have no bfloat16
-        return "float32"
-    if config.precision.startswith("mixed"):
-        return "16_bit" if "16_bit" in rates.tflops else "float32"
-    return "tf32" if config.tf32 and "tf32" in rates.tflops else "float32"
 
 
 def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Formula) -> float:
@@ -118,14 +111,14 @@ def host_seconds(work: Work, passes: int, formula: Formula) -> float:
 
 
 def all_reduce_seconds(
-    work: Work, devices: int, workers: int, rates: Rates, *, gathered: bool = False, sharded: bool = False
+    work: Work, devices: int, workers: int, link_gb_per_s: float, *, gathered: bool = False, sharded: bool = False
 ) -> float:
     """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics.
 
     gathered: each receives those of all others, and adds them itself, as with --virtual_replicas; sharded: each then
     gathers the weights that others updated, as with --shard_optimizer.
     """
-    start, rate = (CONSTANTS.all_reduce_seconds, rates.link_gb_per_s * 1e9) if workers == 1 else (
+    start, rate = (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
     travels = devices - 1 if gathered else 2 * (devices - 1) / devices
     if sharded:  # weights are gathered: half of the way of their gradients' sums
@@ -140,7 +133,7 @@ def step_seconds(
     work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.micro_batches_on(devices), gpu.rates
     if work is None or rates is None:
         return None
-    kind, rows = arithmetic(config, rates), config.global_batch_size / devices / passes
+    kind, rows = arithmetic(config, rates.tflops), config.global_batch_size / devices / passes
     formulas = [CONSTANTS.plain]
     if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
         formulas.append(CONSTANTS.compiled)
@@ -156,8 +149,27 @@ def step_seconds(
     least = 0.0 if len(formulas) > 1 and devices == 1 and work.flops(rows) <= MOST_FLOPS["GPU"] else host
     step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
     ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
-    summed = all_reduce_seconds(work, devices, workers, rates, **ways)
-    return step.plus(Interval(0.5, 1.0, 2.0).times(summed))
+    summed = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **ways)
+    return step.plus(SUMMING_DOUBT.times(summed))
+
+
+# Of a step on another machine's cores: a core of the cloud's older processors, of which two are one real core, is as
+# slow; newer kernels, and XLA where TensorFlow has no oneDNN, are faster than the plain steps that were measured.
+CPU_DOUBT = Interval(0.4, 1.0, 2.5)
+
+
+def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, workers: int) -> Interval | None:
+    """Returns the time of a step on the CPUs of so many machines, from steps on this one; None if nothing tells it.
+
+    As many times as many cores take from as long to as many times less.
+    """
+    work, passes = plan.work if workers == 1 else plan.work_of_two, config.micro_batches_on(workers)
+    if work is None or not machine.vcpus or config.precision.startswith("mixed"):  # which was measured in float32
+        return None
+    here, cores = passes * plan.cpu.seconds.at(config.global_batch_size / workers / passes), plan.cpu.cores
+    ratio = cores / machine.vcpus
+    step = CPU_DOUBT.product(Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))).times(here)
+    return step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0))
 
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.planning.step_time import CONSTANTS, Interval, arithmetic, step_seconds
+from deploy.planning.step_time import CONSTANTS, Interval, step_seconds
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -115,7 +116,7 @@ def _slower(
 ) -> float | None:
     """Returns how many times as long a step takes with a setting; None if times are not predicted."""
     gpu = table.accelerators.get(tier.accelerator_type)
-    if not gpu or not gpu.rates or not arithmetic(config, gpu.rates):
+    if not gpu or not gpu.rates or not arithmetic(config, gpu.rates.tflops):
         return None
     runs = ((plan, config), plan.with_setting(config, name, value))
     without, by_it = (step_seconds(*run, gpu, tier.devices, tier.workers) for run in runs)

@@ -1,5 +1,6 @@
 """Calls Vertex AI and Cloud Logging by their REST interfaces, with google-auth alone, for all but creating a job."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -41,17 +42,25 @@ class Platform:
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         return [api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
 
-    def logs(self, name: str, since: float) -> Sequence[tuple[str, WatchLine]]:
-        """Returns the log of all workers since a time, in seconds since 1970, each line after its identifier."""
-        job = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
+    def logs(self, name: str, since: float, worker: str = "", last: int = 0) -> Sequence[tuple[str, WatchLine]]:
+        """Returns the log since a time, in seconds since 1970, each line after its identifier, in any order.
+
+        Of all workers unless one is named; `last`: only so many of the newest lines.
+        """
+        query = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
         begins = datetime.fromtimestamp(since, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        query = f'{job} AND timestamp>="{begins}"' if since else job
+        query += f' AND timestamp>="{begins}"' if since else ""
+        query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": 1000}
+        order = "timestamp desc" if last else "timestamp asc"
+        size = min(last or 1000, 1000)
+        body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "orderBy": order, "pageSize": size}
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         lines = []
         with api.unreadable_as_lost():
-            for entry in entries:  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+            for entry in itertools.islice(
+                entries, last or None
+            ):  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")

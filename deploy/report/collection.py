@@ -1,14 +1,14 @@
 """Collects job directories as tiers: those of a comparison, single ones, and folders of them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, number, read_json, whole
+from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, items, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"
@@ -41,7 +41,7 @@ class Collection:
 
 
 def collect(paths: Sequence[str]) -> Collection:
-    """Reads comparison folders, job directories and folders of these. Raises UserError for one without a run."""
+    """Reads comparisons, their tiers, job directories and folders of these. Raises UserError for one without a run."""
     parts = [_collect(fetched(path, "report")) for path in paths]
     tiers = tuple(tier for part in parts for tier in part.tiers)
     names = [tier.name for tier in tiers]
@@ -80,8 +80,13 @@ def _collect(folder: Path) -> Collection:
     comparison, _ = read_json(folder / COMPARISON)
     if isinstance(comparison.get("tiers"), list) and comparison["tiers"]:
         return _comparison(folder, comparison)
-    if _is_run(folder):
-        return Collection((TierRuns(folder.resolve().name, (RunRecord(folder),)),))
+    alone, place = _is_run(folder), folder.resolve()
+    if runs := (RunRecord(folder),) if alone else _repeats(folder):
+        place = place.parent if alone and place.name.startswith(_REPEAT) else place
+        content = read_json(place.parent / COMPARISON)[0]
+        compared = _comparison(place.parent, content) if items(content, "tiers") else Collection(())
+        tiers = tuple(replace(tier, runs=runs) for tier in compared.tiers if tier.name == place.name)
+        return replace(compared, tiers=tiers or (TierRuns(place.name, runs),))
     below = (child for child in sorted(folder.iterdir()) if child.is_dir())
     children = [TierRuns(child.name, (RunRecord(child),) if _is_run(child) else _repeats(child)) for child in below]
     groups = tuple(child for child in children if child.runs)

@@ -64,18 +64,21 @@ def to_html(
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
         tiers.setdefault(command, []).append(tier.name)
     grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
+    drawn = draw(collection, rows)
     (_, *names), *lines = shown(rows)
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         style=_STYLE.read_text(encoding="utf-8"),
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
         about=html.escape(" · ".join(filter(None, about))),
-        verdict=_items(sentences),
+        answer=html.escape(sentences[0]),
+        picture="".join(starmap(_figure, drawn[:1])),
+        verdict=_items(sentences[1:]),
         tiers="".join(f'<th scope="col">{html.escape(name)}</th>' for name in names),
         measures="\n".join(
             f'<tr><th scope="row">{html.escape(title)}</th>{"".join(map(_cell, cells))}</tr>' for title, *cells in lines
         ),
         notes=_items(remarks),
-        figures=_section("Figures", starmap(_figure, draw(collection, rows)), "figures"),
+        figures=_section("Figures", starmap(_figure, drawn[1:]), "figures"),
         samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
         commands="\n".join(
             f"<details><summary>{html.escape(', '.join(of))}</summary><pre>{html.escape(command)}</pre></details>"

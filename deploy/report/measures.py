@@ -11,19 +11,19 @@ from deploy.report.collection import Collection
 from deploy.report.run_reader import RunRecord
 from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary, common, largest, median, spread
-from deploy.tiers.machine_table import accelerator_of
+from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
 from trainer.base.run_files.records import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.settings.cards import accelerator_of
 from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
-NO_IMAGES = "the run generated no images"
 MIXED = "its repeats differ"
+_NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
+_NO_WORK = "the work of its steps, or the rate of its devices, is not known"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
-NO_BILL = "no job of Vertex AI is recorded"
-UNTOLD = (NO_IMAGES, NO_BILL)  # what notes do not say of a table
 LOWER, HIGHER = "lower", "higher"
 
 
@@ -84,7 +84,7 @@ def _kind(row: TierSummary) -> str:
     runs = row.group.runs
     gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
     if gpu:
-        return accelerator_of(gpu)
+        return accelerator_of(gpu, load_machines().accelerators)
     if row.facts is None or row.local:
         return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
     return row.facts.kind
@@ -170,24 +170,20 @@ def _no_efficiency(row: TierSummary) -> str:
     return _no_speed(row) if row.speed_up is None else row.no_cost if row.simulated else kinds
 
 
-def _no_price(row: TierSummary) -> str:
-    return f"the price is not known: use --price_per_hour={row.tier}=USD"
-
-
 def _no_cost(row: TierSummary) -> str:
     unbilled = "what Vertex AI billed is not recorded" if row.unbilled else ""
     return row.no_cost or unbilled or "its price or its total time is missing"
 
 
 def _no_rate(row: TierSummary) -> str:
-    return row.no_cost or (_no_price(row) if row.price_per_hour is None else _not_timed(row))
+    return row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row))
 
 
 def _no_quality(row: TierSummary) -> str:
     if any(run.quality for run in row.group.runs):
         return "its features, images or formulas are others than those it would be compared with"
     images = any(run.sample for run in row.group.runs)
-    return "the run did not compute it: use --fid_every_steps" if images else NO_IMAGES
+    return "the run did not compute it: use --fid_every_steps" if images else "the run generated no images"
 
 
 MEASURES = (
@@ -215,6 +211,8 @@ MEASURES = (
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
     Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
     Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
+    Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK, HIGHER),
+    Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK, HIGHER),
     Measure("input_wait", "waits for input", _input_wait, median, percent,
             lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
@@ -222,9 +220,10 @@ MEASURES = (
     Measure("total_seconds", "total s", lambda run: run.wall_seconds if run.state == "done" else None, median, figures,
             _NO_RESULT, LOWER),
     Measure("goodput", "goodput", lambda run: share_of_steps(run.goodput), median, percent, _NO_RESULT, HIGHER),
-    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures, NO_BILL, LOWER),
+    Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures,
+            "no job of Vertex AI is recorded", LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
-    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _no_price, LOWER, planned=True),
+    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _NO_PRICE, LOWER, planned=True),
     Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),
     Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
     Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
@@ -241,6 +240,16 @@ MEASURES = (
     Measure("unit", "", _unit),
     Measure("quality", "", _quality),
 )  # fmt: skip
+
+
+FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")  # of a tier, at a glance
+
+
+def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
+    """Returns those of FIGURES that a tier of table.json has, of repeats the median."""
+    values = {key: tier.get(key) for key in FIGURES}
+    single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
+    return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:

@@ -57,26 +57,24 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
-    """Yields the figures that can be drawn, with placeholders for colours."""
+    """Yields the figures that can be drawn, with placeholders for colours, the one that answers most first."""
     speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
     fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
     shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
-    scaled = [row for row in rows if row.speed_up is not None]
+    scaled = [row for row in rows if row.speed_up is not None and not (row.simulated or row.base.simulated)]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
-    if len(scaled) > 1:
-        simulated = sum(bool(row.simulated) for row in scaled)
-        devices = f"{', in part' if simulated < len(scaled) else ''} of simulated devices" if simulated else ""
-        yield f"Speed-up{devices}", "images/s relative to the baseline", lambda axes: _speed_up(axes, scaled, looks)
-    if any(_losses(run)[1] for run in collection.runs):
-        caption = f"by step, for the first repeat of each tier{note}"
-        yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
     if len(priced) > 1:
         caption = "for a million images; no tier is both faster and cheaper than the line"
         yield "Cost against time", caption, lambda axes: _pareto(axes, priced, looks)
+    if len(scaled) > 1:
+        yield "Speed-up", "images/s relative to the baseline", lambda axes: _speed_up(axes, scaled, looks)
+    if any(_losses(run)[1] for run in collection.runs):
+        caption = f"by step, for the first repeat of each tier{note}"
+        yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:

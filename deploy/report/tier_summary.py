@@ -135,11 +135,15 @@ class TierSummary:
         return bool(self.done) and self.images_per_second is not None
 
     @property
+    def on_vertex(self) -> bool:
+        """Returns whether Vertex AI ran it."""
+        compared = self.facts is not None and not self.local
+        return compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
+
+    @property
     def unbilled(self) -> bool:
         """Returns whether Vertex AI ran it, and what it billed is not recorded."""
-        compared = self.facts is not None and not self.local
-        on_vertex = compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
-        return on_vertex and self.paid_seconds is None
+        return self.on_vertex and self.paid_seconds is None
 
     @property
     def no_cost(self) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 
 from deploy.report import measures
 from deploy.report.collection import Collection
-from deploy.report.measures import NO_IMAGES, UNTOLD
 from deploy.report.text_tables import markdown_table, terminal_table
-from deploy.report.tier_summary import TierSummary, in_units, spread
+from deploy.report.tier_summary import SIMULATED, TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 
 _MANY = 10  # more columns with one reason are called measurements
@@ -99,16 +98,16 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
             yield f"{row.tier}: its steps were not compared with those of one replica: {row.not_compared}."
         for times in (run.restarts for run in row.group.runs if run.restarts):
             yield f"{row.tier}: restarted {times} x: its total time includes each start-up."
-    # One line for each reason of a missing value, with its columns and tiers.
-    tiers: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for measure in measures.MEASURES:
-            if measure.title and row.missing.get(measure.key, NO_IMAGES) not in UNTOLD:
-                tiers.setdefault((in_units(measure.title, rows), row.missing[measure.key]), []).append(row.tier)
-    together: dict[tuple[str, tuple[str, ...]], dict[str, None]] = {}
-    for (title, reason), names in tiers.items():
-        together.setdefault((reason, tuple(names)), {})[title] = None
-    for (reason, of), titles in together.items():
-        absent = ", ".join(titles) if len(titles) <= _MANY else "measurements"
-        yield f"No {absent} for {'any tier' if len(of) == len(rows) else ', '.join(of)}: {reason}."
+    # One line for each reason of an empty cell, with its columns and tiers; the verdict speaks of simulated devices.
+    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for measure in measures.MEASURES:
+        tiers: dict[str, list[str]] = {}
+        for row in rows:
+            if row.missing.get(measure.key, SIMULATED) != SIMULATED:
+                tiers.setdefault(row.missing[measure.key], []).append(row.tier)
+        if measure.title and any(row.values[measure.key] is not None for row in rows):
+            for reason, of in tiers.items():
+                together.setdefault((reason, tuple(of)), []).append(in_units(measure.title, rows))
+    for (reason, of_tiers), titles in together.items():
+        yield f"No {', '.join(titles) if len(titles) <= _MANY else 'measurements'} for {', '.join(of_tiers)}: {reason}."
     yield from (problem for run in collection.runs for problem in run.problems)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deploy.report.collection import COMPARISON, fetched
+from deploy.report.measures import figures_of
 from deploy.report.run_reader import billed
 from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
@@ -13,10 +14,12 @@ from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, ope
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
+_MOST_WORDS = 5000  # characters of a description, which is a tag in MLflow
+
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison(RunFiles):
-    """Holds the parent of the runs of a comparison, which has no points of its own."""
+    """Holds the parent of the runs of a comparison, with a point at its end: the figures of each tier."""
 
     about: TrackedRun = dataclasses.field(kw_only=True)
 
@@ -24,7 +27,13 @@ class _Comparison(RunFiles):
         return self.about if ended else dataclasses.replace(self.about, state="running", files=())
 
     def points(self, *, ended: bool) -> list[Point]:
-        return []
+        tiers = items(read_json(self.folder / "table.json")[0], "tiers") if ended else []
+        values = {f"{tier['tier']}/{key}": value for tier in tiers for key, value in figures_of(tier).items()}
+        time, runs = (
+            (self.folder / COMPARISON).stat().st_mtime if values else 0.0,
+            sum(tier["repeats"] for tier in tiers),
+        )
+        return [Point(runs, time, values)] if values else []
 
 
 def trackers_in(settings: Mapping[str, Any]) -> str:
@@ -66,10 +75,13 @@ def _sources(path: str) -> Iterator[RunFiles]:
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
     settings = {name: text_of(value) for name, value in request.items() if name != "command"}
-    tags = {"verdict": text_of(" ".join(map(str, items(table, "verdict")))), "command": text_of(request.get("command"))}
-    files = [file for name in ("table.csv", "table.md") if (file := folder / name).is_file()]
+    verdict = [*map(str, items(table, "verdict"))]
+    tags = {"verdict": text_of(" ".join(verdict[:1])), "command": text_of(request.get("command"))}
+    files = [file for name in ("table.csv", "table.md", "report.html") if (file := folder / name).is_file()]
+    shown = file.read_text(encoding="utf-8").partition("\n\n")[0] if (file := folder / "table.md") in files else ""
+    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:_MOST_WORDS]
     key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
-    parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files)
+    parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files, description)
     yield _Comparison(folder, where, about=parent)
     for run in below:
         name, (_, usd) = run.relative_to(folder).as_posix(), billed(run)

@@ -25,30 +25,39 @@ from trainer.base.settings.train_config import MAY_CHANGE
 
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
 _LOSS_TOLERANCE = 0.05  # of the larger loss
+_ROUNDING = 1e-6  # of float32
 _MORE_WORK = "use a larger batch per replica or a larger model."
 _LOSSES = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)  # of time
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
-    """Returns sentences, the most important first. `baseline`: the tier of the speed-ups, by default the first.
+    """Returns sentences, the most important first: of the tiers, or of their losses if no speeds are compared.
 
-    Only speeds of real devices are compared.
+    Only speeds of real devices are. `baseline`: the tier of the speed-ups, by default the first.
     """
-    timed = [row for row in rows if row.has_speed]
-    real = [row for row in timed if not row.simulated]
-    sentences = [
-        *_simulated(collection, rows),
-        *(_ranking(real, baseline or rows[0].tier) if real or not timed else ()),
+    real = [row for row in rows if row.has_speed and not row.simulated]
+    simulated = [row.tier for row in rows if row.simulated]
+    done = [row for row in rows if row.done]
+    # Another global batch has other losses, and so has another number of steps.
+    alike = collection.scaling != "weak" and len({row.steps for row in done}) == 1
+    sentences = [*_ranking(real, baseline or rows[0].tier), *(_final_losses(done) if alike else ())]
+    if simulated:
+        sentences.append(f"Simulated devices: {', '.join(simulated)}: their speeds do not apply to real machines, so "
+                         "they are not ranked and have no efficiency and no cost.")  # fmt: skip
+    elif len(real) < 2:
+        sentences.append("Not ranked: fewer than two tiers of real devices have a speed.")
+    sentences += [
         *_scaling(real),
         *(f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
           "(python -m trainer.data.prepare), or make your own data function faster."
           for row in real if (row.input_wait or 0.0) >= MUCH),
         *_goodput(rows),
         *_different_work(collection, rows),
-        # Another global batch has other losses.
-        *(() if collection.scaling == "weak" else _final_losses([row for row in rows if row.done])),
         *_ends(rows),
     ]  # fmt: skip
+    if collection.local and collection.parallel > 1:
+        sentences.append(f"Up to {collection.parallel} runs shared this machine and slowed each other down: use "
+                         "--parallel=1.")  # fmt: skip
     return [in_units(sentence, rows) for sentence in sentences]
 
 
@@ -64,19 +73,20 @@ def _speed(row: TierSummary) -> float:
 
 
 def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
+    """Names the fastest tier, the cheapest and the best buy, in one sentence and then in one each."""
     if len(rows) < 2:
-        yield "No verdict: fewer than two tiers of real devices have a speed to compare."
         return
     fastest = best(rows, "images_per_second")
     compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline
     against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
     ties = [row.tier for row in rows if row is not fastest and _equally_fast(row, fastest)]
     tied = f"; {', '.join(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
-    yield f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
+    speed = f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
     # The cheapest and the best are of the tiers with a cost; the notes say why others have none.
     priced = [row for row in rows if row.cost_per_million_images is not None]
     if len(priced) < 2:
-        yield "Cheapest and best buy are not known: fewer than two of these tiers have a cost."
+        yield speed
+        yield "Cheapest and best buy are not known without prices: add --price_per_hour=TIER=USD."
         return
     among = f" of {', '.join(row.tier for row in priced)}" if len(priced) < len(rows) else ""
     if all(row.paid_seconds and row.cost for row in priced):
@@ -87,6 +97,12 @@ def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
         cheapest = best(priced, "cost_per_million_images")
         spent = f"{money(cheapest.cost_per_million_images)} per million images"
         buy, product = min(priced, key=lambda row: row.cost_per_million_images / _speed(row)), "time and cost"
+    titles: dict[str, list[str]] = {}
+    for row, title in ((fastest, "the fastest"), (cheapest, "the cheapest"), (buy, "the best buy")):
+        titles.setdefault(row.tier, []).append(title)
+    named = {tier: ", ".join([*words[:-2], " and ".join(words[-2:])]) for tier, words in titles.items()}
+    yield f"{'; '.join(f'{tier} is {words}' for tier, words in named.items())}."
+    yield speed
     yield f"Cheapest{among}: {cheapest.tier}, {spent}."
     yield f"Best buy{among}: {buy.tier}, the lowest product of {product}."
 
@@ -138,7 +154,7 @@ def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
         paid = "paid" if row.paid_seconds else "took"
         unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
         apart = f"; {_hours(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
-        if total:
+        if total and row.on_vertex:  # which is paid by time
             yield f"{row.tier} {paid} {_hours(total)}{lost}: {shares_in_words(seconds)}{apart}."
         for slow in [worker for run in runs if (worker := mapping(run.result, "slow_worker"))][:1]:
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
@@ -189,7 +205,8 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
         losses = sorted(row.final_loss for row in rows_with_loss)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
-        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most else "are equal"
+        equal = "are equal up to rounding" if most else "are equal"
+        agree = f"agree within {figures(100 * most, 2)} %{noise}" if most > _ROUNDING else equal
         yield f"The final losses {agree}: {values}."
 
 
@@ -207,14 +224,3 @@ def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
         of = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
         if ending := bad[0].ending if bad else row.not_done:
             yield f"{row.tier}: {of}{ending}."
-
-
-def _simulated(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
-    names = [row.tier for row in rows if row.simulated]
-    if names:
-        yield (
-            f"Simulated devices: {', '.join(names)}: their speeds do not apply to real machines, so they are not "
-            "ranked and have no efficiency and no cost."
-        )
-    if collection.local and collection.parallel > 1:
-        yield f"Up to {collection.parallel} runs shared this machine and slowed each other down: use --parallel=1."

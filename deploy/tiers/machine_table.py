@@ -8,13 +8,13 @@ tier's boot disk is added (tier.py). A user's price file overrides machines and 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.settings.cards import TFLOPS
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 from trainer.base.storage import expanded
@@ -58,7 +58,7 @@ FREE = Price(0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Holds what a data sheet promises: dense TFLOP/s by arithmetic ("float32", "tf32", "16_bit"), and bytes."""
+    """Holds what a data sheet promises: TFLOP/s, as in trainer.base.settings.cards, and bytes."""
 
     tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float
@@ -158,8 +158,8 @@ def _read_table() -> Machines:
     accelerators, machines = dict[str, Accelerator](), dict[str, Machine]()
     read: dict[str, Any]
     for name, facts in table["accelerators"].items():
-        read = {"price": _price(facts, prices), "rates": Rates(**facts["rates"]) if "rates" in facts else None,
-                "regions": tuple(facts["regions"])}  # fmt: skip
+        rates = Rates(TFLOPS[name], **facts["rates"]) if "rates" in facts else None
+        read = {"price": _price(facts, prices), "rates": rates, "regions": tuple(facts["regions"])}
         accelerators[name] = Accelerator(name, **{**facts, **read})
     for name, facts in (table["host_machines"] | table["accelerator_machines"]).items():
         read = {"price": _price(facts, prices), "attached": name in table["host_machines"],
@@ -170,13 +170,6 @@ def _read_table() -> Machines:
         prices["region"], prices["date"], tuple(f"{kind}-{size}" for kind in cpu for size in cpu[kind]),
         tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines,
     )  # fmt: skip
-
-
-def accelerator_of(gpu: str) -> str:
-    """Returns Vertex AI's name of the GPU that its driver calls `gpu` ("NVIDIA A100-SXM4-80GB"); `gpu` if unknown."""
-    words = set(re.split(r"\W+", gpu.upper()))
-    parts = {name: set(name.split("_")) - {"NVIDIA", "TESLA"} for name in load_machines().accelerators}
-    return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:

@@ -33,6 +33,12 @@ def switch(meaning: str) -> Any:
     return option("", meaning, False, boolean)
 
 
+def option_of(kind: type, name: str) -> Any:
+    """Returns a field that is the same option of another class."""
+    field = options_of(kind, [name])[name]
+    return dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
+
+
 def options_of(kind: type, names: Iterable[str] = ()) -> dict[str, "dataclasses.Field[Any]"]:
     """Returns the options of a class, or those of these names; a field without a description is none."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.metadata}

@@ -277,9 +277,30 @@ class _Handler(BaseHTTPRequestHandler):
         return 404, error(404, f"unknown address in the emulator: {self.command} {path}")
 
 
+# What the reference calls required: https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/CustomJobSpec
+_REQUIRED = {
+    "customJob": ("displayName", "jobSpec"), "jobSpec": ("workerPoolSpecs",), "workerPoolSpecs": ("machineSpec",),
+    "pythonPackageSpec": ("executorImageUri", "packageUris", "pythonModule"), "containerSpec": ("imageUri",),
+    "env": ("name", "value"), "baseOutputDirectory": ("outputUriPrefix",),
+}  # fmt: skip
+
+
+def _missing(content: Any, name: str = "customJob") -> Iterator[str]:
+    """Yields the required fields that a message, or one below it, has not."""
+    if isinstance(content, dict):
+        yield from (f"{name}.{field}" for field in _REQUIRED.get(name, ()) if not content.get(field))
+        for field, value in content.items():
+            yield from _missing(value, field)
+    elif isinstance(content, list):
+        for item in content:
+            yield from _missing(item, name)
+
+
 def _create(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
     content = json.loads(body)
     google.bodies.append(content)
+    if missing := [*_missing(content)]:
+        return 400, error(400, f"Required fields are not set: {', '.join(missing)}")
     return 200, google.create(match[1], content)
 
 
@@ -324,6 +345,8 @@ def _entries(google: Emulator, match: re.Match[str], query: Query, body: bytes) 
     assert job
     found = [entry for entry in google.logs if entry["resource"]["labels"]["job_id"] == job[1]]
     found = [entry for entry in found if not since or entry["timestamp"] >= since[1]]
+    worker = re.search(r'task_name="([^"]+)"', request["filter"])
+    found = [entry for entry in found if not worker or entry["resource"]["labels"]["task_name"] == worker[1]]
     found.sort(key=lambda entry: entry["timestamp"], reverse="desc" in request.get("orderBy", ""))
     return 200, _page("entries", found, 3, request)
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from PIL import Image
 
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, plan_key, write_plan
+from trainer.base.run_files.plan_file import (
+    CpuSteps,
+    LinearInRows,
+    Memory,
+    StepPlan,
+    StepWork,
+    Work,
+    plan_key,
+    write_plan,
+)
 from trainer.base.settings.resolution import resolve
 
 EXAMPLES = 6_000
@@ -16,7 +25,8 @@ EXAMPLES = 6_000
 def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0.01, gflop: float = 1.0) -> Path:
     """Writes a plan of mlp_mnist: 1 GiB of state and so much a row; 100 products of so many GFLOP, and 50 MB, a row.
 
-    There is one update. Each of two replicas has 100 small operations more, and an all-reduce.
+    There is one update. Each of two replicas has 100 small operations more, and an all-reduce. On 2 virtual CPUs a step
+    took 1 s, and 0.5 a row.
     """
     gib, config = 2.0**30, resolve(["--recipe=mlp_mnist", f"--precision={precision}"]).config
     lines = [LinearInRows(gib, row_gib * gib)]
@@ -29,6 +39,7 @@ def planted_plan(folder: Path, precision: str = "float32", /, row_gib: float = 0
     plan = StepPlan(
         config.model, config.data, plan_key(config, {}), {}, EXAMPLES, 1, 0, memory, 10**8, (2**29, 2**28),
         Work(one), Work(of_two, 1, 10**8),
+        CpuSteps(LinearInRows(1.0, 0.5), 2),
     )  # fmt: skip
     write_plan(folder / "plan.json", plan)
     return folder / "plan.json"
@@ -48,13 +59,14 @@ def plant(
     steps_per_report: int = 10,
     epochs: bool = False,
     waited: float = 0.0,
+    tflop: float = 0.0,
     quality: Mapping[str, Any] | None = None,
     **final: float,
 ) -> Path:
     """Writes a run with one report (or epoch) for each of `seconds`, the time of its steps; the first is warm-up.
 
     `gpu`: the model of its GPUs. `losses`: of the same reports. `waited`: the share of the time that was lost waiting
-    for input. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
+    for input. `tflop`: of a step. `final`: more final metrics, as fid=12. `quality`: what these were computed with.
     """
     per_epoch = EXAMPLES // batch
     steps = per_epoch if epochs else steps_per_report
@@ -66,7 +78,8 @@ def plant(
         lines.append({
             "kind": "epoch" if epochs else "report", "step": number * steps, "epoch": number * steps / per_epoch,
             "seconds": now, "images_per_second": batch / each, "step_seconds": each,
-            "input_wait_seconds": waited * each, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
+            "input_wait_seconds": waited * each, "tflop_per_second": tflop / each,
+            "mfu": tflop / each / 494, "losses": {"loss": loss}, "metrics": {"accuracy": 0.9},
             "memory_gib": 1.0, "gpus": [],
         })  # fmt: skip
     total = steps * len(seconds)

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 
 from deploy.__main__ import main as deploy
-from deploy.cli import cancel, jobs, submit, watch
+from deploy.cli import cancel, jobs, logs, submit, watch
 from deploy.platform.clients import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
@@ -106,7 +106,7 @@ def dry_run(command: Command, session: Session) -> None:
 
 def run_on_emulator(command: Command, session: Session) -> None:
     """Runs the command on a job that was submitted to an emulated Vertex AI."""
-    verbs: Mapping[str, Callable[..., int]] = {"watch": watch.main, "jobs": jobs.main, "cancel": cancel.main}
+    verbs = {"watch": watch.main, "logs": logs.main, "jobs": jobs.main, "cancel": cancel.main}
     sdk, verb = ["--backend=sdk"], command.words[3]
     job = ["--recipe=wgan_gp_digits", "--image=us-docker.pkg.dev/p/r/x:1", "--bucket=gs://bucket", "--detach"]
     assert submit.main(["cpu", *job, *sdk], session) == 0
@@ -198,7 +198,8 @@ RULES: Mapping[str, Rule] = {
     "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden,
     "deploy machines": run_deploy,
     "deploy submit": dry_run, "deploy image": dry_run,
-    "deploy watch": run_on_emulator, "deploy jobs": run_on_emulator, "deploy cancel": run_on_emulator,
+    "deploy watch": run_on_emulator, "deploy logs": run_on_emulator, "deploy jobs": run_on_emulator,
+    "deploy cancel": run_on_emulator,
     "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
     "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,

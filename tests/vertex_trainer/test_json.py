@@ -27,7 +27,7 @@ FIELDS = {
     "machines": "date region machines machine accelerator count price",
     "plan": (
         "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
-        "install_seconds steps basis offers problems strategy usd_per_hour hours usd"
+        "install_seconds steps basis compiled offers problems strategy usd_per_hour hours usd"
     ),
     "dry_run": "requests about tier project region output display_name labels spec usd_per_hour most_usd",
     "submitted": (
@@ -83,6 +83,8 @@ def test_each_verb_prints_documents_of_the_schema(
     *lines, end = documents("watch", "--backend=sdk")
     assert lines[0]["line"]["text"] == "SUCCEEDED"
     assert (end["status"]["state"], end["exit_code"]) == ("SUCCEEDED", 0)
+    cloud.log(next(iter(cloud.jobs.values())), "step 1")
+    assert [logged["line"]["text"] for logged in documents("logs", "--backend=sdk")] == ["step 1"]
     assert documents("cancel", "--backend=sdk", "--yes")[0]["status"]["state"] == "SUCCEEDED"
     (report,) = documents("report", str(plant(tmp_path / "run", [0.1] * 4)))
     assert report["tiers"][0]["tier"] == "run"

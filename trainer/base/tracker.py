@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """Holds what a tracker shows about a run beside its points.
+    """Holds what a tracker shows about a run beside its points; `description`: Markdown for people.
 
     `id`: small letters and digits, the same after each restart; `folder`: the job directory on this machine;
     `parent`: the id of the run that this one belongs to; `state`: running, finished, failed or killed; `files`:
@@ -43,6 +43,7 @@ class TrackedRun:
     tags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     state: str = "running"
     files: Sequence[Path] = ()
+    description: str = ""
 
 
 class Opened(NamedTuple):

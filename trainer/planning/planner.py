@@ -10,6 +10,8 @@ addition are two; bytes; all-reduces. What TensorFlow prunes, or computes once f
 import dataclasses
 import math
 import os
+import statistics
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,7 +20,17 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.run_files.plan_file import LinearInRows, Memory, StepPlan, StepWork, Work, peak_of, plan_key, versions
+from trainer.base.run_files.plan_file import (
+    CpuSteps,
+    LinearInRows,
+    Memory,
+    StepPlan,
+    StepWork,
+    Work,
+    peak_of,
+    plan_key,
+    versions,
+)
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
@@ -92,11 +104,11 @@ class MeasuredStep:
         except UserError:
             return 0
 
-    def __call__(self) -> None:
-        """Runs one step."""
+    def __call__(self, steps: int = 1) -> None:
+        """Runs steps."""
         with as_on_gpus():  # the first call traces
-            self._runner(self._rows, self._made, 1)
-        self._made += 1
+            self._runner(self._rows, self._made, steps)
+        self._made += steps
 
 
 def _bytes(variable: Any) -> int:
@@ -104,6 +116,7 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
+_TIMED_CALLS, _TIMED_S, _CALL_S = 5, 2.0, 0.1
 Result = TypeVar("Result")
 
 
@@ -124,7 +137,10 @@ def make_plan(config: TrainConfig) -> StepPlan:
             f"a step with {_ROWS[-1]} rows needs up to {most / 2**30:.1f} GiB, this machine has {memory / 2**30:.1f}: "
             "make the plan on a larger one (--out), and use it with `python -m deploy plan --plan=FILE`"
         )
-    (_, small), (large_step, large) = (_measured(config, dataset, rows) for rows in _ROWS[1:])
+    (small_step, small), (large_step, large) = (_measured(config, dataset, rows) for rows in _ROWS[1:])
+    few, many = map(_seconds, (small_step, large_step))
+    per_row = min(max(many - few, 0.0) / (large.rows - small.rows), many / large.rows)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     recomputed = None if config.remat else _tried("--remat", lambda: _recomputed(config, dataset))
     return StepPlan(
         model=config.model, data=config.data, key=plan_key(config), versions=versions(),
@@ -134,6 +150,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
         work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],
     )  # fmt: skip
@@ -155,6 +172,17 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Measure
 
     trace = traced(rows, build)
     return built[0], trace
+
+
+def _seconds(step: MeasuredStep) -> float:
+    """Returns the seconds of a step outside of a trace: the median of calls, of several steps where these are short."""
+    times, count = list[float](), 1
+    while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
+        began = time.perf_counter()
+        step(count)
+        times.append((time.perf_counter() - began) / count)
+        count = max(1, round(_CALL_S / times[-1]))
+    return statistics.median(times)
 
 
 def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:

@@ -161,6 +161,7 @@ class Progress:
     budget_spent: bool = False  # this process ends; another one may resume
     unit: str = "images"  # what an example is called
     flops: int = 0  # of a step over all replicas; 0 until they are known
+    peak_tflops: float = 0.0  # of all replicas, by the data sheet; 0 if it is not known
     whole: RunningMeans = field(init=False)
     asked_steps: int = field(init=False)  # total_steps before early stopping
 
@@ -214,7 +215,12 @@ class Progress:
 
     def tflop_per_second(self, step_seconds: float | None) -> float | None:
         """Returns 1e12 FLOPs a second of all replicas together, at so many seconds a step; None if unknown."""
-        return self.flops / step_seconds / 1e12 if self.flops and step_seconds else None
+        return float(rounded(self.flops / step_seconds / 1e12)) if self.flops and step_seconds else None
+
+    def mfu(self, step_seconds: float | None) -> float | None:
+        """Returns its share of what the replicas' data sheet promises; None if unknown."""
+        rate = self.tflop_per_second(step_seconds)
+        return float(rounded(rate / self.peak_tflops)) if rate and self.peak_tflops else None
 
     @property
     def seconds_left(self) -> float | None:

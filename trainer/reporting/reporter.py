@@ -268,7 +268,8 @@ class Reporter:
             "images_per_second": rounded(running.images_per_second),
             "step_seconds": rounded(running.step_seconds),
             "input_wait_seconds": rounded(running.input_wait_seconds),
-            "tflop_per_second": rounded(progress.tflop_per_second(running.step_seconds)),
+            "tflop_per_second": progress.tflop_per_second(running.step_seconds),
+            "mfu": progress.mfu(running.step_seconds),
             "untimed_steps": running.steps - running.timed_steps,
             **by_kind(running.means()),
             "memory_gib": round(memory_gib(), 3),
@@ -318,7 +319,8 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     if entry["images_per_second"]:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
     if rate := entry.get("tflop_per_second"):
-        parts.append(f"{rate:.3g} TFLOP/s")
+        mfu = entry.get("mfu")
+        parts.append(f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else ""))
     if waits := input_wait(entry):
         parts.append(waits)
     parts.append(f"{entry['memory_gib']:.2f} GiB")

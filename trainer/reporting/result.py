@@ -146,7 +146,8 @@ class RunResult:
             "step_seconds": rounded(progress.whole.step_seconds),
             "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
             "step_flops": progress.flops or None,
-            "tflop_per_second": rounded(progress.tflop_per_second(progress.whole.step_seconds)),
+            "tflop_per_second": progress.tflop_per_second(progress.whole.step_seconds),
+            "mfu": progress.mfu(progress.whole.step_seconds),
         }
 
 

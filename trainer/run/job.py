@@ -17,6 +17,7 @@ from trainer.base.log import duration, log, on_vertex
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
+from trainer.base.settings.cards import peak_tflops
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
@@ -26,7 +27,7 @@ from trainer.invariance.layers import depends_on_replicas, refresh_normalization
 from trainer.reporting.error_lines import is_out_of_memory, out_of_memory
 from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
-from trainer.reporting.result import refuse_hopeless_restart, run_info
+from trainer.reporting.result import gpu_names, refuse_hopeless_restart, run_info
 from trainer.run.export import export
 from trainer.run.rehearsal import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
@@ -121,6 +122,7 @@ def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
         log.info(f"each epoch trains on whole batches and leaves out {rows} (fit has a last, smaller batch)")
     progress = Progress(restored.get("step", 0), total, schedule.steps_per_epoch, schedule.examples_per_step)
     progress.unit = setup.dataset.unit
+    progress.peak_tflops = replicas.count * peak_tflops((*gpu_names(), "")[0], config)
     written = job_dir if job.is_chief else None
     reporter = Reporter(config, written, progress, lambda: checkpoints.latest, replicas.devices)
     reporter.rollbacks = job.result.rollbacks
@@ -309,7 +311,7 @@ def _summarize(run: TrainingRun) -> None:
     log.info(f"done: {progress.step:,} steps in {wall}, of which training {training}{speed}{doubt}")
     final = run.state.reporter.summary()["final"]
     values = {**final.get("losses", {}), **final.get("metrics", {})}
-    if run.state.reporter.by_epoch:
+    if run.state.reporter.by_epoch and not progress.step % progress.steps_per_epoch:
         values |= {name: of_epochs[-1] for name, of_epochs in run.state.values_of_epochs().items() if of_epochs}
     if values:
         log.info(f"last      {', '.join(f'{name} {value:.4g}' for name, value in values.items())}")

@@ -7,14 +7,18 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
+from deploy.cli import plan
 from deploy.planning.extrapolation import Extrapolation, estimate
+from deploy.platform.clients import Session
 from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.tiers.tier import TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, planned
-from tests.deploy.conftest import Capture
+from tests.deploy.conftest import Capture, Command, output_of, trains
+from tests.deploy.emulator import Emulator
 from tests.deploy.planted import edit, plant, planted_plan
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig
+from trainer.base.storage.local_files import Address
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=100, learning_rate=0.1, steps=10_000)
 CPU = TierFacts("cpu", "n1", price_per_hour=0.5)
@@ -166,3 +170,39 @@ def test_the_verb_plans_by_a_short_run(tmp_path: Path, capsys: Capture) -> None:
     assert "  cheapest    cpu standard          0.02 USD (0.01 - 0.05)        2.4 min (1.4 - 6)" in shown
     assert "the time to get machines and to start a container is not included" in (out / "plan.md").read_text()
     assert json.loads((out / "forecast.json").read_text())["tiers"][0]["seconds"]["middle"] == pytest.approx(25)
+
+
+SETTINGS = ["--recipe=mlp_mnist", "--model=mlp", "--global_batch_size=100", "--learning_rate=0.1", "--steps=20000"]
+
+
+def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
+    cloud: Emulator, session: Session, bucket: Address, tmp_path: Path, capsys: Capture
+) -> None:
+    """As many steps as XLA needs to compile them as in the whole run; a second tier is added to the first."""
+    cloud.run = trains(tmp_path / "trained")
+    where = ["--region=us-central1", f"--bucket=gs://{bucket.bucket}", "--max_cost=1", "--backend=sdk",
+             "--image=us-docker.pkg.dev/p/r/x:1"]  # fmt: skip
+    words = ["l4x1", "l4x2", *SETTINGS, f"--plan={planted_plan(tmp_path)}", f"--out={tmp_path / 'out'}", *where]
+    assert plan.main([*words, "--measure=l4x1", "--dry_run"], session) == 0
+    shown = capsys.readouterr().out
+    assert "nothing was sent: 500 steps would be measured so; the plan is without them" in shown
+    assert "; surer: --measure=l4x" in shown
+    assert cloud.requests == []
+    for tier, by, jobs in (("l4x1", ["l4x1", ""], 1), ("l4x1", ["l4x1", ""], 1), ("l4x2", ["l4x1", "l4x2"], 2)):
+        assert plan.main([*words, f"--measure={tier}"], session) == 0
+        assert " x as long, measured on l4x" in capsys.readouterr().out
+        tiers = json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"]
+        assert [each["measured"] for each in tiers] == by
+        assert len(cloud.jobs) == jobs
+    assert len({str(output_of(job)).rpartition("/")[0] for job in cloud.jobs.values()}) == 1
+    args = next(iter(cloud.jobs.values()))["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]["args"]
+    assert {"--steps=500", "--report_every_steps=100"} <= {*args}
+    assert "--steps=20000" not in args
+
+
+@pytest.mark.parametrize(("flag", "line"), [
+    ("--measure=l4x1", "measure=l4x1: a job is paid for: say what it may cost at most, as --max_cost=1"),
+    ("--max_cost=1", "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them"),
+])  # fmt: skip
+def test_a_measurement_says_what_it_may_cost(flag: str, line: str, refused: Command) -> None:
+    assert line in refused("plan", "l4x1", *SETTINGS, flag)

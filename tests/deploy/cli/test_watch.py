@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deploy.api.jobs import attach
-from deploy.cli import cancel, jobs, submit, watch
+from deploy.cli import cancel, jobs, logs, submit, watch
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform.api import RETRY_S, JobStatus
 from deploy.platform.clients import Session
@@ -165,6 +165,52 @@ def test_a_job_number_is_in_gclouds_region(session: Session, monkeypatch: pytest
         assert (
             attach("1000", "my-proj", "", "sdk", session).name == f"projects/my-proj/locations/{region}/customJobs/1000"
         )
+
+
+def test_a_job_that_ended_before_is_shown_at_once(
+    cloud: Emulator, watched: Watched, job: Job, flying: FlyingClock
+) -> None:
+    cloud.begin(job)
+    cloud.log(job, "the last words")
+    cloud.end(job, "SUCCEEDED")
+    flying.time += 3600
+    assert "the last words" in watched()[0]
+    assert flying.slept == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "texts"),
+    [
+        ([], ["line 0", "line 1", "line 2", "line 3", "now"]),
+        (["--tail=2"], ["line 3", "now"]),
+        (["--worker=1"], ["line 1", "line 3"]),
+        (["--worker=workerpool0-0", "--tail=1"], ["now"]),
+        (["--since=10m"], ["now"]),
+    ],
+)
+def test_logs_are_printed_without_following(
+    flags: list[str],
+    texts: list[str],
+    cloud: Emulator,
+    session: Session,
+    job: Job,
+    flying: FlyingClock,
+    capsys: Capture,
+) -> None:
+    cloud.begin(job)
+    for number in (3, 1, 2, 0):
+        cloud.log(job, f"line {number}", f"workerpool{number % 2}-0", time=f"2026-11-20T10:00:0{number}Z")
+    cloud.log(job, "now")
+    assert logs.main([job["name"], *SDK, *flags], session) == 0
+    assert [line.rpartition("  ")[2] for line in capsys.readouterr().out.splitlines()] == texts
+    assert flying.slept == 0
+
+
+def test_no_line_and_no_worker_are_said(session: Session, job: Job, capsys: Capture) -> None:
+    assert logs.main([job["name"], *SDK, "--worker=3"], session) == 0
+    assert "no lines in its log of that time or worker" in capsys.readouterr().err
+    with pytest.raises(UserError, match="worker=chief: 0 is the chief"):
+        logs.main([job["name"], *SDK, "--worker=chief"], session)
 
 
 def test_the_last_logs_are_retried_for_half_a_minute(

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from deploy.api.compare import CompareOptions
 from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
-from deploy.job.creation import upload_packages
+from deploy.job.creation import make_ready
 from deploy.platform.clients import Session
 from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning
 def test_a_stop_during_the_first_upload_submits_nothing(
     cloud: Emulator, session: Session, target: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the first run nor those that wait for it submit a job."""
+    """No run submits a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
     words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
     asked, overrides, _ = called("compare", CompareOptions, names, words)
@@ -41,15 +40,11 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
-        upload_packages(*given)
+        make_ready(*given)
         uploads.append(given)
-        for _ in range(1000):
-            if len(list(tmp_path.glob("out/*/repeat-1.log"))) == len(names):
-                break  # the other runs wait
-            time.sleep(0.01)
         runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
+    monkeypatch.setattr("deploy.comparison.runners.make_ready", stopped)
     plan = comparison.ComparisonRequest(tiers, overrides)
     assert comparison.run_comparison(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})
@@ -90,7 +85,7 @@ def test_missing_data_are_reported_once(command: Command, bucket: Address) -> No
 
 def test_a_job_of_unknown_state_is_named_and_found_again(command: Command, cloud: Emulator) -> None:
     cloud.faults = [Fault("GET .*/customJobs/", 401)]
-    shown = command("cpu", code=2)
+    shown = command("cpu", code=1)
     (job,) = cloud.jobs.values()
     assert f"the job may still be running; watch it: python -m deploy watch {job['name']}" in shown
     command("cpu")
@@ -216,6 +211,7 @@ def test_the_jobs_of_version_0_2_are_found_and_nothing_is_paid_twice(
     command("cpu")
     assert (len(cloud.jobs), rows(tmp_path)[0].state) == (1, "done")
     (folder / "result.json").unlink()
+    (folder / "submission.json").unlink()  # which it has now
     (folder / "vertex.json").write_text('{"job": 1}')
     with pytest.raises(UserError, match=f"^{folder / 'vertex.json'} is damaged: see `python -m deploy jobs`"):
         command("cpu")

@@ -17,7 +17,8 @@ from deploy.__main__ import main
 from deploy.api.submit import describe
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
-from deploy.platform.clients import to_yaml
+from deploy.platform.api import ApiError, CustomJob
+from deploy.platform.clients import Session, to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
@@ -74,6 +75,16 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest
     before = golden.read_text() if golden.exists() else ""
     assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+def test_submit_completes_the_files_of_job_configs_for_the_api(session: Session) -> None:
+    """The emulator checks the API's required fields, which a file alone has not."""
+    backend = session.open("sdk", "my-proj", "us-central1")
+    for path in JOB_CONFIGS.glob("*.yaml"):
+        assert backend.create(job(path.stem).request("s1")).startswith("projects/")
+        with pytest.raises(ApiError, match=r"pythonPackageSpec\.executorImageUri, pythonPackageSpec\.packageUris"):
+            backend.create(CustomJob(path.stem, yaml.safe_load(path.read_text()), {}))
+        assert "`python -m deploy submit` adds the image and the packages" in path.read_text()
 
 
 @pytest.mark.parametrize(("here", "installed", "why"), [

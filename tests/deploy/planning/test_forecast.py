@@ -15,7 +15,7 @@ from deploy.planning.step_time import (
     CONSTANTS,
     Interval,
     all_reduce_seconds,
-    arithmetic,
+    cpu_step_seconds,
     device_seconds,
     step_seconds,
 )
@@ -28,6 +28,7 @@ from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
+from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)
@@ -162,7 +163,7 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     alone = step_seconds(byte_bound, tf32, L4, 1)  # as plain, if the products alone would take longer
     assert alone.middle == pytest.approx(plain.products * moved + 1000 * plain.operation_seconds + plain.step_seconds)
     of_two: Any = byte_bound.work_of_two
-    summed = all_reduce_seconds(of_two, 4, 1, L4.rates)
+    summed = all_reduce_seconds(of_two, 4, 1, L4.rates.link_gb_per_s)
     assert summed == pytest.approx(30e-6 + 1.5 * 1e8 / 32e9)
     quarter = plain.products * 100 * (1e6 + 16 * 50e6) / 300e9 + 1100 * plain.operation_seconds + plain.step_seconds
     assert step_seconds(byte_bound, tf32, L4, 4).middle == pytest.approx(quarter + summed)
@@ -180,6 +181,17 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
     assert (small.low, small.high) == pytest.approx((low * (small.middle - host), high * small.middle))
 
 
+def test_cpus_take_what_this_one_took_by_their_number() -> None:
+    """33 s for 64 rows on 2: on 8 of another processor from 0.4 of a quarter to 2.5 times that."""
+    machine = TABLE.machines["n1-standard-8"]
+    assert cpu_step_seconds(PLAN, CONFIG, machine, 1) == Interval(0.4 * 33 / 4, 33 / 2, 2.5 * 33)
+    two = cpu_step_seconds(PLAN, CONFIG, machine, 2)
+    assert two
+    assert two.middle == pytest.approx(17 / 2 + 200e-6 + 1e8 / 2e9)  # half of the rows, and the network
+    mixed = forecast(load_tier("cpu"), PLAN, dataclasses.replace(CONFIG, precision="mixed_float16"), TABLE)
+    assert "no time of n1-standard-8 at precision=mixed_float16: give a run with --from=" in mixed.problems
+
+
 @pytest.mark.parametrize(
     ("precision", "tf32", "on_l4", "on_t4"),
     [("float32", True, "tf32", "float32"), ("float32", False, "float32", "float32"), ("float64", True, "", ""),
@@ -187,7 +199,7 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
 )  # fmt: skip
 def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_t4: str) -> None:
     config = dataclasses.replace(CONFIG, precision=precision, tf32=tf32)
-    assert (arithmetic(config, L4.rates), arithmetic(config, T4.rates)) == (on_l4, on_t4)
+    assert (arithmetic(config, L4.rates.tflops), arithmetic(config, T4.rates.tflops)) == (on_l4, on_t4)
 
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
@@ -229,9 +241,9 @@ def test_every_tier_of_the_package_is_planned(tmp_path: Path, capsys: Capture) -
     assert len(tiers) >= 26
     times = [tiers[name]["step"]["middle"] for name in ("t4x1", "l4x1", "a100x1", "h100x1")]
     assert times == sorted(times, reverse=True)
-    assert tiers["cpu"]["step"] is None
+    assert tiers["cpu"]["basis"] == "cpu"
     page = (tmp_path / "out" / "plan.md").read_text()
-    assert "- cpu, cpu-2workers: the time on CPUs is not predicted: give a run on it with --from=" in page
+    assert "Times on CPUs: from plain steps on the 2 virtual CPUs where the plan was made" in page
     assert "| l4x1-2workers | spot | fits |" in page
     rows = [line.split() for line in shown.splitlines() if " spot " in line or " standard " in line]
     usd = [float(next(cell for cell in row if cell.startswith("$"))[1:]) for row in rows if "$" in "".join(row)]

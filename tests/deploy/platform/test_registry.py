@@ -127,13 +127,17 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     cloud.run = ends("SUCCEEDED")
     where = ["digits@champion", *ROWS]
     assert (
-        predict.main([*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--backend=sdk"], session) == 0
+        predict.main(
+            [*where, "--tier=l4x1", "--max_cost=1", "--max_wait=1h", "--spot", "--same_bytes", "--backend=sdk"], session
+        )
+        == 0
     )
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
     (model,) = versions(cloud)
     assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
-    assert task["args"] == [model["artifactUri"], "--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out"]
+    rows = ["--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out", "--same_bytes"]
+    assert task["args"] == [model["artifactUri"], *rows]
     assert job["jobSpec"]["scheduling"]["strategy"] == "SPOT"
     assert 600 < float(job["jobSpec"]["scheduling"]["timeout"].removesuffix("s")) < 86_400
 

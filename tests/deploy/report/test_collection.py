@@ -1,5 +1,6 @@
 """Tests how folders of job directories, local and in a bucket, become tiers."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
     assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
     assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]
     assert [tier.name for tier in collect([f"{tmp_path}/one"]).tiers] == ["one"]
+    tiers = [{"name": "two", "machine_type": "n1"}, {"name": "three", "machine_type": "n2"}]
+    (tmp_path / "comparison.json").write_text(json.dumps({"on": "local", "scaling": "strong", "tiers": tiers}))
+    for folder, runs in (("two", 3), ("two/repeat-2", 1)):  # a tier of a comparison, and one of its runs
+        part = collect([f"{tmp_path}/{folder}", f"{tmp_path}/one"])
+        assert [(tier.name, len(tier.runs), bool(tier.tier)) for tier in part.tiers] == [
+            ("two", runs, True), ("one", 1, False),
+        ]  # fmt: skip
+        assert part.local
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")

@@ -8,18 +8,20 @@ import pytest
 import yaml
 
 from deploy.job.cost import price_and_limit
-from deploy.tiers.machine_table import TABLE, Price, accelerator_of, load_machines
+from deploy.tiers.machine_table import TABLE, Price, load_machines
 from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier
 from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
+from trainer.base.settings.cards import TFLOPS, accelerator_of, peak_tflops
+from trainer.base.settings.train_config import TrainConfig
 
 
 def test_every_accelerator_is_one_that_vertex_names_and_some_machine_has() -> None:
     table = load_machines()
     offered = {name for machine in table.machines.values() for name in machine.counts}
     assert offered == set(table.accelerators)
-    assert offered <= set(ENUMS["AcceleratorType"])
+    assert set(TFLOPS) <= offered <= set(ENUMS["AcceleratorType"])
 
 
 FACTS = yaml.safe_load(TABLE.read_text())
@@ -114,20 +116,25 @@ def test_a_wrong_price_file_is_refused(tmp_path: Path, content: str, line: str) 
 
 
 @pytest.mark.parametrize(
-    ("gpu", "name"),
+    ("gpu", "name", "tflops"),
     [
-        ("NVIDIA L4", "NVIDIA_L4"),
-        ("Tesla T4", "NVIDIA_TESLA_T4"),
-        ("Tesla V100-SXM2-16GB", "NVIDIA_TESLA_V100"),
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA_TESLA_A100"),
-        ("NVIDIA A100-SXM4-80GB", "NVIDIA_A100_80GB"),
-        ("NVIDIA H100 80GB HBM3", "NVIDIA_H100_80GB"),
-        ("NVIDIA L40S", "NVIDIA L40S"),
-        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA L4", "NVIDIA_L4", 60),
+        ("Tesla T4", "NVIDIA_TESLA_T4", 8.1),
+        ("Tesla V100-SXM2-16GB", "NVIDIA_TESLA_V100", 15.7),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA_TESLA_A100", 156),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA_A100_80GB", 156),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA_H100_80GB", 494),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", "NVIDIA_H100_80GB", 0),
+        ("NVIDIA H200", "NVIDIA_H200_141GB", 494),
+        ("NVIDIA L40S", "NVIDIA L40S", 0),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4090", 0),
     ],
 )
-def test_what_a_gpu_calls_itself_is_an_accelerator_or_none(gpu: str, name: str) -> None:
-    assert accelerator_of(gpu) == name
+def test_what_a_gpu_calls_itself_is_an_accelerator_with_a_rate_or_none(gpu: str, name: str, tflops: float) -> None:
+    """Half of a card has not half of its rate, and float64 has other units: their rates are not known."""
+    assert accelerator_of(gpu) == accelerator_of(gpu, load_machines().accelerators) == name
+    assert peak_tflops(gpu, TrainConfig(tf32=True)) == tflops
+    assert peak_tflops(gpu, TrainConfig(precision="float64")) == 0
 
 
 @pytest.mark.parametrize(

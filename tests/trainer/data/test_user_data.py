@@ -122,6 +122,7 @@ def test_examples_that_are_drawn_train_as_in_fit_on_one_replica_alone(caplog: Lo
             build_setup(several, make_replicas(several))
 
 
+@pytest.mark.exports
 def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) -> None:
     config = settings("windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6")
     run_job(config)

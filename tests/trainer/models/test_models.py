@@ -113,6 +113,7 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
 
 
 @pytest.mark.slow  # a compiled model: tests/trainer/run/test_export.py
+@pytest.mark.exports
 def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
     for name, flags in FAMILIES.items():
         model, _ = run_steps(small(*flags), 0)

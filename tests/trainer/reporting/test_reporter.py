@@ -126,8 +126,11 @@ def test_a_status_line_is_complete() -> None:
     )
     entry["gpus"] = [{"memory_gib": 3.0, "utilization_percent": None}] + [dict.fromkeys(entry["gpus"][0])] * 2
     assert "1.00 GiB  GPU 3.0 GiB  4:10 left" in status_line(entry, progress)
-    entry["tflop_per_second"] = 12.34
-    assert "12.3 TFLOP/s  1.00 GiB" in status_line(entry, progress)
+    progress.flops = 6_170_000_000_000
+    for peak, shown in ((0, ""), (2 * 494, " (MFU 1.2 %)")):
+        progress.peak_tflops = peak
+        entry |= {"tflop_per_second": progress.tflop_per_second(0.5), "mfu": progress.mfu(0.5)}
+        assert f"12.3 TFLOP/s{shown}  1.00 GiB" in status_line(entry, progress)
 
 
 def test_a_line_for_people_has_the_same_columns_and_a_value_beside_its_evaluation() -> None:

@@ -48,6 +48,8 @@ layers = [layer for layer in keras_model.layers if isinstance(layer, keras.layer
 print(json.dumps({"trainer": "trainer" in sys.modules, "sync": [layer.synchronized for layer in layers]}))
 """
 
+pytestmark = pytest.mark.exports
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [

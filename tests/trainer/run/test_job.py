@@ -33,6 +33,7 @@ from trainer.run.start import StartedJob
 MLP = ("--model=mlp", "--dropout=0.3")  # where the model does not matter: a GAN takes more than twice as long
 
 
+@pytest.mark.exports
 def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     every = ("--report_every_steps=2", "--sample_every_steps=3")
     config = small_config("--model=wgan_gp", "--replicas=2", "--steps=6", *every)
@@ -181,6 +182,7 @@ def test_a_fault_is_kept_in_the_result(small_config: Make, monkeypatch: Patch) -
     assert (result["state"], result["error"]) == ("failed", f"TypeError: {raised.value}")
 
 
+@pytest.mark.exports
 def test_a_subclassed_model_is_saved_as_far_as_keras_can(small_config: Make) -> None:
     folder = run(small_config("--model=tests.models:subclassed", "--global_batch_size=64"))
     assert {path.name for path in (folder / "model").iterdir()} == {"model.keras", "saved_model", "serving.json"}

@@ -11,6 +11,8 @@ from tests.fixtures import Make
 from tests.support import refused, run_job
 from trainer.run.rehearsal import DIFFERS
 
+pytestmark = pytest.mark.exports
+
 OWN = (f"--model={__name__}:model", "--data=tests.own_data:arrays", "--global_batch_size=16", "--steps=2")
 
 

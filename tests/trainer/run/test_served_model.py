@@ -36,6 +36,8 @@ from trainer.run.export import export, load_template
 from trainer.run.served_model import PART_ROWS, BadRow, ServedModel, independent_batch
 from trainer.run.server import MOST_BYTES, application
 
+pytestmark = pytest.mark.exports
+
 
 def network() -> keras.Model:
     keras.utils.set_random_seed(3)

@@ -22,7 +22,7 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 5  # of plan.json
+PLAN_FORMAT = 6  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -40,6 +40,13 @@ class LinearInRows(NamedTuple):
     def at(self, rows: float) -> float:
         """Returns the value at a number of rows."""
         return self.fixed + self.per_row * rows
+
+
+class CpuSteps(NamedTuple):
+    """Holds the seconds of a step by its rows, as measured on a machine with so many virtual CPUs."""
+
+    seconds: LinearInRows
+    cores: int
 
 
 class StepWork(NamedTuple):
@@ -111,6 +118,7 @@ class StepPlan:
     slot_bytes: Sequence[int]  # that --shard_optimizer shards on one machine, and over several (without averages)
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
+    cpu: CpuSteps  # of plain steps on one replica, where the plan was made
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
     recomputed_work: Work | None = None
 
@@ -165,8 +173,10 @@ def read_plan(path: Path) -> StepPlan:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
         memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
+        seconds, cores = content.pop("cpu")
         content |= {name: content[name] and _work(content[name]) for name in ("work", "work_of_two", "recomputed_work")}
-        return StepPlan(**content, memory=memory, recomputed=recomputed and _memory(recomputed))
+        cpu = CpuSteps(LinearInRows(*seconds), cores)
+        return StepPlan(**content, memory=memory, cpu=cpu, recomputed=recomputed and _memory(recomputed))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
 

@@ -85,7 +85,14 @@ class QualityOf(TypedDict, total=False):
     formulas: int  # their version
 
 
-class StatsEntry(TypedDict, total=False):
+class WorkDone(TypedDict, total=False):
+    """Describes how much a run computes in a second: matrix products and convolutions, counted in a step's graph."""
+
+    tflop_per_second: float | None  # of all replicas
+    mfu: float | None  # its share of what the data sheets of their GPUs promise at the run's precision
+
+
+class StatsEntry(WorkDone, total=False):
     """Describes one line of stats.jsonl: a report, epoch, evaluation, or measure of images."""
 
     kind: str
@@ -97,7 +104,6 @@ class StatsEntry(TypedDict, total=False):
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # of step_seconds, lost waiting for the batch
-    tflop_per_second: float | None  # of all replicas: matrix products and convolutions, counted in the graph of a step
     untimed_steps: int  # above 0 in the first line after each start
     losses: Scalars
     metrics: Scalars
@@ -107,7 +113,7 @@ class StatsEntry(TypedDict, total=False):
     quality: QualityOf  # of a measurement of images
 
 
-class Result(TypedDict, total=False):
+class Result(WorkDone, total=False):
     """Describes result.json: how far a run is, and how it ended."""
 
     state: str  # running, interrupted, stopped, failed, budget, done
@@ -126,7 +132,6 @@ class Result(TypedDict, total=False):
     step_seconds: float | None
     input_wait_seconds: float | None  # as in stats.jsonl
     step_flops: int | None  # of all replicas, a multiplication and an addition being two
-    tflop_per_second: float | None
     wall_seconds: float
     goodput: dict[str, float]  # the seconds of each class of trainer.base.run_files.goodput, together wall_seconds
     between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for

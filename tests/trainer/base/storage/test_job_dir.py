@@ -72,6 +72,7 @@ def reported(bucket: Bucket) -> list[int]:
     return [line["step"] for line in lines if line["kind"] == "report"]
 
 
+@pytest.mark.exports
 def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:
     assert run(config_of(bucket, tmp_path / "one", "--steps=30")) == DONE
     assert steps_kept(bucket) == ["step-00000020", "step-00000030"]

@@ -79,7 +79,8 @@ class MlflowRuns:
         fresh = {name: value for name, value in values.items() if name not in self._parameters}
         # A parameter of MLflow never changes: a new value, as of `replicas` after a restart, becomes a tag.
         changed = {name: value for name, value in values.items() if self._parameters.get(name, value) != value}
-        all_tags = {**{_allowed(name): value for name, value in run.tags.items()}, **changed}
+        described = {"mlflow.note.content": run.description} if run.description else {}
+        all_tags = {**{_allowed(name): value for name, value in run.tags.items()}, **changed, **described}
         tags = {name: value for name, value in all_tags.items() if self._tags.get(name) != value}
         parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
         with self._refusals():

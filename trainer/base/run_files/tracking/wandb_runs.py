@@ -48,7 +48,8 @@ class WandbRuns:
         try:
             self._run = wandb.init(
                 entity=entity or None, project=project, id=run.id, name=run.name, group=run.parent or None,
-                resume=None if self._offline else "allow", dir=run.folder, settings=wandb.Settings(**_SETTINGS),
+                notes=run.description or None, dir=run.folder,
+                resume=None if self._offline else "allow", settings=wandb.Settings(**_SETTINGS),
             )  # fmt: skip
         except wandb.errors.Error as error:
             if isinstance(error, wandb.errors.UsageError) or any(word in str(error).lower() for word in _REFUSALS):

@@ -1,0 +1,144 @@
+"""Sends jobs, one or none of several: finds what was sent before, creates, follows, tries the next place."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from deploy.job.cost import NOTHING_ASKED, CostQuestion
+from deploy.job.creation import look_for, make_ready, submit_job
+from deploy.job.following import PrintLine, show, watch_job
+from deploy.job.job import Job, job_of
+from deploy.job.ledger import Submission, find_interrupted
+from deploy.job.vertex_job import VertexJob
+from deploy.platform.api import ApiError, JobStatus
+from deploy.platform.clients import Session
+from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
+from deploy.platform.registry import read_registration, register_run
+from deploy.tiers.output import say
+from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
+
+FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
+
+
+class SubmittedJob(VertexJob):
+    """Represents a submission that was checked and, once it is sent, its newest job.
+
+    `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
+    where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
+    a model, and the image that serves it; `question`: what is to be asked about the cost.
+    """
+
+    def __init__(
+        self, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str] = (),
+        question: CostQuestion = NOTHING_ASKED, register: tuple[str, str] = ("", ""),
+    ) -> None:  # fmt: skip
+        self.jobs, self.record, self.about, self.question, self._register = jobs, record, about, question, register
+        super().__init__("", jobs[0].gcp, jobs[0].order.asked.backend, session, None)
+
+    def send(self) -> "SubmittedJob":
+        """Creates the job, or finds the one that an interrupted call with the same arguments created.
+
+        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
+        """
+        with api_errors(self.gcp):
+            earlier = find_interrupted(self.record.command, self.record.sources)
+            if earlier and self.take_up(earlier):
+                say(f"goes on with {self.name}, which the same command submitted before")
+                if earlier.detached:
+                    earlier.attempts[-1].state = "SUBMITTED"
+                    earlier.write()
+            else:
+                self.question.agree()
+                make_ready(self.jobs)
+                self.create()
+        return self
+
+    def take_up(self, earlier: Submission) -> bool:
+        """Takes up the newest job of an earlier submission; returns False if it has none.
+
+        It goes on with the tiers and regions after that job's own.
+        """
+        attempt = earlier.attempts[-1]
+        backend = self.session.open(self.kind, attempt.project, attempt.region)
+        attempt.job = attempt.job or look_for(earlier.label, backend, self.session.clock, attempt.sent_at)
+        if not attempt.job:
+            return False
+        places = [(job.tier.name, job.gcp.region) for job in self.jobs]
+        place = (attempt.tier, attempt.region)
+        left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
+        orders = [dataclasses.replace(job.order, submission=earlier.submission) for job in left]
+        self.jobs = [job_of(job.work, job.gcp, order) for job, order in zip(left, orders, strict=True)]
+        self.record = earlier
+        self._take(attempt.job)
+        return True
+
+    def create(self) -> None:
+        """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
+        while True:
+            try:
+                self._take(submit_job(self.jobs[0], self.record, partial(self.session.open, self.kind),
+                                      self.session.clock))  # fmt: skip
+                return
+            except KeyboardInterrupt:
+                if self.record.attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
+                    self._take(self.record.attempts[-1].job)
+                raise
+            except ApiError as error:
+                if not (error.unavailable and self.jobs[1:]):
+                    raise
+            self._turn()
+
+    def _take(self, name: str) -> None:
+        """Takes the job with this name for that of the record's last attempt."""
+        attempt = self.record.attempts[-1]
+        self.name, self.attempt = name, (self.record, attempt)
+        self.gcp = dataclasses.replace(self.jobs[0].gcp, project=attempt.project, region=attempt.region)
+
+    def follow(self, print_line: PrintLine = show) -> JobStatus | None:
+        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        with api_errors(self.gcp):
+            while True:
+                attempt, max_wait_s = self.record.attempts[-1], self.jobs[0].order.asked.max_wait or math.inf
+                if self.jobs[0].tier.strategy == "FLEX_START":  # the service ends the wait itself
+                    max_wait_s += FLEX_START_SLACK_S
+                status = watch_job(self.backend, attempt.job, self.gcp, self.session.clock, print_line, created=True,
+                                   max_wait_s=max_wait_s)  # fmt: skip
+                if status is None:
+                    attempt.state = "INTERRUPTED"
+                    self.record.write()
+                    return None
+                self.name = attempt.job = status.name
+                self.record.record_status(attempt, status, self.session.clock.now())
+                if not (self.jobs[1:] and stocked_out(status)):
+                    break
+                self._turn()
+                try:
+                    self.create()
+                except KeyboardInterrupt:
+                    if self.record.attempts[-1].state != "INTERRUPTED":
+                        raise
+                    return None
+            name, image = self._register
+            if name and exit_code(status) == DONE:
+                registration = read_registration(self.output, name, image, self.gcp, self.name)
+                register_run(registration, "", self.backend, self.session.clock)
+        return status
+
+    def finish(self, print_line: PrintLine = show) -> None:
+        """Sends the job and follows it to a good end.
+
+        Raises KeyboardInterrupt if it goes on, UserError or PlatformFault, with the job's exit code, if it failed.
+        """
+        say(*self.about)
+        status = self.send().follow(print_line)
+        if status is None:
+            raise KeyboardInterrupt(f"{self.name} goes on: the same call follows it")
+        if code := exit_code(status):
+            error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(describe_failure(status) or status.state)
+            error.exit_code = code
+            raise error
+
+    def _turn(self) -> None:
+        say(f"{self.jobs[0].name}: {self.record.attempts[-1].error}", "tries the next")
+        self.jobs = self.jobs[1:]

@@ -1,0 +1,210 @@
+"""Represents a job of Vertex AI for programs and verbs: its status, its end, its cancellation, its result and model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TextIO
+
+from deploy.job.creation import cancel_and_wait, cancel_duplicate, originals
+from deploy.job.following import PrintLine, show, watch_job, with_reason
+from deploy.job.ledger import Attempt, Submission
+from deploy.platform import buckets
+from deploy.platform.api import JobStatus, WatchLine, retried
+from deploy.platform.clients import BACKENDS, Session
+from deploy.platform.errors import StateUnknownError, api_errors, exit_code
+from deploy.platform.rest import Platform
+from deploy.report.plots import axes
+from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.output import printed_on
+from deploy.tiers.tier import LABEL
+from trainer.base.errors import INTERRUPTED, UserError
+from trainer.base.run_files.records import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
+from trainer.base.storage import expanded, parse
+
+KERAS_FILE = "model.keras"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunResult:
+    """Holds what a run left in result.json: how it ended, its steps, its seconds, and its last losses and metrics.
+
+    `content`: the whole file; `place`: the job directory.
+    """
+
+    state: str
+    steps: int
+    wall_seconds: float | None
+    metrics: Mapping[str, float]
+    content: Mapping[str, Any] = dataclasses.field(repr=False)
+    place: str
+
+    @property
+    def history(self) -> dict[str, list[float | None]]:
+        """Returns what Keras's `fit` returns as History.history: by name, the value of each epoch."""
+        if parse(self.place, "run"):
+            entries = parse_stats(buckets.read(f"{self.place}/{STATS}")[0])
+        else:
+            entries = read_stats(expanded(self.place))[0]
+        history: dict[str, list[float | None]] = {}
+        for entry in entries:
+            if entry["kind"] == "epoch":  # with its evaluation
+                for name, value in {**mapping(entry, "losses"), **mapping(entry, "metrics")}.items():
+                    history.setdefault(name, []).append(value)
+        return history
+
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads without the code of this package."""
+        return load_model(self.place)
+
+    def plot(self) -> Any:
+        """Draws the losses of training and evaluation by epoch, and returns matplotlib's axes."""
+        drawn = axes(self.place, "epoch")
+        for name, values in self.history.items():
+            if "loss" in name:
+                drawn.plot(range(1, len(values) + 1), [math.nan if one is None else one for one in values], label=name)
+        drawn.legend()
+        return drawn
+
+    @classmethod
+    def read(cls, text: str, place: str) -> RunResult:
+        """Returns the result in the text of a file at `place`. Raises UserError if there is none."""
+        try:
+            content = dict(json.loads(text))
+        except (ValueError, TypeError):
+            raise UserError(f"{place}: there is no result yet: wait for the end of the run") from None
+        final = mapping(content, "final")
+        values = {**mapping(final, "losses"), **mapping(final, "metrics")}
+        metrics = {name: value for name, value in values.items() if number(value) is not None}
+        seconds = number(content.get("wall_seconds"))
+        return cls(str(content.get("state")), int(content.get("steps") or 0), seconds, metrics, content, place)
+
+
+class VertexJob:
+    """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
+
+    def __init__(
+        self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
+    ) -> None:
+        self.name, self.gcp, self.session, self.attempt = name, gcp, session, attempt
+        self.kind = backend or BACKENDS[0]
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}>"
+
+    @property
+    def backend(self) -> Platform:
+        """Returns the client for the job's project and region."""
+        return self.session.open(self.kind, self.gcp.project, self.gcp.region)
+
+    @property
+    def status(self) -> JobStatus:
+        """Returns the job's state, times, error and labels as they are now."""
+        with api_errors(self.gcp):
+            return with_reason(retried(partial(self.backend.get, self.name), self.session.clock))
+
+    @property
+    def exit_code(self) -> int:
+        """Returns the exit code by which `watch` tells how the job ended; 75 while it goes on."""
+        status = self.status
+        return exit_code(status) if status.over else INTERRUPTED
+
+    def wait(self, stream: TextIO | None = None) -> JobStatus:
+        """Returns the status at the job's end; its states and logs are printed on `stream`.
+
+        Ctrl-C ends the wait, not the job, and returns the status of the job that goes on.
+        """
+        with printed_on(stream):
+            return self.follow() or self.status
+
+    def follow(self, print_line: PrintLine = show) -> JobStatus | None:
+        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        with api_errors(self.gcp):
+            status = watch_job(self.backend, self.name, self.gcp, self.session.clock, print_line)
+        if status:
+            self._record(status)
+        return status
+
+    def logs(self, tail: int = 0, worker: str = "", since_s: float = 0.0) -> list[WatchLine]:
+        """Returns the log so far, in chronological order, without following the job.
+
+        `tail`: the newest lines alone; `worker`: 0 for the chief, 1 for the next, or as Vertex AI calls it, such as
+        workerpool1-0; `since_s`: the seconds before now from which on.
+        """
+        if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
+            raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
+        place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
+        clock = self.session.clock
+        with api_errors(self.gcp):
+            since = clock.now() - since_s if since_s else 0.0
+            lines = retried(partial(self.backend.logs, self.name, since, place, tail), clock)
+        return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
+
+    def cancel(self, stream: TextIO | None = None) -> JobStatus:
+        """Cancels the job and the duplicates that a lost response made, and waits until it is over."""
+        with printed_on(stream):
+            return self.stop()
+
+    def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
+        """Cancels as `cancel` does, and prints as a command. `confirm` raises UserError if the job is to go on."""
+        backend, clock = self.backend, self.session.clock
+        with api_errors(self.gcp):
+            status = retried(partial(backend.get, self.name), clock)
+            if not status.over:
+                confirm(status)
+                status = cancel_and_wait(backend, self.name, clock)
+            label = status.labels.get(LABEL)
+            jobs = retried(partial(backend.jobs, label), clock) if label else []
+            by_name = originals(jobs)
+            for job in jobs:  # older ones too
+                if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
+                    cancel_duplicate(job, status.name, backend, clock)
+            self._record(status)
+            if not status.over:
+                raise StateUnknownError(0, f"{self.name}: still {status.state}: `python -m deploy watch` shows its end")
+        return status
+
+    @property
+    def output(self) -> str:
+        """Returns the job directory, gs://… Raises UserError for a job without one."""
+        folder = self.attempt[1].output if self.attempt else self.status.output
+        if not folder:
+            raise UserError(f"{self.name}: it has no job directory")
+        return folder
+
+    @property
+    def result(self) -> RunResult:
+        """Returns what the run left in result.json. Raises UserError if there is none yet."""
+        return RunResult.read(buckets.read(f"{self.output}/{RESULT}")[0], self.output)
+
+    def model(self) -> Any:
+        """Returns the trained keras.Model, which Keras loads from the bucket without the code of this package."""
+        return load_model(self.output)
+
+    def _record(self, status: JobStatus) -> None:
+        """Stores the final status in this folder's record of the job, if there is one."""
+        if self.attempt:
+            record, attempt = self.attempt
+            record.record_status(attempt, status, self.session.clock.now())
+
+
+def load_model(job_dir: str) -> Any:
+    """Returns the trained keras.Model of a job directory, local or gs://. Raises UserError if there is none."""
+    import keras  # the one use of TensorFlow here, and only by a user's program
+
+    from trainer.base.storage.staging import Staged
+
+    address = parse(f"{job_dir}/{MODEL}", "model")
+    folder = expanded(job_dir) / MODEL
+    if address:
+        folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
+    if not (folder / KERAS_FILE).is_file():
+        raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the optimizer's state, which the file has only with --save_optimizer
+        return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)

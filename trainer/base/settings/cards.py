@@ -1,0 +1,52 @@
+"""Tells how fast a card multiplies at the precision of a run, as its data sheet promises. No TensorFlow.
+
+deploy/tiers/machines.yaml has what else is known of the cards that Vertex AI has.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from trainer.base.settings.train_config import TrainConfig
+
+# NVIDIA's data sheets: dense TFLOP/s of matrix products (those with sparsity are halved), by arithmetic and by Vertex
+# AI's name of the card. Cards before A100 have no TF32 and no bfloat16.
+TFLOPS: Mapping[str, Mapping[str, float]] = {
+    "NVIDIA_TESLA_P4": {"float32": 5.5},
+    "NVIDIA_TESLA_P100": {"float32": 9.3, "16_bit": 18.7},
+    "NVIDIA_TESLA_V100": {"float32": 15.7, "16_bit": 125},
+    "NVIDIA_TESLA_T4": {"float32": 8.1, "16_bit": 65},
+    "NVIDIA_L4": {"float32": 30.3, "tf32": 60, "16_bit": 121},
+    "NVIDIA_TESLA_A100": {"float32": 19.5, "tf32": 156, "16_bit": 312},
+    "NVIDIA_A100_80GB": {"float32": 19.5, "tf32": 156, "16_bit": 312},
+    "NVIDIA_H100_80GB": {"float32": 67, "tf32": 494, "16_bit": 989},
+    "NVIDIA_H100_MEGA_80GB": {"float32": 67, "tf32": 494, "16_bit": 989},
+    "NVIDIA_H200_141GB": {"float32": 67, "tf32": 494, "16_bit": 989},
+}
+_NOT_TOLD = {"NVIDIA", "TESLA", "141GB"}  # by every driver
+
+
+def accelerator_of(gpu: str, names: Iterable[str] = TFLOPS) -> str:
+    """Returns which of Vertex AI's names is that of the GPU that its driver calls `gpu`; `gpu` if none.
+
+    gpu: as "NVIDIA A100-SXM4-80GB".
+    """
+    words = set(re.split(r"\W+", gpu.upper()))
+    parts = {name: set(name.split("_")) - _NOT_TOLD for name in names}
+    return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
+
+
+def arithmetic(config: TrainConfig, tflops: Mapping[str, float]) -> str:
+    """Returns how a GPU multiplies: "16_bit", "tf32" or "float32"; "" if its rate is not known, as of float64."""
+    if config.precision == "float64":
+        return ""
+    if config.precision == "mixed_bfloat16" and "tf32" not in tflops:
+        return "float32"
+    if config.precision.startswith("mixed"):
+        return "16_bit" if "16_bit" in tflops else "float32"
+    return "tf32" if config.tf32 and "tf32" in tflops else "float32"
+
+
+def peak_tflops(gpu: str, config: TrainConfig) -> float:
+    """Returns the rate of the GPU that its driver calls `gpu` in a run; 0 if unknown, as of a part of one (MIG)."""
+    tflops = {} if "MIG" in gpu.split() else TFLOPS.get(accelerator_of(gpu), {})
+    return tflops.get(arithmetic(config, tflops), 0.0)
