@@ -31,9 +31,7 @@ def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.name != "lock"]
 
 
-READING = [
-    (kind, "alt=media", 6) for kind in (503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost")
-]
+KINDS = (503, 429, 500, 408, 401, "reset", "short", "flip", "stall", "drip", "lost")
 
 
 @pytest.mark.parametrize(("kind", "path", "requests"), [
