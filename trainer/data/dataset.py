@@ -91,11 +91,6 @@ class Dataset:
             x = tf.cast(x, keras.config.floatx())
         return (x, *others) if others or tf.nest.is_nested(x) else x
 
-    def first_inputs(self, count: int) -> Any:
-        """Returns x of the first training rows, at most `count`, as a model is called with it."""
-        x = self.as_fit(tf.nest.map_structure(tf.convert_to_tensor, self.train.first(count)[:1]))
-        return x[0] if isinstance(x, tuple) else x
-
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Raises the original exception of the examples in place of the UnknownError that TensorFlow makes of it."""
