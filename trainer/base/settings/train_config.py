@@ -109,7 +109,7 @@ class TrainConfig:
         600, "how long to wait for a worker that is late, silent or behind the others", unit="seconds", minimum=1
     )
     replicas: int = _devices(
-        0, "local devices; 0: all GPUs; on a CPU, logical devices", unit="devices", minimum=0, maximum=64
+        0, "local devices, 0 for all GPUs; on a CPU, logical devices", unit="devices", minimum=0, maximum=64
     )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(

@@ -18,7 +18,7 @@ def barrier(config: TrainConfig, replicas: int) -> str:
     """Returns why XLA must not compile a step on this many replicas; "" if it may."""
     parts, shards = config.micro_batches, config.virtual_replicas
     barriers = (
-        (config.remat, f"XLA may keep the activations that remat={config.remat} recomputes"),
+        (config.remat, f"XLA may keep what remat={config.remat} computes again"),
         (shards, f"XLA would add the gradients of virtual_replicas={shards} in another order"),
         (parts > 1, f"XLA would keep all of micro_batches={parts} in memory at once"),
         (
