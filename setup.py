@@ -15,7 +15,10 @@ CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE",
 
 DEPLOY = ["google-cloud-aiplatform>=2,<3", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
 SERVE = ["starlette>=1,<2", "uvicorn>=0.54,<0.55"]  # the server depends on private names of uvicorn
-TEST = ["pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE]
+TEST = [
+    "pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE,
+    "argcomplete",
+]  # fmt: skip
 
 
 class BuildWithCheckout(build_py):
@@ -81,6 +84,7 @@ setup(
         "local": ["tensorboard"],  # to look at logs/
         "deploy": DEPLOY,
         "report": ["matplotlib"],
+        "completion": ["argcomplete"],  # of verbs, tiers and recipes, in a shell
         "serve": SERVE,  # in the image that `deploy image` builds
         "mlflow": ["mlflow-skinny"],  # --track=mlflow:http…
         "wandb": ["wandb"],  # --track=wandb:…

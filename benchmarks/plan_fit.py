@@ -1,7 +1,8 @@
 """Fits what a plan says of a GPU's steps to those of eight networks: `python -m benchmarks.plan_fit`. Nothing is timed.
 
 benchmarks/h100_steps.yaml has the networks. A formula's numbers are those with the least squares of the logarithms of
-predicted over measured times, none below 0. Each network is also predicted by the others: the band is from the least
+predicted over measured times, none below 0; how slow gradients of batch norm over few channels are, in plain steps, is
+taken from the kernels' own times. Each network is also predicted by the others: the band is from the least
 to the most of these errors on the card that was measured; what others published of other cards is shown beside them.
 """
 
@@ -34,6 +35,13 @@ class Step(NamedTuple):
     seconds: float
     weight: float
     counted: tuple[float, ...]
+    few: tuple[float, float] = (0.0, 0.0)  # seconds of gradients of batch norm over few channels: counted, measured
+
+
+def few_channels(steps: Sequence[Step]) -> float:
+    """Returns how many times as long as counted the gradients of batch norm over few channels took."""
+    measured = [step.few for step in steps if step.few[1]]
+    return sum(seconds for _, seconds in measured) / sum(counted for counted, _ in measured) if measured else 0.0
 
 
 def steps_of(way: str) -> list[Step]:
@@ -43,12 +51,17 @@ def steps_of(way: str) -> list[Step]:
         products, others = row["products"] / 1e3, row["others"] / 1e3
         if way == "compiled":
             return products, others, row["operations"]
+        others -= few(row)[0]
         return products + others, row["operations"] + KERNELS * row["convolutions"], 1.0
+
+    def few(row: Mapping[str, Any]) -> tuple[float, float]:
+        counted, measured = row.get("few_channels", (0.0, 0.0))
+        return counted / 1e3 * (way == "plain"), measured / 1e3 * (way == "plain")
 
     content = read_yaml(STEPS, STEPS.name)
     rows = [{"network": name, "card": H100, **row} for name, row in content["networks"].items()] + content["published"]
     return [
-        Step(row["network"], row["card"], 1 / row[way]["per_second"], row[way]["weight"], counted(row))
+        Step(row["network"], row["card"], 1 / row[way]["per_second"], row[way]["weight"], counted(row), few(row))
         for row in rows if way in row
     ]  # fmt: skip
 
@@ -56,14 +69,15 @@ def steps_of(way: str) -> list[Step]:
 def fitted(steps: Sequence[Step]) -> Numbers:
     """Returns the numbers of the formula."""
     shares = np.array([step.counted for step in steps]) / np.array([[step.seconds] for step in steps])
+    known = few_channels(steps) * np.array([step.few[0] / step.seconds for step in steps])
     weights = np.sqrt([step.weight for step in steps])
     best, least = np.zeros(shares.shape[1]), float("inf")
     for count in range(1, shares.shape[1] + 1):
         for columns in map(list, combinations(range(shares.shape[1]), count)):
             used, scale = shares[:, columns], weights
             for _ in range(40):  # the squares of differences, weighed until they are those of logarithms
-                numbers = np.linalg.lstsq(used * scale[:, None], scale, rcond=None)[0]
-                ratios = np.maximum(used @ numbers, 1e-3)
+                numbers = np.linalg.lstsq(used * scale[:, None], scale * (1 - known), rcond=None)[0]
+                ratios = np.maximum(used @ numbers + known, 1e-3)
                 scale = weights * np.log(ratios) / np.where(ratios == 1, 1, ratios - 1)
             error = float(np.sum((weights * np.log(ratios)) ** 2))
             if error < least and not (numbers < 0).any():
@@ -77,8 +91,9 @@ def errors_of(steps: Sequence[Step]) -> dict[tuple[str, str], float]:
     errors = {}
     for step in steps:
         if step.weight or step.card != H100:  # else it was measured, but tells nothing
-            numbers = fitted([other for other in steps if other.network != step.network])
-            errors[step.network, step.card] = step.seconds / float(numbers @ step.counted)
+            others = [other for other in steps if other.network != step.network]
+            predicted = float(fitted(others) @ step.counted) + few_channels(others) * step.few[0]
+            errors[step.network, step.card] = step.seconds / predicted
     return errors
 
 
@@ -87,11 +102,11 @@ def formula(way: str) -> dict[str, Any]:
     steps = steps_of(way)
     first, second, third = (float(f"{number:.3g}") for number in fitted(steps))
     errors = [error for (_, card), error in errors_of(steps).items() if card == H100]
-    values = [first, second, third, 0.0, 0.0]
+    values = [first, second, second, third, 0.0, 0.0]
     if way == "plain":
-        values = [first, first, second, float(f"{KERNELS * second:.3g}"), third]
+        values = [first, first, float(f"{few_channels(steps):.3g}"), second, float(f"{KERNELS * second:.3g}"), third]
     band = [math.floor(100 * min(errors)) / 100, math.ceil(100 * max(errors)) / 100]
-    names = "products", "others", "operation_seconds", "convolution_seconds", "step_seconds"
+    names = "products", "others", "few_channels", "operation_seconds", "convolution_seconds", "step_seconds"
     return {**dict(zip(names, values, strict=True)), "band": band}
 
 

@@ -28,6 +28,7 @@ VERBS = {
     "logs": "print the log of a job so far",
     "jobs": "list the jobs that this package submitted",
     "cancel": "cancel a job, and wait until it has ended",
+    "clean": "list, or remove, what ended jobs left in a bucket beside their results",
     "prices": "ask Google for the prices of a region, with its Cloud Billing Catalog",
     "bill": "print what was billed for jobs, beside what was estimated",
     "compare": "run one recipe on several tiers: time, price and quality of the same work",
@@ -45,6 +46,22 @@ PROGRAMS = {
     "generate": ("generate", "write images of a GAN's run"),
     "serve": ("serve", "answer requests with the model of a run"),
 }
+_REST = """
+To start, up to a first comparison:
+  python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
+  python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
+  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET
+
+TIER is the bare name of a file in job_configs/, or the path of your own file. Project and region come from flags or
+from gcloud's configuration. Verbs that take a recipe also take any flag of `python -m trainer.task`.
+`python -m deploy VERB --help` lists the flags of a verb.
+
+Exit codes:
+  0   done
+  2   you must change something
+  75  interrupted: the same command resumes
+  69  a job or a build may still be running unobserved: check before you send another
+  1   a fault of this package or of the platform"""
 _SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
 
 
@@ -66,6 +83,8 @@ def program() -> int:
 
     A Ctrl-C after its last line changes nothing of what was done, and neither the exit code.
     """
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the words that may follow: docs/vertex.md
+        importlib.import_module("deploy.cli.completion").complete([*PROGRAMS, *VERBS])
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
             signal.signal(number, signal.default_int_handler)
@@ -84,7 +103,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     """Runs one verb; prints errors of the user or the platform as one line on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
-        print(_help())
+        verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
+        listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
+        print(f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_REST}")
         return DONE if words else USER_MUST_CHANGE
     if words == ["--version"]:
         print(f"vertex-trainer {trainer.__version__}")
@@ -127,30 +148,6 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
     with printed_on(sys.stderr if document else None, command=True):
         code: int = module.main(arguments)
     return code
-
-
-_REST = """
-To start, up to a first comparison:
-  python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
-  python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
-  python -m deploy compare l4x1 l4x4 --on=vertex --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET
-
-TIER is the bare name of a file in job_configs/, or the path of your own file. Project and region come from flags or
-from gcloud's configuration. Verbs that take a recipe also take any flag of `python -m trainer.task`.
-`python -m deploy VERB --help` lists the flags of a verb.
-
-Exit codes:
-  0   done
-  2   you must change something
-  75  interrupted: the same command resumes
-  69  a job or a build may still be running unobserved: check before you send another
-  1   a fault of this package or of the platform"""
-
-
-def _help() -> str:
-    verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
-    listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
-    return f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_REST}"
 
 
 if __name__ == "__main__":

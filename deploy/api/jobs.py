@@ -86,7 +86,8 @@ class JobsOptions:
     """Holds what `jobs` may be asked for."""
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME,NAME", "regions, as us-central1 (default: gcloud's ai/region)")
+    region: str = option("NAME,NAME", "each region is asked (default: gcloud's ai/region, else that of the last "
+                         "submission from this folder)")  # fmt: skip
     backend: str = option("gcloud|sdk", "the client of Vertex AI", BACKENDS[0], choices=BACKENDS)
     state: str = option("STATE", "only those in this state, as RUNNING", "", str.upper, choices=STATES)
     limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, whole(1, 10_000))

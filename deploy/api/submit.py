@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TextIO
 
 from deploy.api.arguments import called
@@ -38,6 +39,8 @@ class SubmitOptions(JobOptions):
 
     tiers: Sequence[str] = option("TIER", "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
                                   "the next is tried where there are no machines", (), tuple, count="*")  # fmt: skip
+    region: str = option("NAME,NAME", "as us-central1 (default: gcloud's ai/region); of several the next is "
+                         "tried where there are no machines")  # fmt: skip
     machine_type: str = option("NAME", "a machine instead of a TIER, as g2-standard-4")
     accelerator: str = option("NAME[:COUNT]", "its accelerators, as NVIDIA_L4:1")
     name: str = option("TEXT", "display name (default: recipe, tier and time)")
@@ -87,7 +90,7 @@ def prepare(
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
     jobs = _candidates(asked, program, order, unfollowed)
-    question = cost_question([(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True)
+    question = partial(cost_question, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
     works = [] if asked.check else [job.work for job in jobs]

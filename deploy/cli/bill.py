@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from deploy.cli.arguments import parser
+from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt
 from deploy.platform.api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import billing_errors
 from deploy.platform.rest import address, call, pages
+from deploy.tiers.output import say
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("bill", __doc__ or "", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X")
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name or number")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
+    add_json_flag(cli)
     args = cli.parse_args(arguments)
     if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
         raise UserError(
@@ -50,7 +52,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if (usd := usd_by_label.get(label)) is not None:
             change = f", {100 * (usd / attempt.spent_usd - 1):+.1f} %" if attempt.spent_usd else ""
             billed = f"billed {usd:.2f}{change}"
-        print(f"{attempt.job or label} ({attempt.tier}): {estimated}, {billed}")
+        say(f"{attempt.job or label} ({attempt.tier}): {estimated}, {billed}")
+    write_document(args, "bill", jobs=[
+        {"job": attempt.job, "submission": label, "tier": attempt.tier, "estimated_usd": attempt.spent_usd,
+         "billed_usd": usd_by_label.get(label)} for label, attempt in jobs.items()
+    ])  # fmt: skip
     return DONE
 
 

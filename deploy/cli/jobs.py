@@ -28,7 +28,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         for status in newest:
             created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
             ran, cost = describe_run(status, session.clock.now())
-            why = f": {status.error}" if status.state == STOPPED else ""
+            why = f": {status.error}" if status.state in (STOPPED, "EXPIRED") else ""
             say(f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}{why}")
             for line in LiveLines(status, session.clock).lines(status):
                 say(f"  {line}")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deploy.api.arguments import command_line
@@ -81,5 +82,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    question = cost_question([(job.tier, 1)], [None], asked)
+    question = partial(cost_question, [(job.tier, 1)], [None], asked, alternatives=True)
     return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")

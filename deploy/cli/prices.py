@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from deploy.cli.arguments import parser
+from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
 from deploy.platform.api import Clock, retried, unreadable_as_lost
 from deploy.platform.clients import SESSION, Session
@@ -19,6 +19,7 @@ from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from deploy.tiers.options import declare
+from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
 
@@ -103,11 +104,6 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
     return CatalogPrice(price.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*price.skus, *ssd))
 
 
-def price_of_gpu(accelerator: str, table: Machines, skus: Sequence[Sku], kind: str) -> CatalogPrice:
-    """Returns the price of one accelerator that is attached to a machine."""
-    return _sum([(accelerator, 1, *_of_gpu(accelerator, table))], skus, kind)
-
-
 def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
     """Returns the words of an accelerator, and those of its relatives, as H100 Mega, that its SKUs have not."""
     named: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
@@ -141,6 +137,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("prices", __doc__ or "", "--region=NAME [--out=FILE]")
     declare(cli, JobOptions, "region")
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
+    add_json_flag(cli)
     args = cli.parse_args(arguments)
     region, out = needed_region(args.region), local_path(args.out, "out")
     with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):
@@ -149,18 +146,23 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     items = {name: {kind: price_of(machine, table, skus, kind) for kind in KINDS}
              for name, machine in table.machines.items() if machine.vcpus}  # fmt: skip
     attached = {name for machine in table.machines.values() if machine.attached for name in machine.counts}
-    items |= {name: {kind: price_of_gpu(name, table, skus, kind) for kind in KINDS} for name in sorted(attached)}
+    items |= {name: {kind: _sum([(name, 1, *_of_gpu(name, table))], skus, kind) for kind in KINDS}
+              for name in sorted(attached)}  # fmt: skip
     date = datetime.fromtimestamp(session.clock.now(), UTC).date()
     lines = [f"# {region}, {date}: Cloud Billing Catalog, by `python -m deploy prices`; USD an hour, without boot disk"]
-    for name, kinds in items.items():
-        known = {kind: price for kind, price in kinds.items() if price.usd is not None}
-        lines += [f"# {kind}: {', '.join(sku.identifier for sku in price.skus)}" for kind, price in known.items()]
+    usd = {name: {kind: _total(price) for kind, price in kinds.items() if price.usd is not None}
+           for name, kinds in items.items()}  # fmt: skip
+    for name, known in usd.items():
+        lines += [f"# {kind}: {', '.join(sku.identifier for sku in items[name][kind].skus)}" for kind in known]
         if known:
-            lines.append(f"{name}: {{{', '.join(f'{kind}: {_total(price):.6f}' for kind, price in known.items())}}}")
+            lines.append(f"{name}: {{{', '.join(f'{kind}: {price:.6f}' for kind, price in known.items())}}}")
     write_whole(out, "\n".join(lines) + "\n")
-    print("\n".join(_differences(items, table, region)))
-    priced = sum(any(price.usd is not None for price in kinds.values()) for kinds in items.values())
-    print(f"{priced} of {len(items)} machines and accelerators have a price in {out}: use it with --prices={args.out}")
+    differences = [*_differences(items, table, region)]
+    for line in differences:
+        say(line)
+    priced = sum(map(bool, usd.values()))
+    say(f"{priced} of {len(items)} machines and accelerators have a price in {out}: use it with --prices={args.out}")
+    write_document(args, "prices", region=region, date=str(date), prices=usd, differences=differences)
     return DONE
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from deploy.api.arguments import command_line
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
-from deploy.job.creation import make_ready
+from deploy.job.creation import check_resources, upload_packages
 from deploy.job.job import Job
 from deploy.job.ledger import attempt_label
 from deploy.job.submitted_job import SubmittedJob
@@ -59,7 +59,7 @@ def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
     """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
     say(*submission.about)
     if flags.dry_run:
-        asked = submission.question.lines()
+        asked = submission.question().lines()
         say(*asked, "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and "
                     "sends it")  # fmt: skip
         _write_requests(submission, flags, verb, [*submission.about, *asked])
@@ -84,7 +84,8 @@ def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
     job, file = submission.jobs[0], local_path(flags.out, "out")
     make_writable(file.parent, "out")
     say(*submission.about)
-    make_ready([job])
+    check_resources([job])
+    upload_packages([job])
     request = job.request(attempt_label(submission.record.submission))
     request = dataclasses.replace(request, spec=with_tensorboard(job.spec, job.gcp))
     write_whole(file, to_yaml(request.spec))

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from deploy.comparison.directory import is_begun
 from deploy.job.cost import CostQuestion, cost_question, price_and_limit
-from deploy.job.creation import make_ready
+from deploy.job.creation import check_resources, upload_packages
 from deploy.job.following import settled
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_in
@@ -151,7 +151,7 @@ class VertexRunner:
 
     def _question(self, jobs: Sequence[tuple[Job, int]]) -> CostQuestion:
         counts = [(job.tier, count) for job, count in jobs]
-        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, each=True)
+        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
 
     def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
         """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""
@@ -168,7 +168,8 @@ class VertexRunner:
                 connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
             backend = self._session.open(self._order.asked.backend, self._gcp.project, self._gcp.region)
             retried(lambda: backend.jobs("none"), self._session.clock)
-            make_ready(new or jobs)
+            check_resources(new or jobs)
+            upload_packages(new or jobs)
 
     def run(self, run: Work, job_dir: Path) -> int:
         """Creates the run's job, unless it was found, follows it and fetches its results; returns its exit code."""

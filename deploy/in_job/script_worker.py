@@ -121,7 +121,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     workers = [(pool, index) for pool in pools for index in range(len(cluster[pool]))] or [("workerpool0", 0)]
     own_place = (task.get("type", "workerpool0"), int(task.get("index", 0)))
     host, _, port = (cluster[pools[0]][0] if pools else "127.0.0.1:29500").rpartition(":")
-    rank = workers.index(own_place) if own_place in workers else 0
+    rank = workers.index(own_place) if own_place in workers else len(workers)  # an evaluator, which records nothing
     return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(len(workers)),
             "LOCAL_RANK": "0"}  # fmt: skip
 

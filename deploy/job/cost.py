@@ -57,19 +57,21 @@ NOTHING_ASKED = CostQuestion("", "")
 
 def cost_question(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
-    *, alternatives: bool = False, each: bool = False,
+    *, alternatives: bool, transfer_usd: float = 0.0,
 ) -> CostQuestion:  # fmt: skip
     """Returns what is to be asked about so many jobs on each tier.
 
-    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created; max_cost is
-    allowed for all, where nothing is asked, or for `each`, where nothing is asked if their sum is not much either.
+    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created, and
+    nothing is asked with max_cost; else it is of each, and nothing is asked if their sum is not much; `transfer_usd`:
+    what each pays beside its plan for data of another region.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
     counts, max_cost = [count for _, count in jobs], asked.max_cost
     unpriced = [tier for tier, _ in jobs if tier.bound_usd is None]
     limit = most(count * (tier.bound_usd or 0.0) for tier, count in jobs)
-    planned = [(count * plan[0], count * plan[1]) for count, plan in zip(counts, plans, strict=True) if plan]
+    planned = [(count * (plan[0] + transfer_usd), count * (plan[1] + transfer_usd))
+               for count, plan in zip(counts, plans, strict=True) if plan]  # fmt: skip
     high, basis = None, "there is no plan"
     if len(planned) == len(jobs):
         low, high = least(low for low, _ in planned), most(high for _, high in planned)
@@ -77,10 +79,10 @@ def cost_question(
     subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
     refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
-    if each:
+    if not alternatives:
         refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \
                   f"{LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
-    allowed = max_cost is not None and (not each or sum(counts) * max_cost <= LIMIT_UNASKED)
+    allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= LIMIT_UNASKED)
     much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"

@@ -1,6 +1,8 @@
 """Creates a job exactly once, however often the service fails, or the user interrupts it."""
 
 import dataclasses
+import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,7 +13,7 @@ from deploy.platform import buckets
 from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
-from deploy.tiers.gcp_config import check_continent
+from deploy.tiers.gcp_config import PRICE_PAGE, transfer_usd_per_gib
 from deploy.tiers.output import say, tell
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
@@ -59,11 +61,6 @@ def cancel_duplicate(job: JobStatus, original: str, backend: Platform, clock: Cl
     """Cancels a job beside another one of the same submission."""
     retried(partial(backend.cancel, job.name), clock)
     tell(f"cancelled {job.name}: a duplicate of {original}")
-
-
-def newest_original(jobs: Sequence[JobStatus], backend: Platform, clock: Clock) -> JobStatus | None:
-    """Returns the newest job of one submission that is no duplicate, and cancels the others; None without jobs."""
-    return next(reversed(cancel_duplicates(jobs, backend, clock).values()), None)
 
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
@@ -129,8 +126,8 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
     while True:
         failure: ApiError | None = None
         try:
-            if job := newest_original(backend.jobs(label), backend, clock):
-                return job.name
+            if by_name := cancel_duplicates(backend.jobs(label), backend, clock):
+                return [*by_name.values()][-1].name
             listings -= 1
         except ApiError as error:
             failure = error
@@ -146,21 +143,34 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
         clock.sleep(LOOK_S)
 
 
-def make_ready(jobs: Sequence[Job]) -> None:
-    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses.
+def check_resources(jobs: Sequence[Job]) -> float:
+    """Says what data in another region cost, and returns the USD for which the workers of one job read them once.
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
     """
     inputs = {address: name for job in jobs for name, address in job.work.inputs.items() if address.startswith("gs://")}
     places = {
-        ("/".join(address.split("/")[:3]), job.gcp.region)
+        ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
         for job in jobs for address in (job.output, *job.work.inputs.values()) if address.startswith("gs://")
     }  # fmt: skip
-    for bucket, region in sorted(places):
-        check_continent(bucket, region, buckets.location(bucket))
+    usd_by_region = defaultdict[str, float](float)
+    for (bucket, region), workers in sorted(places.items()):
+        location = buckets.location(bucket)
+        if price := transfer_usd_per_gib(bucket, region, location):
+            gib = sum(buckets.size(address) for address in inputs if f"{address}/".startswith(f"{bucket}/")) / 2**30
+            usd = price * gib * workers
+            amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
+            size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
+            say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB ({PRICE_PAGE}){size}")
+            usd_by_region[region] += usd if usd > 0 else 0.0
     for address, name in inputs.items():
         if not buckets.exists(address):
             raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+    return max(usd_by_region.values(), default=0.0)
+
+
+def upload_packages(jobs: Sequence[Job]) -> None:
+    """Builds and uploads the packages of jobs that are not built or uploaded yet; prints their addresses."""
     packages = {package.uri(job.gcp.bucket): package for job in jobs for package in job.packages}
     for uri, package in packages.items():
         buckets.upload(package.build(), uri)

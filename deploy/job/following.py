@@ -235,20 +235,18 @@ class LiveLines:
     def _progress(self, status: JobStatus) -> dict[str, str]:
         """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
         try:
-            self._read()
+            stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
+            if stats and stats.generation != self._generation:
+                about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
+                entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
+                self._live = summary(entries, whole(about.get("total_steps")) or 0)
+                self._generation = stats.generation
         except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
             return {str(error): f"no progress: {reason(error)} ({self._folder})"}
         price = usd_per_hour(status)
         usd = time_and_cost(status, price, self._clock.now())[1]
         money = "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
         return {self._live: f"{self._live}{money}"} if self._live else {}
-
-    def _read(self) -> None:
-        stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
-        if stats and stats.generation != self._generation:
-            about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
-            entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
-            self._live, self._generation = summary(entries, whole(about.get("total_steps")) or 0), stats.generation
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:

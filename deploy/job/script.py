@@ -16,6 +16,7 @@ from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
 from deploy.tiers.packages import DIST, CodeArchive, Package, built
 from deploy.tiers.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
+from deploy.tiers.spec_rules import machine_of
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.records import mapping, read_run_info
@@ -119,17 +120,19 @@ class ScriptRun(Work):
         listed = "code/requirements.txt" in package.files
         if image.plain and not (listed or order.asked.force):
             self._check_imports(package, image.uri)
-        # Of another image than a plain one it is not known how it finds the driver.
-        gpus = self.tier.accelerators if image.plain else 0
         plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
         start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": plan}
-        for pool in spec["workerPoolSpecs"]:
+        for place, pool in enumerate(spec["workerPoolSpecs"]):
+            if place > 1 and "containerSpec" in pool:  # a program of its own, as a reduction server
+                continue
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
             arguments = [*before.get("args", []), *self.script.words]
             limits = [{"name": LIMITS, "value": order.limits}] if order.limits else []
             variables = [*before.get("env", []), *limits]
             uri = image.uri or before["imageUri"]
             pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
+            # Of another image than a plain one it is not known how it finds the driver.
+            gpus = machine_of(pool)[2] if image.plain else 0
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from deploy.job.cost import NOTHING_ASKED, CostQuestion
-from deploy.job.creation import look_for, make_ready, submit_job
+from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
 from deploy.job.following import PrintLine, show, watch_job
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_interrupted
@@ -26,12 +26,12 @@ class SubmittedJob(VertexJob):
 
     `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
     where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
-    a model, and the image that serves it; `question`: what is to be asked about the cost.
+    a model, and the image that serves it; `question`: returns what is to be asked about the cost.
     """
 
     def __init__(
         self, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str] = (),
-        question: CostQuestion = NOTHING_ASKED, register: tuple[str, str] = ("", ""),
+        question: Callable[..., CostQuestion] = lambda **_: NOTHING_ASKED, register: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         self.jobs, self.record, self.about, self.question, self._register = jobs, record, about, question, register
         super().__init__("", jobs[0].gcp, jobs[0].order.asked.backend, session, None)
@@ -49,8 +49,9 @@ class SubmittedJob(VertexJob):
                     earlier.attempts[-1].state = "SUBMITTED"
                     earlier.write()
             else:
-                self.question.agree()
-                make_ready(self.jobs)
+                transfer_usd = check_resources(self.jobs)  # before the question, which counts it
+                self.question(transfer_usd=transfer_usd).agree()
+                upload_packages(self.jobs)
                 self.create()
         return self
 

@@ -139,10 +139,9 @@ class VertexJob:
         if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
             raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
         place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
-        clock = self.session.clock
+        since = self.session.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
-            since = clock.now() - since_s if since_s else 0.0
-            lines = retried(partial(self.backend.logs, self.name, since, place, tail), clock)
+            lines = retried(partial(self.backend.logs, self.name, since, place, tail), self.session.clock)
         return [line for _, line in sorted(lines, key=lambda entry: (entry[1].time, entry[0]))]
 
     def cancel(self, stream: TextIO | None = None) -> JobStatus:

@@ -27,6 +27,7 @@ from deploy.tiers.options import factor, option, seconds, switch, usd
 from deploy.tiers.output import say
 from deploy.tiers.packages import TRAINER, Package, built
 from deploy.tiers.sources import MOST_MB
+from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
@@ -51,8 +52,7 @@ class JobOptions(SpecChanges):
     """
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region); submit: several, as "
-                         "us-central1,us-east4, are tried in this order where there are no machines")  # fmt: skip
+    region: str = option("NAME", "as us-central1 (default: gcloud's ai/region)")
     bucket: str = option("gs://NAME[/PREFIX]", "where packages and job directories go")
     package: str = option("PATH", "a Python package of yours, or one .py file, to ship with the job")
     max_package_mb: int = option("MB", f"largest size of --package (default: {MOST_MB})", MOST_MB, whole(1, 100_000))
@@ -213,7 +213,18 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Raises UserError unless every accelerator that is paid for is used and the batch divides over them."""
+    """Raises UserError unless a chief and like workers use every accelerator, and the batch divides over them."""
+    pools = tier.spec["workerPoolSpecs"]
+    if len(pools) > 2:
+        raise UserError(
+            f"{tier.name}: workerPoolSpecs[2]: a chief and its workers train, without parameter servers or evaluators: "
+            "remove the pool, or run a script of yours"
+        )
+    if len(set(map(machine_of, pools))) > 1:
+        raise UserError(
+            f"{tier.name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
+            "share of a batch: give both the same machineSpec, or run a script of yours"
+        )
     if tier.accelerators and config.replicas > tier.accelerators:
         raise UserError(
             f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
@@ -289,9 +300,6 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
             f"more than {SPOT_INTERVAL_S // 60} minutes: use --checkpoint_every_minutes={SPOT_INTERVAL_S // 60}"
         )
-    accelerator = load_machines().accelerators.get(tier.accelerator_type)
-    if accelerator and "no bfloat16" in accelerator.note and config.precision == "mixed_bfloat16":
-        yield f"precision=mixed_bfloat16: {accelerator.name} computes that slowly: use --precision=mixed_float16"
 
 
 CREATE = "create"

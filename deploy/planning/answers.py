@@ -3,6 +3,7 @@
 Tiers are ranked by their middle values: those of one graph err the same way, so that their intervals rank nothing.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
@@ -57,6 +58,9 @@ def answers(
         yield Answer(f"for {dollars(budget_usd)} USD", _within(offers, usd_of, budget_usd, hours_of) or least)
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
+    for problem, count in Counter(each.problems[0] for each in forecasts if each.problems and not each.step).items():
+        if 2 * count >= len(forecasts):
+            yield Answer("not timed", f"{count} tiers: {problem}")
     yield from _more_devices(offers)
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:

@@ -74,6 +74,8 @@ def forecast(
                 seconds, basis = step.times(steps).plus(START_SECONDS), BY_CPU
             else:
                 problems.append(f"no time of {tier.kind} at precision={config.precision}: give a run with --from=")
+        elif plan.own_loops:
+            problems.append("no time: loops, as of an LSTM, are other kernels on GPUs: --measure tells")
         elif gpu.rates is None:
             problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
         elif not arithmetic(config, gpu.rates.tflops):

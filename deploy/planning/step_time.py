@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.tiers.machine_table import Accelerator, Machine, Rates
-from trainer.base.run_files.plan_file import StepPlan, Work
+from trainer.base.run_files.plan_file import FEW_CHANNELS, StepPlan, Work
 from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
@@ -52,6 +52,7 @@ class Formula:
 
     products: float  # times the counted seconds of convolutions and products
     others: float  # times those of all other operations
+    few_channels: float  # times those of gradients of batch norm over few channels
     operation_seconds: float
     convolution_seconds: float  # more, of each
     step_seconds: float  # more, of each step
@@ -100,7 +101,7 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Fo
         if flops := op.flops.at(rows):
             total += op.times * max(slower * flops / flop_rate, formula.products * moved)
         else:
-            total += op.times * formula.others * moved
+            total += op.times * moved * (formula.few_channels if op.type.endswith(FEW_CHANNELS) else formula.others)
     return total
 
 

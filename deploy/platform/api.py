@@ -129,6 +129,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
     with unreadable_as_lost():
         spec = job.get("jobSpec", {})
         scheduling = spec.get("scheduling", {})
+        waited = job.get("state") == "JOB_STATE_EXPIRED" and not job.get("startTime")
         return JobStatus(
             created_name(job["name"]),
             job.get("displayName", ""),
@@ -136,7 +137,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             parse_time(job.get("createTime", "")),
             parse_time(job.get("startTime", "")),
             parse_time(job.get("endTime", "")),
-            job.get("error", {}).get("message", ""),
+            job.get("error", {}).get("message", "") or "it got no machines while it waited (--max_wait)" * waited,
             job.get("labels", {}),
             scheduling.get("strategy", ""),
             float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,

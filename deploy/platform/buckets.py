@@ -4,12 +4,15 @@ The client of `trainer.base.storage` repeats what may be repeated. Raises UserEr
 """
 
 import dataclasses
+import math
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
-from trainer.base.storage.gcs import LIMITS, NoPermission, connect
+from trainer.base.storage.gcs import LIMITS, NoPermission, Remote, connect
 
+_MANY = 1000  # objects, which one request lists
 QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown: it is read again a minute later
 
 
@@ -45,6 +48,19 @@ def exists(uri: str) -> bool:
         return bool(connect().list(address, most=1) or (address.name and connect().get(address)))
     except NoPermission:  # the job's account may have it
         return True
+
+
+def size(uri: str) -> float:
+    """Returns the bytes of the objects below an address; nan if they are many, or may not be listed."""
+    with suppress(NoPermission):
+        objects = connect().list(_address(uri), most=_MANY)
+        return sum(item.size for item in objects) if len(objects) < _MANY else math.nan
+    return math.nan
+
+
+def below(uri: str) -> list[Remote]:
+    """Returns the objects below an address."""
+    return connect().list(_address(uri))
 
 
 def location(bucket: str) -> str:

@@ -37,12 +37,12 @@ def local_workers(
     tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
     program: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> list[LocalWorker]:  # fmt: skip
-    """Returns the workers of `tier`, chief first.
+    """Returns the workers of `tier`, chief first, without reduction servers and evaluators.
 
     `arguments`, `program`: as a `Work` has them. `command`: what the user typed, for run.json; empty: the chief's
     own command is recorded.
     """
-    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"])
+    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"][:2])
              for index in range(int(pool.get("replicaCount", 1)))]  # fmt: skip
     devices, cores = _devices(tier.accelerators, len(names)), _cores(len(names))
     addresses, (module, variables) = free_addresses(len(names)), program

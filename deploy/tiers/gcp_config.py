@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import re
 
 from deploy.tiers.machine_table import load_machines
@@ -104,19 +105,30 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         )
 
 
-def check_continent(bucket: str, region: str, location: str) -> None:
-    """Raises UserError if the bucket is on another continent than the region.
+PRICE_PAGE = "https://cloud.google.com/storage/pricing#network-buckets"
+# USD a GiB between locations of a continent, as of 2026-11; since April 2023 also from a multi-region, as US, to one of
+# its regions. On other continents it depends on the pair.
+_TRANSFER_USD = {"northamerica": 0.02, "europe": 0.02}
+_DUAL_REGIONS = {"nam4": "us-central1 us-east1", "eur4": "europe-north1 europe-west4", "asia1": "asia-northeast1 "
+                 "asia-northeast2"}  # fmt: skip
+
+
+def transfer_usd_per_gib(bucket: str, region: str, location: str) -> float:
+    """Returns what it costs to read the bucket from the region: 0 in the same one, nan if that is not known here.
 
     `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
-    https://cloud.google.com/storage/docs/locations
+    https://cloud.google.com/storage/docs/locations. Raises UserError if the bucket is on another continent.
     """
-    if location and _continent(location) != _continent(region):
+    place = location.lower()
+    if place and _continent(place) != _continent(region):
         raise UserError(
             f"{bucket} is in {location}, the job would run in {region}: data would cross continents, slowly and at a "
             "price: use a bucket or a region of the same continent"
         )
+    inside = place in ("", region) or region in _DUAL_REGIONS.get(place, "").split()
+    return 0.0 if inside else _TRANSFER_USD.get(_continent(region), math.nan)
 
 
 def _continent(location: str) -> str:
-    word = re.split(r"[-\d]", location.lower())[0]
+    word = re.split(r"[-\d]", location)[0]
     return {"us": "northamerica", "nam": "northamerica", "eu": "europe", "eur": "europe"}.get(word, word)

@@ -120,7 +120,6 @@ class Machines:
 
     region: str
     date: str
-    cpu_machines: tuple[str, ...]  # without accelerators; those not in `machines` have no price
     regions: tuple[str, ...]
     disk_gib_month: Mapping[str, float]  # USD for a GiB of a boot disk, by its type
     accelerators: Mapping[str, Accelerator]
@@ -154,7 +153,7 @@ def load_machines(price_file: str = "") -> Machines:
 @cache
 def _read_table() -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
-    prices, cpu = table["prices"], table["cpu_machines"]
+    prices = table["prices"]
     accelerators, machines = dict[str, Accelerator](), dict[str, Machine]()
     read: dict[str, Any]
     for name, facts in table["accelerators"].items():
@@ -166,10 +165,16 @@ def _read_table() -> Machines:
                 "counts": {kind: tuple(allowed) for kind, allowed in facts["counts"].items()},
                 "strategies": tuple(facts.get("strategies", ()))}  # fmt: skip
         machines[name] = Machine(name, **{**facts, **read})
+    for family, facts in table["cpu_machines"].items():
+        for vcpus in facts["sizes"]:
+            name, usd = f"{family}-{vcpus}", {kind: vcpus * facts[kind] for kind in ("list", "spot")}
+            machines[name] = Machine(
+                name, vcpus, vcpus * facts["gb"], {}, attached=True, price=_price({"price": usd}, prices),
+                disk=facts.get("disk", "pd-ssd"),
+            )  # fmt: skip
     return Machines(
-        prices["region"], prices["date"], tuple(f"{kind}-{size}" for kind in cpu for size in cpu[kind]),
-        tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines,
-    )  # fmt: skip
+        prices["region"], prices["date"], tuple(table["regions"]), prices["disk_gib_month"], accelerators, machines
+    )
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
@@ -200,8 +205,6 @@ def _with_prices(table: Machines, file: str) -> Machines:
             accelerators[name] = dataclasses.replace(accelerators[name], price=price)
         elif name in machines:
             machines[name] = dataclasses.replace(machines[name], price=price)
-        elif name in table.cpu_machines:  # a machine that is not in the table
-            machines[name] = Machine(name, None, None, {}, attached=True, price=price)
         else:
             hint = nearest(str(name), [*machines, *accelerators]) + " `python -m deploy machines --all` lists them"
             raise UserError(f"prices={file}: {name}: unknown machine type or accelerator{hint}")

@@ -100,14 +100,9 @@ def _problems(spec: Spec) -> Iterator[str]:
     for place, pool in enumerate(pools):
         yield from _of_pool(place, pool, f"workerPoolSpecs[{place}]")
         yield from _of_machine(pool["machineSpec"], f"workerPoolSpecs[{place}].machineSpec")
-    if len({_machine(pool) for pool in pools}) > 1:
-        yield (
-            "workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same share of a "
-            "batch, so give both the same machineSpec"
-        )
-    if len({"containerSpec" in pool for pool in pools}) > 1:
+    if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
         yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
-    yield from _of_scheduling(spec.get("scheduling", {}), [_machine(pool) for pool in pools])
+    yield from _of_scheduling(spec.get("scheduling", {}), [machine_of(pool) for pool in pools])
     if "tensorboard" in spec and "serviceAccount" not in spec:
         yield (
             "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
@@ -115,7 +110,7 @@ def _problems(spec: Spec) -> Iterator[str]:
         )
 
 
-def _machine(pool: Spec) -> tuple[str, str, int]:
+def machine_of(pool: Spec) -> tuple[str, str, int]:
     """Returns the type of a pool's machines, their accelerator, and how many of them one has."""
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
@@ -126,8 +121,6 @@ def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
     task, replicas = pool.get("containerSpec") or pool.get("pythonPackageSpec", {}), int(pool.get("replicaCount", 1))
     if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
         yield f"{where}: give one of containerSpec (your own image) and pythonPackageSpec"
-    if place > 1:
-        yield f"{where}: a chief and its workers train, without parameter servers or evaluators: remove the pool"
     if place == 0 and replicas != 1:
         yield f"{where}.replicaCount={replicas}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
     for key in [key for key in ("executorImageUri", "packageUris") if key in task]:
@@ -138,12 +131,11 @@ def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
 
 
 def _of_machine(machine: Spec, where: str) -> Iterator[str]:
-    table, (kind, accelerator, count) = load_machines(), _machine({"machineSpec": machine})
+    table, (kind, accelerator, count) = load_machines(), machine_of({"machineSpec": machine})
     host = table.machines.get(kind)
-    if host is None and (accelerator or kind not in table.cpu_machines):
-        machines = table.machines if accelerator else [*table.machines, *table.cpu_machines]
+    if host is None:
         yield (
-            f"{where}.machineType={kind}: no such machine{nearest(kind, machines)} `python -m deploy "
+            f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)} `python -m deploy "
             "machines --all` lists those with prices"
         )
     if accelerator and accelerator not in table.accelerators:
@@ -164,7 +156,7 @@ def _other_machines(host: Machine, accelerator: str, count: int) -> str:
     machines = load_machines().machines.items()
     others = [name for name, machine in machines if count in machine.counts.get(accelerator, ())]
     advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
-    return f"{host.name} takes {has}, not {text}{advice}"
+    return f"{host.name} takes {has or 'no accelerators'}, not {text}{advice}"
 
 
 def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.options import option, seconds, switch
-from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec
+from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
@@ -310,17 +310,13 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
     check_spec(spec, origin)
     table, pools, price = load_machines(price_file), spec["workerPoolSpecs"], FREE
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
-    chief = pools[0]["machineSpec"]
-    kind, accelerator = chief["machineType"], chief.get("acceleratorType", "")
-    accelerators = int(chief.get("acceleratorCount", 0))
-    for pool, count in zip(pools, counts, strict=True):  # whose machines are alike, but for their disks
-        machine = table.price(kind, accelerator, accelerators)
-        disk = {"bootDiskType": table.machines[kind].disk if kind in table.machines else "pd-ssd",
-                "bootDiskSizeGb": 100, **pool.get("diskSpec", {})}  # fmt: skip
+    for pool, count in zip(pools, counts, strict=True):
+        machine = machine_of(pool)
+        disk = {"bootDiskType": table.machines[machine[0]].disk, "bootDiskSizeGb": 100, **pool.get("diskSpec", {})}
         usd = float(disk["bootDiskSizeGb"]) * table.disk_gib_month[disk["bootDiskType"]] / HOURS_A_MONTH
-        price = price.plus(machine.plus(Price(usd, usd, usd)), count)
+        price = price.plus(table.price(*machine).plus(Price(usd, usd, usd)), count)
     known = price.known_under(spec.get("scheduling", {}).get("strategy", "STANDARD"))
-    return Tier(name, kind, accelerator, accelerators, sum(counts), known, spec=spec, price=price)
+    return Tier(name, *machine_of(pools[0]), sum(counts[:2]), known, spec=spec, price=price)
 
 
 def find_tier(name: str) -> Path:

@@ -50,8 +50,8 @@ def _printed() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sets a temporary working folder and an empty gcloud configuration."""
+def _own_folder(tmp_path: Path, dist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets a temporary working folder, shared built packages and an empty gcloud configuration."""
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

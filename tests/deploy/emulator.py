@@ -61,12 +61,13 @@ class Emulator:
     def __init__(self, run: Callable[["Emulator", dict[str, Any]], None] | None = None) -> None:
         self.run = run
         self.jobs: dict[str, dict[str, Any]] = {}
+        self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
         self.closing = False  # jobs that would run for ever end
         self.logs: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.secrets: dict[str, bytes] = {}  # by the names of their versions
-        self.bucket_location = "US"
+        self.bucket_location = "US-CENTRAL1"
         self.accounts: dict[str, str] | None = None  # of valid tokens; None: nobody has to be logged in
         self.issued = 0  # number of tokens
         self.expires_at = ""  # the next request that matches finds its token expired
@@ -318,6 +319,10 @@ def _list(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> 
     return 200, _page("customJobs", jobs, 2, query)
 
 
+def _tuning_jobs(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    return 200, {"hyperparameterTuningJobs": google.tuning_jobs} if "us-east4" in match[1] else {}
+
+
 def _page(key: str, found: list[dict[str, Any]], size: int, request: dict[str, Any]) -> dict[str, Any]:
     first = int(request.get("pageToken") or 0)
     more = {"nextPageToken": str(first + size)} if len(found) > first + size else {}
@@ -380,6 +385,7 @@ _ROUTES: dict[str, Callable[..., Response]] = {
     r"GET /v1/(projects/[^/]+/locations/[^/]+)/customJobs": _list,
     r"GET /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+)": _get,
     r"POST /v1/projects/[^/]+/locations/[^/]+/customJobs/(\d+):cancel": _cancel,
+    r"GET /v1/(projects/[^/]+/locations/[^/]+)/hyperparameterTuningJobs": _tuning_jobs,
     r"POST /v2/entries:list": _entries,
     r"GET /v1/(projects/[^/]+/secrets/[^/]+/versions/[^/]+):access": _secret,
     r"POST /token": _token,

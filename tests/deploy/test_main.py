@@ -38,6 +38,18 @@ def test_a_verb_that_needs_no_network_imports_nothing_heavy(arguments: list[str]
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("line", "words"), [
+    ("cl", {"clean"}), ("submit l4x4 --recipe=wgan_gp_d", {"wgan_gp_digits"}), ("plan --data=x h100x8", {"h100x8"}),
+])  # fmt: skip
+def test_a_shell_completes_verbs_tiers_and_recipes(line: str, words: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete", reason="argcomplete, which shells complete by, is not installed")
+    line = f"vertex-trainer {line}"
+    asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\v",
+             "_ARGCOMPLETE_COMP_WORDBREAKS": " =", "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "words")}  # fmt: skip
+    assert run([sys.executable, "-m", "deploy"], cwd=ROOT, env={**os.environ, **asked}).returncode == 0
+    assert {word.strip() for word in (tmp_path / "words").read_text().split("\v")} == words
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help(verb: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -103,7 +115,6 @@ def test_what_is_empty_is_refused(arguments: list[str], tmp_path: Path, capsys: 
     assert (shown.err, shown.out, list(tmp_path.rglob("*"))) == (line, "", [tmp_path / "work"])
 
 
-@pytest.mark.usefixtures("dist")
 def test_a_setting_may_be_emptied(capsys: Capture) -> None:
     """An empty value overrides the recipe, which has flip here."""
     flags = ["--recipe=wgan_gp_photos", "--data=digits", "--augment=", "--project=p", *WHERE]

@@ -187,6 +187,7 @@ CUTOFFS = {
     "deploy plan": "deploy.api.plan.plan_of",
     "deploy prices": "deploy.cli.prices.read_skus",
     "deploy bill": "deploy.cli.bill.find_attempt",
+    "deploy clean": "deploy.cli.clean.ThreadPoolExecutor",
     "deploy report": "deploy.cli.report.write_report",
     "deploy track": "deploy.cli.track.track",
     "deploy register": "deploy.cli.register.read_registration",

@@ -39,6 +39,9 @@ FIELDS = {
     "jobs": "jobs",
     "line": "line time text worker severity",
     "ended": "status exit_code",
+    "bill": "jobs job submission tier estimated_usd billed_usd",
+    "prices": "region date prices differences",
+    "cleaned": "removed packages address bytes",
     "comparison": "folder exit_code tiers verdict notes",
 }
 

@@ -10,7 +10,6 @@ addition are two; bytes; all-reduces. What TensorFlow prunes, or computes once f
 import dataclasses
 import math
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.run_files.plan_file import (
+    FEW_CHANNELS,
     CpuSteps,
     LinearInRows,
     Memory,
@@ -116,6 +116,7 @@ def _bytes(variable: Any) -> int:
 
 
 _ROWS = (8, 16, 32)  # of the steps that are run
+_LOOPS = (1, 0, 0, 0)  # how often each loop is counted: that of the steps, and a model's own within it
 _TIMED_CALLS, _TIMED_S, _CALL_S = 5, 2.0, 0.1
 Result = TypeVar("Result")
 
@@ -150,6 +151,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
         work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
+        own_loops=not all(op.times for op in _counted(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],
@@ -175,14 +177,14 @@ def _measured(config: TrainConfig, dataset: Dataset, rows: int) -> tuple[Measure
 
 
 def _seconds(step: MeasuredStep) -> float:
-    """Returns the seconds of a step outside of a trace: the median of calls, of several steps where these are short."""
+    """Returns the seconds of a step outside of a trace: the least of calls, of several steps where these are short."""
     times, count = list[float](), 1
     while len(times) < _TIMED_CALLS and sum(times) < _TIMED_S:
         began = time.perf_counter()
         step(count)
         times.append((time.perf_counter() - began) / count)
         count = max(1, round(_CALL_S / times[-1]))
-    return statistics.median(times)
+    return min(times)
 
 
 def _recomputed(config: TrainConfig, dataset: Dataset) -> tuple[Memory, Work]:
@@ -237,7 +239,8 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
         if many.reduced_bytes:
             summed.append(many.reduced_bytes)
         else:
-            counts[many.type, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
+            kind = many.type + FEW_CHANNELS * many.few_channels
+            counts[kind, line(few.flops, many.flops), line(few.moved_bytes, many.moved_bytes)] += many.times
     work = [
         StepWork(kind, times // large.replicas, flops, moved)
         for (kind, flops, moved), times in counts.items() if times >= large.replicas
@@ -246,4 +249,4 @@ def work_by_rows(small: MeasuredStep, large: MeasuredStep) -> Work:
 
 
 def _counted(step: MeasuredStep) -> list[Operation]:
-    return [op for op in operations(step.graph, rows=step.rows) if op.type not in NO_KERNEL]
+    return [op for op in operations(step.graph, _LOOPS, step.rows) if op.type not in NO_KERNEL]

@@ -25,6 +25,8 @@ _TRANSPOSED = {"MatMul": "transpose_a", "BatchMatMulV2": "adj_x"}
 # No kernel is started for them.
 NO_KERNEL = {"Const", "Placeholder", "ReadVariableOp", "Identity", "IdentityN", "NoOp", "Reshape", "Squeeze",
              "ExpandDims", "StopGradient", "PlaceholderWithDefault"}  # fmt: skip
+# A GPU's kernel for the gradient of batch norm works on one channel a block: few channels leave most of the card idle.
+FEW_CHANNELS = 64
 _COLLECTIVES = ("CollectiveReduce", "NcclAllReduce")
 
 
@@ -38,6 +40,7 @@ class Operation:
     flops: int = 0
     moved_bytes: int = 0  # read and written
     reduced_bytes: int = 0  # summed over replicas
+    few_channels: bool = False  # it is a gradient of batch norm over at most FEW_CHANNELS
 
 
 def operations(
@@ -61,7 +64,8 @@ def operations(
             written = sum(_tensor_bytes(tensor, rows) for tensor in op.outputs)
             moved = written + sum(_tensor_bytes(tensor, rows) for tensor in op.inputs)
             reduced = written if op.type.startswith(_COLLECTIVES) else 0
-            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced)
+            few = op.type == "FusedBatchNormGradV3" and (op.inputs[2].shape[0] or FEW_CHANNELS + 1) <= FEW_CHANNELS
+            yield Operation(op.type, name, times, times * _flops(op, rows), times * moved, times * reduced, few)
 
 
 def flops_of(graph: Any, rows: int) -> int:

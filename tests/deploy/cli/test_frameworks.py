@@ -7,8 +7,6 @@ import pytest
 
 from tests.deploy.cli.test_script import local, result, script
 
-pytestmark = pytest.mark.usefixtures("dist")
-
 KERAS = """
 import keras
 import numpy as np

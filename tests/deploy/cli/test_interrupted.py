@@ -25,7 +25,6 @@ from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 CREATES = f"POST {PARENT}/customJobs"
-SLOW = [needs_gcloud, pytest.mark.slow]
 
 
 def exits(code: int, arguments: list[str], session: Session) -> str:
@@ -146,7 +145,8 @@ def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subproc
     return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=SLOW), "sdk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", [pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def test_ctrl_c_in_a_slow_create_makes_one_job(backend: str, cloud: Emulator, tmp_path: Path) -> None:
     """With real processes and the real clock: what the interrupt leaves open, the same command finds."""
     cloud.faults = [Fault(POSTS, "slow", times=99, seconds=2.0)]

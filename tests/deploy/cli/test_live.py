@@ -106,7 +106,6 @@ def test_progress_that_cannot_be_read_ends_no_watch(
     assert shown.count("no progress: gs://my-bucket/7/stats.jsonl: no permission to read it") == 1
 
 
-@pytest.mark.usefixtures("dist")
 def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     cloud: Emulator, session: Session, capsys: Capture
 ) -> None:

@@ -238,6 +238,7 @@ def test_a_lost_worker_is_restarted_and_the_run_how_to_resume(tmp_path: Path) ->
     assert (result["state"], result["steps"], result["restarts"]) == ("done", 300, 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_stops_all_and_keeps_the_state(tmp_path: Path) -> None:
     flags = [*SMALL, "--steps=100000", "--report_every_steps=5", "--checkpoint_every_steps=0"]
     flags += [f"--job_dir={tmp_path / 'job'}"]

@@ -24,7 +24,6 @@ from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.local_files import Address
 
-pytestmark = pytest.mark.usefixtures("dist")
 REPORTS = """
 import time
 from vertex_report import report

@@ -3,14 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from deploy.cli import submit
 from deploy.platform.clients import Session
 from tests.deploy.conftest import WHERE, Capture
 from tests.deploy.emulator import Emulator
 
-pytestmark = pytest.mark.usefixtures("dist")
 SECRET = "projects/p/secrets/token/versions/latest"
 
 

@@ -22,8 +22,6 @@ from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
 
-pytestmark = pytest.mark.usefixtures("dist")
-
 
 def record() -> dict[str, Any]:
     """The one submission of this test."""

@@ -40,6 +40,15 @@ def watched(session: Session, job: Job, capsys: Capture) -> Watched:
     return run
 
 
+def test_a_job_that_got_no_machines_says_so(
+    cloud: Emulator, session: Session, watched: Watched, job: Job, capsys: Capture
+) -> None:
+    cloud.end(job, "EXPIRED")
+    assert "error: it got no machines while it waited (--max_wait)" in watched(1)[1]
+    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
+    assert capsys.readouterr().out.endswith(": it got no machines while it waited (--max_wait)\n")
+
+
 def step_by_step(flying: FlyingClock, *steps: Any) -> None:
     """Runs the next step at each sleep of the watcher."""
     remaining = list(steps)

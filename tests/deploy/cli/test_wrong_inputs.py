@@ -9,8 +9,6 @@ from tests.deploy.cli.wrong_inputs import rows, spec
 from tests.deploy.conftest import JOB, WHERE, Capture
 from tests.deploy.emulator import Emulator
 
-pytestmark = pytest.mark.usefixtures("dist")
-
 ROWS = rows()
 
 

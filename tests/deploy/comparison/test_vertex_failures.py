@@ -15,7 +15,7 @@ from deploy.api.compare import CompareOptions
 from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
-from deploy.job.creation import make_ready
+from deploy.job.creation import upload_packages
 from deploy.platform.clients import Session
 from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
@@ -40,11 +40,11 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     uploads: list[Any] = []
 
     def stopped(*given: Any) -> None:
-        make_ready(*given)
+        upload_packages(*given)
         uploads.append(given)
         runner.stop()
 
-    monkeypatch.setattr("deploy.comparison.runners.make_ready", stopped)
+    monkeypatch.setattr("deploy.comparison.runners.upload_packages", stopped)
     plan = comparison.ComparisonRequest(tiers, overrides)
     assert comparison.run_comparison(plan, plan.resolve(runner), tmp_path / "out", runner, parallel=3) == 75
     assert (len(uploads), cloud.jobs) == (1, {})

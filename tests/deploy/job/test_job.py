@@ -15,17 +15,21 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.api.submit import describe
+from deploy.job.cost import cost_question
+from deploy.job.creation import check_resources
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
+from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.clients import Session, to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
 from deploy.tiers.packages import Package
-from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier
+from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture
+from tests.deploy.emulator import Emulator
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides, resolve
@@ -75,6 +79,45 @@ def test_the_dry_run_of_a_tier_is_the_golden_one(path: Path, monkeypatch: pytest
     before = golden.read_text() if golden.exists() else ""
     assert made == before, f"if that is meant: UPDATE_GOLDEN=1 python -m pytest {__file__}"
     CustomJobSpec.from_json(json.dumps(yaml.safe_load(made)))
+
+
+def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
+    cloud: Emulator, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.objects["my-bucket/photos/a.jpg"] = bytes(2**20)
+    made = job("l4x1-2workers")
+    assert check_resources([made]) == 0
+    cloud.bucket_location = "US-EAST1"
+    assert check_resources([made]) == pytest.approx(2 * 0.02 / 1024)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        "gs://my-bucket is in US-EAST1, the job runs in us-central1: slower, and 0.02 USD a GiB (https"
+    )
+    assert line.endswith("): 0.00 GiB of data, 0.00 USD if each worker reads them once")
+    monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
+    assert check_resources([made]) == 0
+    assert capsys.readouterr().out.endswith("#network-buckets)\n")
+    question = cost_question([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
+    assert "by plan 8.00 to 9.00 USD" in question.text
+
+
+H200, GB200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8"), ("a4x-highgpu-4g", "NVIDIA_GB200:4")
+
+
+@pytest.mark.parametrize(("machine", "changes", "data", "warned"), [
+    (H200, {}, "gs://b/x", ["a reservation or SPOT is recommended"]),
+    (H200, {"spot": True}, "/gcs/b/x", ["/gcs may be missing there (https:"]),
+    (H200, {"reservation": "projects/p/zones/z/reservations/r"}, "gs://b/x", []),
+    (GB200, {"spot": True}, "gs://b/x", ["its host is Arm, where x86 images do not run"]),
+    (("n1-standard-8", "NVIDIA_TESLA_T4:1"), {}, "gs://b/x", ["no bfloat16, use --precision=mixed_float16"]),
+])  # fmt: skip
+def test_what_is_known_of_a_machine_is_said_where_it_matters(
+    machine: tuple[str, str], changes: dict[str, Any], data: str, warned: list[str]
+) -> None:
+    asked = JobOptions(image="x/y", **changes)
+    flags = ["--recipe=wgan_gp_photos", f"--data={data}", "--precision=mixed_bfloat16", "--checkpoint_every_minutes=9"]
+    made = job(machine_tier(*machine, "", asked), *flags, image="x/y", **changes)
+    assert [line.partition(": ")[2][: len(text)] for line, text in zip(made.warnings, warned, strict=True)] == warned
 
 
 def test_submit_completes_the_files_of_job_configs_for_the_api(session: Session) -> None:
@@ -344,7 +387,6 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
 
 
-@pytest.mark.usefixtures("dist")
 def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
     assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0

@@ -8,13 +8,13 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
+from deploy.in_job.script_worker import torch_variables
 from deploy.job.script import read_script
 from deploy.tiers.images import START, requirements
 from deploy.tiers.packages import built
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("dist")
 FILES = {"train.py": "print('trains')\n", "helper.py": "", "data/table.csv": "1,2\n", "requirements.txt": "numpy\n"}
 
 
@@ -144,6 +144,37 @@ def test_a_dry_run_says_what_goes_along_and_quotes_what_would_run(project: Path,
         assert (start["gpus"], start["script"]["command"]) == (1, ["train.py"])
         assert start["code"][0].startswith("gs://my-bucket/packages/train-0-")
         assert "LD_LIBRARY_PATH" in variables
+
+
+UNLIKE = """
+workerPoolSpecs:
+  - &chief
+    machineSpec: {machineType: g2-standard-24, acceleratorType: NVIDIA_L4, acceleratorCount: 2}
+    replicaCount: 1
+    diskSpec: {bootDiskType: pd-ssd, bootDiskSizeGb: 100}
+    pythonPackageSpec: {pythonModule: trainer.task}
+  - {<<: *chief, machineSpec: {machineType: n1-standard-8}, replicaCount: 2}
+  - {machineSpec: {machineType: n1-highcpu-16}, replicaCount: 3, containerSpec: {imageUri: gcr.io/x/reduction}}
+  - {<<: *chief, machineSpec: {machineType: n1-standard-8}}
+scheduling: {timeout: 3600s}
+"""
+
+
+def test_a_script_keeps_unlike_machines_a_reduction_server_and_an_evaluator(project: Path, capsys: Capture) -> None:
+    """The trainer refuses them: "unlike workers" and "a parameter server" of wrong_inputs.py."""
+    Path("unlike.yaml").write_text(UNLIKE)
+    assert main(["submit", "unlike.yaml", "--script=train.py", *WHERE, "--project=p", "--spec"]) == 0
+    text, shown = capsys.readouterr()
+    tasks = [pool["containerSpec"] for pool in yaml.safe_load(text)["workerPoolSpecs"]]
+    assert tasks.pop(2) == {"imageUri": "gcr.io/x/reduction"}
+    starts = [json.loads(each["value"]) for task in tasks for each in task["env"] if each["name"] == "TRAINER_START"]
+    assert [start["gpus"] for start in starts] == [2, 0, 0]
+    assert starts[0]["script"]["about"]["cluster"] == {"workers": 3, "replicas": 6}
+    usd = 1.15 * (2.00083 + 3 * 0.38 + 3 * 0.56679) + 7 * 100 * 0.17 / 730
+    assert f"unlike: {usd:.2f} USD an hour" in shown
+    assert torch_variables({"CLUSTER_SPEC": json.dumps({
+        "cluster": {f"workerpool{place}": ["a:1"] for place in (0, 1, 3)}, "task": {"type": "workerpool3", "index": 0},
+    })})["RANK"] == "2"  # fmt: skip
 
 
 def test_a_link_to_a_script_ships_the_folder_that_was_named(project: Path, refused: Command) -> None:

@@ -61,6 +61,15 @@ def test_all_that_is_asked_of_a_model_of_ones_own(tmp_path: Path) -> None:
         line_of(question, lines)
 
 
+def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:
+    plan = dataclasses.replace(read_plan(planted_plan(tmp_path)), own_loops=True)
+    lines = answered(plan, global_batch_size=32, steps=500)
+    assert " cpu " in line_of("cheapest", lines)
+    assert line_of("not timed", lines).endswith(
+        f"{len(tier_names()) - 2} tiers: no time: loops, as of an LSTM, are other kernels on GPUs: --measure tells"
+    )
+
+
 def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(tmp_path: Path) -> None:
     """Their intervals overlap, as the error of a graph is the same on all tiers."""
     plan = read_plan(planted_plan(tmp_path))

@@ -27,7 +27,17 @@ from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import UserError
-from trainer.base.run_files.plan_file import StepPlan, kept_plan, plan_key, read_plan, write_plan
+from trainer.base.run_files.plan_file import (
+    FEW_CHANNELS,
+    LinearInRows,
+    StepPlan,
+    StepWork,
+    Work,
+    kept_plan,
+    plan_key,
+    read_plan,
+    write_plan,
+)
 from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
@@ -156,6 +166,10 @@ def test_the_time_is_that_of_the_device_and_of_the_host(tmp_path: Path) -> None:
     ):  # fmt: skip
         counted = 100 * 64e12 / (L4.rates.tflops[kind] * 1e12)
         assert device_seconds(flop_bound.work, 64, L4.rates, kind, formula) == pytest.approx(slower.products * counted)
+    batch_norm = Work([StepWork(f"FusedBatchNormGradV3{FEW_CHANNELS}", 1, LinearInRows(0, 0), LinearInRows(300e6, 0))])
+    for formula in (plain, compiled):
+        taken = device_seconds(batch_norm, 64, L4.rates, "tf32", formula)
+        assert taken == pytest.approx(formula.few_channels * 1e-3)
     small = plan_with(tmp_path, gflop=0.0)
     assert step_seconds(small, tf32, L4, 1).middle == pytest.approx(
         compiled.others * moved + 1000 * compiled.operation_seconds

@@ -17,7 +17,6 @@ from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import kept_plan, read_plan, write_plan
 from trainer.base.settings.resolution import Overrides
 
-pytestmark = pytest.mark.usefixtures("dist")
 TRAINED = [*(flag for flag in JOB if "batch" not in flag), "--global_batch_size=64"]
 L4 = ["submit", "l4x1", *WHERE, *TRAINED, "--dry_run"]
 

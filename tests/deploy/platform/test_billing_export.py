@@ -1,9 +1,11 @@
 """Tests prices of the Billing Catalog, and what BigQuery's export says was billed."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
@@ -15,7 +17,7 @@ from deploy.platform import rest
 from deploy.platform.clients import Session
 from deploy.platform.errors import VertexFault
 from deploy.tiers.machine_table import load_machines
-from tests.deploy.conftest import Capture
+from tests.deploy.conftest import ROOT, Capture
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import planted_plan
 from tests.deploy.platform.billing_services import COMPUTE, VERTEX, Services, failed, half, sku
@@ -36,6 +38,13 @@ def services(cloud: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servi
 
 def asked(session: Session, *flags: str) -> int:
     return prices.main(["--region=us-central1", *flags], session)
+
+
+def document(capsys: Capture) -> Any:
+    """Returns the document of --json, checked by its schema, which is the last line here, after the text."""
+    made = json.loads(capsys.readouterr().out.splitlines()[-1])
+    jsonschema.validate(made, json.loads((ROOT / "docs" / "json.schema.json").read_text(encoding="utf-8")))
+    return made
 
 
 def test_the_published_bill_is_the_catalogs_price_to_the_cent(
@@ -64,6 +73,10 @@ def test_what_differs_from_the_table_is_told(services: Services, session: Sessio
     assert asked(session) == 0
     line = "a3-highgpu-8g as list in us-central1: 191.793 = 191.136 + local SSD 0.658 (+88.7 %, table 101.665)"
     assert line in capsys.readouterr().out
+    assert asked(session, "--json") == 0
+    made = document(capsys)
+    assert line in made["differences"]
+    assert made["prices"]["a3-highgpu-8g"]["list"] == pytest.approx(191.793, abs=1e-3)
 
 
 @pytest.mark.parametrize(("service", "text"), [
@@ -152,6 +165,9 @@ def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
         shown = capsys.readouterr().out.splitlines()
         assert len(shown) == lines
         assert shown[-1].startswith("projects/1/us-east4/7 (l4x4): estimated 12.40, billed 12.40, +0.0 %")
+    assert bill.main(["projects/1/us-east4/7", TABLE, "--json"], session) == 0
+    job = {"job": "projects/1/us-east4/7", "submission": "20261101-1-2", "tier": "l4x4"}
+    assert document(capsys)["jobs"] == [{**job, "estimated_usd": 12.4, "billed_usd": 12.4}]
 
 
 def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Session, services: Services) -> None:

@@ -113,10 +113,9 @@ def no_token_is_left(tmp_path: Path, shown: str) -> None:
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_gcloud
-@pytest.mark.parametrize(
-    ("login", "backend"), [("gcloud_alone", Sdk), pytest.param("default_alone", Gcloud, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("login", "backend"), [("gcloud_alone", Sdk), ("default_alone", Gcloud)])
 def test_one_login_alone_does_everything(
     login: str, backend: type[Platform], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
     flying: FlyingClock, capsys: Capture,

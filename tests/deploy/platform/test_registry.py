@@ -226,7 +226,6 @@ def test_the_job_answers_the_rows_by_the_real_command(
     assert json.loads(cloud.objects["my-bucket/out/errors-00000.jsonl"])["row"] == 1
 
 
-@pytest.mark.usefixtures("dist")
 def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Session, tmp_path: Path) -> None:
     """One that fails registers nothing."""
     folder = a_run(tmp_path / "a")

@@ -1,10 +1,11 @@
 """Project, region and bucket: flags, gcloud's configuration, and names that cannot be."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from deploy.tiers.gcp_config import check_continent, checked_address, checked_region
+from deploy.tiers.gcp_config import checked_address, checked_region, transfer_usd_per_gib
 from tests.deploy.conftest import needs_gcloud, run
 from tests.support import refused
 from trainer.base.errors import UserError
@@ -64,17 +65,18 @@ def test_regions_that_are_none(region: str, line: str) -> None:
         checked_region(region)
 
 
+@pytest.mark.parametrize(("location", "region", "usd"), [
+    ("US-CENTRAL1", "us-central1", 0), ("NAM4", "us-east1", 0), ("", "us-east1", 0),
+    ("US", "us-central1", 0.02), ("NAM4", "us-east4", 0.02), ("EUROPE-WEST4", "europe-west1", 0.02),
+    ("NORTHAMERICA-NORTHEAST1", "us-east1", 0.02), ("ASIA1", "asia-east1", math.nan),
+])  # fmt: skip
+def test_a_bucket_elsewhere_on_the_continent_has_a_price_a_gib(location: str, region: str, usd: float) -> None:
+    assert transfer_usd_per_gib("gs://abc", region, location) == pytest.approx(usd, nan_ok=True)
+
+
 @pytest.mark.parametrize(
-    ("location", "region", "fits"),
-    [
-        ("US", "us-central1", True), ("NAM4", "us-east1", True), ("EUROPE-WEST4", "europe-west1", True),
-        ("", "us-east1", True),        ("NORTHAMERICA-NORTHEAST1", "us-east1", True), ("ASIA1", "asia-east1", True),
-        ("EU", "us-central1", False), ("US-EAST1", "asia-east1", False), ("ME-CENTRAL2", "europe-west4", False),
-    ],
-)  # fmt: skip
-def test_a_bucket_on_another_continent_is_refused(location: str, region: str, fits: bool) -> None:
-    if fits:
-        check_continent("gs://abc", region, location)
-        return
+    ("location", "region"), [("EU", "us-central1"), ("US-EAST1", "asia-east1"), ("ME-CENTRAL2", "europe-west4")]
+)
+def test_a_bucket_on_another_continent_is_refused(location: str, region: str) -> None:
     with pytest.raises(UserError, match="use a bucket or a region of the same continent"):
-        check_continent("gs://abc", region, location)
+        transfer_usd_per_gib("gs://abc", region, location)

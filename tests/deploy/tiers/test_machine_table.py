@@ -10,7 +10,7 @@ import yaml
 from deploy.job.cost import price_and_limit
 from deploy.tiers.machine_table import TABLE, Price, load_machines
 from deploy.tiers.spec_rules import ENUMS
-from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier
+from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier, machine_tier
 from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
 from trainer.base.settings.cards import TFLOPS, accelerator_of, peak_tflops
@@ -53,6 +53,25 @@ def test_the_three_prices_of_a_tier_are_the_sums_of_their_parts(path: Path) -> N
         assert getattr(price, kind) == pytest.approx(total), kind
 
 
+@pytest.mark.parametrize(("name", "listed", "spot", "gb"), [
+    ("c2-standard-60", 3.13212, 1.35948, 240), ("n2-highmem-64", 6.28867 * 64 / 96, 2.71162 * 64 / 96, 512),
+    ("n4-highcpu-32", 1.22464, 0.576, 64), ("e2-highmem-16", 0.7232, 0.41738, 128),
+    ("m1-megamem-96", 10.65216, 1.96294, 1433.6), ("m1-ultramem-160", 25.1724, 4.63896, 3844),
+])  # fmt: skip
+def test_machines_without_accelerators_have_the_prices_of_the_source(
+    name: str, listed: float, spot: float, gb: float
+) -> None:
+    machine = load_machines().machines[name]
+    assert machine.memory_gb == pytest.approx(gb, abs=0.01)
+    assert machine.price.list == pytest.approx(1.15 * listed, rel=1e-4)
+    assert machine.price.spot == pytest.approx(spot + 0.15 * listed, rel=1e-4)
+    assert machine_tier(name, "").most_usd == pytest.approx(24 * (1.15 * listed + disk(name) / 730), rel=1e-4)
+
+
+def disk(name: str) -> float:
+    return 100 * (0.08 if name.startswith("n4") else 0.17)
+
+
 def test_a_published_bill_is_met_to_the_cent() -> None:
     """An a3-highgpu-8g in us-central1, https://zenn.dev/google_cloud_jp/articles/dws-flex-new-skus; the fee a part."""
     gpus, cores, gib, local_ssd = 8, 208, 1872, 6000 * 0.08 / 730
@@ -71,7 +90,7 @@ def test_by_flex_start_an_h100_is_dearer_than_an_a100_and_without_a_list_price_a
     assert h100 > a100
     t4 = load_machines().price("n1-standard-8", "NVIDIA_TESLA_T4", 1)
     assert t4.spot == pytest.approx(0.10446 + 0.1915 + 0.15 * (0.38 + 0.35))
-    spot = load_tier("a100-80x1", "", SpecChanges(spot=True))
+    spot = machine_tier("a3-megagpu-8g", "NVIDIA_H100_MEGA_80GB:8", "", SpecChanges(spot=True))
     assert price_and_limit(spot).startswith(f"the spot price of {spot.machine} is not known (--prices=FILE); ")
     b200 = load_machines().price("a4-highgpu-8g", "NVIDIA_B200", 8)
     assert (b200.list, b200.flex_start, b200.lower_bound) == (None, 64.44, True)

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import keras
 import pytest
+import tensorflow as tf
 
 from benchmarks.plan_memory import tried
 from deploy.__main__ import main
@@ -55,10 +57,21 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
     assert list(one.slot_bytes) == [2 * kernels] * 2  # of Adam
     assert one.work == other.work
+    assert not one.own_loops
+    assert one.cpu.cores >= 1
+    assert one.cpu.seconds.at(32) > 0
     assert one.recomputed
     assert one.recomputed_work
     assert 1 < one.recomputed_work.flops(32) / one.work.flops(32) < 1.5
     assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
+
+
+def test_loops_of_a_model_are_counted_by_no_time() -> None:
+    """As the loop over steps is counted once."""
+    layer = keras.layers.LSTM(2)
+    layer.build((4, 3, 2))
+    graph = tf.function(lambda x: layer(x) + 1.0).get_concrete_function(tf.zeros((4, 3, 2))).graph
+    assert {(op.times, op.flops > 0) for op in operations(graph, (0,))} == {(0, False), (1, False)}
 
 
 @pytest.mark.slow  # a process with TensorFlow

@@ -22,7 +22,7 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 6  # of plan.json
+PLAN_FORMAT = 8  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -47,6 +47,9 @@ class CpuSteps(NamedTuple):
 
     seconds: LinearInRows
     cores: int
+
+
+FEW_CHANNELS = " of few channels"  # ends the type of gradients of batch norm that a GPU is slow in
 
 
 class StepWork(NamedTuple):
@@ -118,6 +121,7 @@ class StepPlan:
     slot_bytes: Sequence[int]  # that --shard_optimizer shards on one machine, and over several (without averages)
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
+    own_loops: bool  # whether a step has loops that `work` lacks, as of an LSTM: GPUs have other kernels for them
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
     recomputed_work: Work | None = None

@@ -1,0 +1,68 @@
+"""Lists, and with --yes removes, what ended jobs left in a bucket beside their results: `python -m deploy clean`.
+
+That is what they read to start, below BUCKET/packages/: the trainer, a package or script of yours, the starter. It
+counts as left if a job of the project that has ended names it, and none that goes on, nor a tuning job, in any region;
+jobs of another project that uses the bucket are not seen. Results, checkpoints and data are never looked at. A later
+job uploads again what it needs; a spec of `submit --out` that was not sent yet does not.
+"""
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from deploy.cli.arguments import add_json_flag, parser, write_document
+from deploy.job.work import JobOptions
+from deploy.platform import buckets
+from deploy.platform.api import FINAL_STATES, retried
+from deploy.platform.clients import SESSION, Session
+from deploy.platform.errors import api_errors
+from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
+from deploy.tiers.machine_table import load_machines
+from deploy.tiers.options import declare
+from deploy.tiers.output import say
+from trainer.base.errors import DONE
+from trainer.base.storage.gcs import connect
+
+
+def main(arguments: Sequence[str], session: Session = SESSION) -> int:
+    """Prints what is left, a line for each package, and removes it with --yes."""
+    cli = parser("clean", __doc__ or "", "--bucket=gs://NAME [--yes]")
+    declare(cli, JobOptions, "project", "bucket")
+    cli.add_boolean("yes", "remove it")
+    add_json_flag(cli)
+    args = cli.parse_args(arguments)
+    project, packages = (
+        needed_project(read_project(args.project)),
+        f"{checked_address('bucket', args.bucket)}/packages/",
+    )
+
+    def named(place: tuple[str, str]) -> tuple[set[str], set[str]]:
+        """Returns what the jobs of a region and kind name: those that have ended, and the others."""
+        region, kind = place
+        names = set[str](), set[str]()
+        with api_errors(GcpConfig(project, region, "")):
+            backend = session.open("sdk", project, region)
+            for job in retried(lambda: [*backend.listed(f"{backend.parent}/{kind}", kind)], session.clock):
+                ended = kind == "customJobs" and job["state"].removeprefix("JOB_STATE_") in FINAL_STATES
+                names[not ended].update(re.findall(rf"{re.escape(packages)}([^/]+)/", json.dumps(job)))
+        return names
+
+    with ThreadPoolExecutor(8) as threads:
+        places = itertools.product(load_machines().regions, ("customJobs", "hyperparameterTuningJobs"))
+        ended, others = (set[str]().union(*names) for names in zip(*threads.map(named, places), strict=True))
+    sizes = dict.fromkeys(sorted(ended - others), 0)
+    objects = [item for item in buckets.below(packages) if item.address.name.split("/")[-2] in sizes]
+    for item in objects:
+        sizes[item.address.name.split("/")[-2]] += item.size
+        if args.yes:
+            connect().delete(item)
+    left = {name: size for name, size in sizes.items() if size}
+    for name, size in left.items():
+        say(f"{size / 1e6:9.2f} MB  {packages}{name}")
+    told = f"{sum(left.values()) / 1e6:.2f} MB of {len(left)} packages that only ended jobs name"
+    say(f"{'removed' if args.yes else 'found'} {told}{'' if args.yes or not left else ': --yes removes them'}")
+    write_document(args, "clean", removed=args.yes, packages=[{"address": f"{packages}{name}", "bytes": size}
+                                                              for name, size in left.items()])  # fmt: skip
+    return DONE
