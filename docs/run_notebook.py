@@ -85,12 +85,13 @@ def environment(folder: str) -> dict[str, str]:
 def cleaned(outputs: list[Any], folder: str) -> Iterator[Any]:
     """Yields the outputs of a cell as they are stored; `folder`: where it ran."""
     for output in outputs:
-        if output.output_type == "stream":
-            text = output.text.replace("\r\n", "\n")  # as a terminal ends lines
-            output.text = stable(text.replace(folder, "~").replace(str(ROOT), "~"))
-            if not output.text.strip():
-                continue
-        yield output
+        shown = {"text": output.text} if output.output_type == "stream" else output.data
+        for kind in [kind for kind in shown if kind.startswith("text")]:
+            text = shown[kind].replace("\r\n", "\n")  # as a terminal ends lines
+            shown[kind] = stable(text.replace(folder, "~").replace(str(ROOT), "~"))
+        output.update(shown if output.output_type == "stream" else {})
+        if "".join(map(str, shown.values())).strip():
+            yield output
 
 
 def stable(text: str) -> str:

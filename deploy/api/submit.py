@@ -56,19 +56,22 @@ class SubmitOptions(JobOptions):
 
 def submit(
     *tiers: str, recipe: str = "", bucket: str = "", max_cost: float | None = None,
-    settings: Mapping[str, Value] | None = None, stream: TextIO | None = None, session: Session = SESSION,
-    **options: Value,
+    settings: Mapping[str, Value] | None = None, dry_run: bool = False, stream: TextIO | None = None,
+    session: Session = SESSION, **options: Value,
 ) -> SubmittedJob:  # fmt: skip
     """Submits one job, on the first tier and region with machines for it, and returns it as soon as it is created.
 
     `settings`: of the trainer, as learning_rate; `options`: the fields of SubmitOptions, as region or spot=True;
-    `max_cost`: USD. Lines about the job go to `stream`. Raises UserError for what the command would refuse, or ask
-    about: what may cost more than 50 USD by its plan, or 500 without one, needs a max_cost. Raises PlatformFault if the
-    service fails; its exit code 69 says that the job may exist.
+    `max_cost`: USD; `dry_run`: sends nothing, the job says what it would be. Lines about it go to `stream`. Raises
+    UserError for what the command would refuse, or ask about: what may cost more than 50 USD by its plan, or 500
+    without one, needs a max_cost. Raises PlatformFault if the service fails; its exit code 69 says that the job may
+    exist.
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
-        return prepare(*called("submit", SubmitOptions, tiers, named, settings), session).send()
+        job = prepare(*called("submit", SubmitOptions, tiers, named, settings), session)
+        say(*job.about)
+        return job if dry_run else job.send()
 
 
 def prepare(

@@ -36,7 +36,7 @@ class Fitted:
     `cost`: USD that its jobs cost, 0 on this machine, None if that is not known; `url`: its page, or its folder here.
     """
 
-    history: Mapping[str, Sequence[float | None]]
+    history: Mapping[str, Sequence[float | None]] = dataclasses.field(repr=False)
     result: RunResult
     cost: float | None
     url: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -15,11 +16,12 @@ from deploy.job.creation import cancel_and_wait, cancel_duplicate, originals
 from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import buckets
-from deploy.platform.api import JobStatus, WatchLine, retried
+from deploy.platform.api import JobStatus, WatchLine, console_page, retried
 from deploy.platform.clients import BACKENDS, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.rest import Platform
 from deploy.report.plots import axes
+from deploy.report.text_tables import html_table
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL
@@ -88,6 +90,8 @@ class RunResult:
 class VertexJob:
     """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
 
+    about: Sequence[str] = ()  # lines for people
+
     def __init__(
         self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
     ) -> None:
@@ -95,7 +99,14 @@ class VertexJob:
         self.kind = backend or BACKENDS[0]
 
     def __repr__(self) -> str:
-        return f"<job {self.name}>"
+        return f"<job {self.name or 'that is not sent'}>"
+
+    def _repr_html_(self) -> str:
+        known = self.attempt[1] if self.attempt else None
+        facts = {"tier": known.tier, "state, as last seen": known.state, "writes to": known.output} if known else {}
+        page = html.escape(console_page(self.name, self.gcp.project)) if self.name else ""
+        link = f'<p><a href="{page}">its page in Google\'s console</a></p>' if page else ""
+        return html_table(("job", self.name or "not sent"), [*facts.items()], self.about) + link
 
     @property
     def backend(self) -> Platform:

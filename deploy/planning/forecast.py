@@ -43,6 +43,9 @@ class Forecast:
     offers: tuple[Offer, ...]
     problems: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return f"<forecast of {self.tier}: {self.fit.verdict if self.fit else 'memory not known'}>"
+
 
 def forecast(
     tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, extrapolation: Extrapolation | None = None, *,

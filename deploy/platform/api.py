@@ -90,6 +90,9 @@ class JobStatus:
     limited: bool = False  # it may end itself: LIMITS
     shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
 
+    def __repr__(self) -> str:
+        return f"<{self.state} {self.display_name}: {self.name}>"
+
     @property
     def over(self) -> bool:
         """Returns whether the state is final."""

@@ -30,8 +30,8 @@ def check_outputs(cells: Cells) -> None:
     assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
     outputs = [output for cell in cells for output in cell["outputs"]]
     assert ["".join(output["text"]) for output in outputs if output.get("name") == "stderr"] == []
-    assert {output["output_type"] for output in outputs} == {"stream", "display_data"}
-    figures = [output["data"].pop("image/png") for output in outputs if "data" in output]
+    assert {output["output_type"] for output in outputs} == {"stream", "display_data", "execute_result"}
+    figures = [output["data"].pop("image/png") for output in outputs if "image/png" in output.get("data", {})]
     for figure in figures:
         with Image.open(io.BytesIO(base64.b64decode("".join(figure)))) as picture:
             assert len(picture.convert("RGB").getcolors(2**24) or ()) > 10, "the figure shows nothing"

@@ -116,8 +116,15 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("POST .*/us-central1/customJobs$", 429, times=1, message=QUOTA)]
     where = {**WHERE, "region": ["us-central1", "us-east4"]}
+    dry = submit("l4x1", settings=TINY, dry_run=True, session=session, **where)
+    assert (repr(dry), cloud.jobs) == ("<job that is not sent>", {})
+    assert f"<p>{dry.about[0]}</p>" in dry._repr_html_()
     job = submit("l4x1", settings=TINY, dry_run=False, session=session, **where)
-    assert job.wait().state == "SUCCEEDED"
+    status = job.wait()
+    assert (status.state, repr(job)) == ("SUCCEEDED", f"<job {job.name}>")
+    assert repr(status) == f"<SUCCEEDED {status.display_name}: {job.name}>"
+    assert "<td>SUCCEEDED</td>" in job._repr_html_()
+    assert f"training/{job.name.rsplit('/', 1)[-1]}?project=my-proj" in job._repr_html_()
     assert "/us-east4/" in job.name
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
         with pytest.raises(UserError, match=line):

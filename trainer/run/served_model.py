@@ -62,6 +62,9 @@ class ServedModel:
             self._specs = {spec.name: spec for spec in network.serve.input_signature}
             self._call = _graph(network.serve, self._specs, self.about)
         self._network = network  # the weights live as long as it
+        kinds = {name: np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype) for name, spec in self._specs.items()}
+        shapes = {name: self.about.image or tf.TensorShape(spec.shape)[1:] for name, spec in self._specs.items()}
+        self._taken = {name: (tuple(shapes[name]), kind) for name, kind in kinds.items()}  # a row's shape and type
 
     @cached_property
     def most_rows(self) -> int:
@@ -168,18 +171,17 @@ class ServedModel:
             return self._seeds(instances)
         named = [isinstance(instance, dict) and "b64" not in instance for instance in instances]
         if len(self._specs) == 1 and not any(named):
-            ((name, spec),) = self._specs.items()
-            return (self._column(name, instances, spec),)
+            return (self._column(next(iter(self._specs)), instances),)
         for instance, has_names in zip(instances, named, strict=True):
             if not has_names:
                 raise BadRow(f"it must be an object with {_listed(self._specs)}")
             if instance.keys() != self._specs.keys():
                 raise BadRow(f"it has {_listed(instance)}, and the model's inputs are {_listed(self._specs)}")
-        return tuple(self._column(name, [row[name] for row in instances], spec) for name, spec in self._specs.items())
+        return tuple(self._column(name, [row[name] for row in instances]) for name in self._specs)
 
-    def _column(self, name: str, values: Sequence[Any], spec: Any) -> Any:
+    def _column(self, name: str, values: Sequence[Any]) -> Any:
         """Returns the array of an input's values."""
-        shape, kind = self.about.image or spec.shape[1:], np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+        shape, kind = self._taken[name]
         if any(isinstance(value, dict) for value in values):
             return np.stack([self._image(name, value) for value in values])
         array = None
@@ -194,7 +196,9 @@ class ServedModel:
             exact = array.dtype.kind in "fb" or np.array_equal(array, given)
             if not exact or not np.isfinite(array.astype(np.float64)).all():
                 raise BadRow(f"{name}: it must hold finite {numbers} only")
-        if array is None or not tf.TensorShape(shape).is_compatible_with(array.shape[1:]):
+        sizes = () if array is None else array.shape[1:]
+        fitting = [size in (None, length) for size, length in zip(shape, sizes, strict=False)]
+        if array is None or len(sizes) != len(shape) or not all(fitting):
             raise BadRow(f"{name}: it must have the shape {[size or 'any' for size in shape]}")
         if kind.kind == "O":
             if not all(isinstance(text, str) for text in array.flat):
@@ -220,9 +224,9 @@ class ServedModel:
         names, classes = {"seed", "label"} if self.about.classes else {"seed"}, self.about.classes
         for instance in instances:
             values = instance if isinstance(instance, dict) else {}
-            seed, label = values.get("seed"), values.get("label", 0)
-            if values.keys() != names or not type(seed) is type(label) is int:
+            if values.keys() != names or any(type(value) not in (int, float) or value % 1 for value in values.values()):
                 raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
+            seed, label = int(values["seed"]), int(values.get("label", 0))
             if not 0 <= seed <= _MOST_SEED:
                 raise BadRow(f"seed={str(seed)[:20]}: use a number from 0 to {_MOST_SEED}")
             if not 0 <= label < max(classes, 1):

@@ -29,6 +29,7 @@ from trainer.base.log import log
 from trainer.run.served_model import BadRow, Columns, ServedModel
 
 MOST_BYTES = 1_500_000  # of a request
+_ABOUT = "/v2/models/model"
 _WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
 _LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
 # Of a request that is parsed at once, and of a call of the model that is made at once: another thread takes longer.
@@ -199,11 +200,13 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
 
     async def in_json(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return _refused(error.status_code, error.detail)
+        return _refused(
+            error.status_code, f"{error.detail}: here are POST {route}, GET {health_route} and GET {_ABOUT}"
+        )
 
     health_route, route = os.environ.get("AIP_HEALTH_ROUTE", "/health"), os.environ.get("AIP_PREDICT_ROUTE", "/predict")
     routes = [
-        Route(health_route, health), Route(route, predict, methods=["POST"]), Route("/v2/models/model", metadata)
+        Route(route, predict, methods=["POST"]), Route(health_route, health), Route(_ABOUT, metadata)
     ]  # fmt: skip
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: in_json})
     app.router.redirect_slashes = False
@@ -268,25 +271,27 @@ class _TooLarge(Exception):
 
 async def _content(request: Request) -> bytes:
     """Returns the body. Raises _TooLarge for more bytes than a request may have, TimeoutError if they do not come."""
-    content, stream, waited = bytearray(), request.stream(), 0.0
+    content, waited, more = bytearray(), 0.0, True
     clock = asyncio.get_running_loop().time
-    while True:
+    while more:
         began = clock()
         async with asyncio.timeout(_BODY_S - waited):
-            part = await anext(stream, None)
-        if part is None:
-            return bytes(content)
+            message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
         waited += clock() - began  # for bytes alone, however busy the server is
-        content += part
+        content += message.get("body", b"")
+        more = message.get("more_body", False)
         if len(content) > MOST_BYTES:
             raise _TooLarge
+    return bytes(content)
 
 
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
     """Returns the rows of a request, by their shape, with their places. Raises BadRow if it is not in order."""
     form = 'the body must be JSON as {"instances": […]}'
     try:
-        body = json.loads(content.decode(), parse_constant=_no_constant)
+        body = _JSON.decode(content.decode())
     except UnicodeDecodeError:
         raise BadRow(f"{form}: it is no text in UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -304,6 +309,9 @@ def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Col
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
