@@ -131,7 +131,7 @@ def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
     """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
-    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.passes(devices), gpu.rates
+    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.micro_batches_on(devices), gpu.rates
     if work is None or rates is None:
         return None
     kind, rows = arithmetic(config, rates.tflops), config.global_batch_size / devices / passes
@@ -164,7 +164,7 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 
     As many times as many cores take from as long to as many times less.
     """
-    work, passes = plan.work if workers == 1 else plan.work_of_two, config.passes(workers)
+    work, passes = plan.work if workers == 1 else plan.work_of_two, config.micro_batches_on(workers)
     if work is None or not machine.vcpus or config.precision.startswith("mixed"):  # which was measured in float32
         return None
     here, cores = passes * plan.cpu.seconds.at(config.global_batch_size / workers / passes), plan.cpu.cores

@@ -65,7 +65,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
-    required, passes = _needed(plan, config, tier), config.passes(tier.devices)
+    required, passes = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     limit = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * passes * tier.devices
@@ -88,7 +88,7 @@ def _tried(
     plan: StepPlan, config: TrainConfig, tier: Tier, available: float
 ) -> Iterator[tuple[str, int | str, Interval]]:
     """Yields the settings by which the run surely fits, each with what a device then needs."""
-    rows, passes = config.global_batch_size // tier.devices, config.passes(tier.devices)
+    rows, passes = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
     finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
     sharded = [True] if tier.devices > 1 and any(plan.slot_bytes) and not config.shard_optimizer else []
     again = [BLOCKS] if plan.recomputed else []
@@ -105,7 +105,7 @@ def _tried(
 
 def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs."""
-    passes, memory = config.passes(tier.devices), plan.memory
+    passes, memory = config.micro_batches_on(tier.devices), plan.memory
     rows = config.global_batch_size // tier.devices / passes
     held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
     held -= plan.sharded_bytes(config, tier.devices, tier.workers)

@@ -1,6 +1,6 @@
 """Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
 
-Both happen before TensorFlow is imported.
+Both happen before TensorFlow is imported, and a Cluster that is returned has valid, distinct addresses.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.settings.cards import scratch_mib
@@ -77,20 +77,20 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         )
     if not addresses:
         return Cluster()
-    if len(tasks["chief"]) > 1:
-        raise UserError(f"TF_CONFIG: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
-    if repeated := sorted(address for address in set(addresses) if addresses.count(address) > 1):
-        raise UserError(
-            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
-        )
-    role, index = str(task.get("type")), task.get("index", 0)
-    if not tasks[role]:
-        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
-        raise UserError(
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
-            f"use 0 to {len(tasks[role]) - 1}"
-        )
+    repeated = min((address for address in addresses if addresses.count(address) > 1), default="")
+    index: Any = task.get("index", 0)
+    role, chiefs = str(task.get("type")), len(tasks["chief"])
+    count = len(tasks[role])
+    valid = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < count
+    refuse(
+        (chiefs > 1, f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)"),
+        (repeated, f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"),
+        (not count, f"TF_CONFIG: task.type is {role}, but the cluster has no {role}"),
+        (
+            not valid,
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}",
+        ),
+    )
     first = 0 if role == "chief" else len(tasks["chief"])
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
 
