@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
@@ -46,11 +47,6 @@ class Sku:
     usd: float
     monthly: bool
 
-    @property
-    def words(self) -> set[str]:
-        """Returns the words of the description."""
-        return _words(self.description)
-
 
 @dataclass(frozen=True)
 class CatalogPrice:
@@ -81,6 +77,7 @@ def _skus(service: str, region: str, clock: Clock) -> Iterator[Sku]:
             yield Sku(service, sku["skuId"], sku["description"], usd[0], unit == "GiBy.mo")
 
 
+@cache
 def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z]*\d[a-z0-9]*|[a-z]+", text.lower()))
 
@@ -97,8 +94,9 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
     price = _sum(parts, skus, kind)
     if price.usd is None or not machine.local_ssd_gib:
         return price
-    ssd = [sku for sku in skus if sku.monthly and sku.service == "compute" and {"local", "ssd"} <= sku.words
-           and not sku.words & {"spot", "dws", *_NEVER}]  # fmt: skip
+    ssd = [sku for sku in skus if sku.monthly and sku.service == "compute"
+           and {"local", "ssd"} <= _words(sku.description)
+           and not _words(sku.description) & {"spot", "dws", *_NEVER}]  # fmt: skip
     if len(ssd) != 1:
         return CatalogPrice(None, why=f"local SSD: {_named(ssd)}")
     return CatalogPrice(price.usd, ssd[0].usd * machine.local_ssd_gib / HOURS_A_MONTH, (*price.skus, *ssd))
@@ -117,7 +115,8 @@ def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[
         for service, of_kind, not_of_kind in _KINDS[kind]:
             barred = without | not_of_kind | _NEVER - of_kind
             priced = [sku for sku in skus if sku.service == service and not sku.monthly
-                    and words | of_kind <= sku.words and not barred & sku.words]  # fmt: skip
+                      and words | of_kind <= _words(sku.description)
+                      and not barred & _words(sku.description)]  # fmt: skip
             if len(priced) != 1:
                 return CatalogPrice(None, why=f"{name} ({' '.join(sorted(of_kind))}): {_named(priced)}")
             total += count * priced[0].usd

@@ -52,9 +52,6 @@ class CostQuestion(NamedTuple):
         return [f"{self.text}: it is asked about, and refused where nobody answers"] if self.refusal else []
 
 
-NOTHING_ASKED = CostQuestion("", "")
-
-
 def cost_question(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
     *, alternatives: bool, transfer_usd: float = 0.0,

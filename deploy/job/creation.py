@@ -13,7 +13,7 @@ from deploy.platform import buckets
 from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
-from deploy.tiers.gcp_config import PRICE_PAGE, transfer_usd_per_gib
+from deploy.tiers.gcp_config import transfer_usd_per_gib
 from deploy.tiers.output import say, tell
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
@@ -161,7 +161,8 @@ def check_resources(jobs: Sequence[Job]) -> float:
             usd = price * gib * workers
             amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
             size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
-            say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB ({PRICE_PAGE}){size}")
+            say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB "
+                f"(https://cloud.google.com/storage/pricing#network-buckets){size}")  # fmt: skip
             usd_by_region[region] += usd if usd > 0 else 0.0
     for address, name in inputs.items():
         if not buckets.exists(address):
@@ -185,7 +186,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     """
     project, region = job.gcp.project, job.gcp.region
     spec = with_tensorboard(job.spec, job.gcp)
-    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
+    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
     record.attempts.append(attempt)
     record.write()
     reservation = Reservation(record, open_backend, clock)

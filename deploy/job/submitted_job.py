@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from deploy.job.cost import NOTHING_ASKED, CostQuestion
+from deploy.job.cost import CostQuestion
 from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
 from deploy.job.following import PrintLine, show, watch_job
 from deploy.job.job import Job, job_of
@@ -31,7 +31,7 @@ class SubmittedJob(VertexJob):
 
     def __init__(
         self, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str] = (),
-        question: Callable[..., CostQuestion] = lambda **_: NOTHING_ASKED, register: tuple[str, str] = ("", ""),
+        question: Callable[..., CostQuestion] = lambda **_: CostQuestion("", ""), register: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
         self.jobs, self.record, self.about, self.question, self._register = jobs, record, about, question, register
         super().__init__("", jobs[0].gcp, jobs[0].order.asked.backend, session, None)

@@ -98,7 +98,9 @@ def estimate(
         if basis:
             used, step, words = basis
             kind = used[0].row.kind
-            sources |= dict.fromkeys(map(_source, used))
+            for each in used:
+                on = f"{counted_devices(each.row.devices)} ({each.row.simulated or each.row.kind})"
+                sources[f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on {on}"] = None
             assumptions.append(f"{tier.name}: {words}")
             if kind in ("CPU", "GPU"):  # devices without a model name
                 assumptions.append(f"{tier.name}: the {kind} of the short run is taken for {tier.kind}")
@@ -143,12 +145,6 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
     same = (batch, passes) == (config.global_batch_size, config.passes(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
-
-
-def _source(measured: _Measured) -> str:
-    row = measured.row
-    devices = f"{counted_devices(row.devices)} ({row.simulated or row.kind})"
-    return f"the short run of {row.tier} is {measured.run.folder}: {row.steps} steps on {devices}"
 
 
 def _is_of(tier: TierFacts, row: TierSummary) -> bool:

@@ -147,7 +147,7 @@ def step_seconds(
     measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
     wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
     # A program of several steps may leave the host nothing to do between them: no GPU has run one.
-    least = 0.0 if len(formulas) > 1 and devices == 1 and work.flops(rows) <= MOST_FLOPS["GPU"] else host
+    least = 0.0 if is_looped(plan, config, devices) else host
     step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
     ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
     summed = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **ways)
@@ -176,3 +176,9 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will compile the steps of a run on so many GPUs."""
     return compiles(config, devices, plan.total_steps(config), plan.work.count)
+
+
+def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
+    """Returns whether XLA will run many steps in one program."""
+    short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS["GPU"]
+    return devices == 1 and short and is_compiled(plan, config, 1)

@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.planning.step_time import CONSTANTS, Interval, step_seconds
-from deploy.tiers.machine_table import Machines
+from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_seconds
+from deploy.tiers.machine_table import Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.cards import arithmetic
+from trainer.base.settings.cards import arithmetic, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -75,8 +75,10 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     ]  # fmt: skip
     levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
-        # cuDNN tries kernels with what memory there is, and does with less: it decides no verdict.
-        usual, most = (gib * GIB for gib in CONSTANTS.convolutions_gib)
+        # cuDNN tries kernels with what memory there is, or as much as a job gives it, and does with less: it decides no
+        # verdict.
+        limit = scratch_mib(gib) * 2**20 or available
+        usual, most = (min(part * GIB, limit) for part in CONSTANTS.convolutions_gib)
         middle, high = min(required.middle + usual, available), min(required.high + most, available)
         required = Interval(required.low, max(required.middle, middle), max(required.high, high))
     return Fit(verdict, required, available, largest, tuple(levers))
@@ -137,6 +139,9 @@ def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> flo
     several = tier.devices > 1
     # All-reduces are packed into a buffer.
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
+    quarter = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB / 4
+    if plan.data_bytes <= quarter and is_looped(plan, config, tier.devices):
+        fixed += plan.data_bytes  # lie on the device
     return fixed + summed + gradients * several
 
 

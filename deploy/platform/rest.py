@@ -52,9 +52,10 @@ class Platform:
         query += f' AND timestamp>="{begins}"' if since else ""
         query += f' AND resource.labels.task_name="{worker}"' if worker else ""
         url = f"{address('LOGGING', 'https://logging.googleapis.com')}/v2/entries:list"
-        order = "timestamp desc" if last else "timestamp asc"
-        size = min(last or 1000, 1000)
-        body = {"resourceNames": [f"projects/{self._project}"], "filter": query, "orderBy": order, "pageSize": size}
+        body = {
+            "resourceNames": [f"projects/{self._project}"], "filter": query, "pageSize": min(last or 1000, 1000),
+            "orderBy": "timestamp desc" if last else "timestamp asc",
+        }  # fmt: skip
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         lines = []
         with api.unreadable_as_lost():

@@ -105,9 +105,9 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         )
 
 
-PRICE_PAGE = "https://cloud.google.com/storage/pricing#network-buckets"
-# USD a GiB between locations of a continent, as of 2026-11; since April 2023 also from a multi-region, as US, to one of
-# its regions. On other continents it depends on the pair.
+# USD a GiB between locations of a continent: https://cloud.google.com/storage/pricing#network-buckets; since April 2023
+# also from a multi-region, as US, to one of its regions. 0.02 is what Infracost's examples have from Google's catalog;
+# the page could not be read in November 2026. On other continents it depends on the pair.
 _TRANSFER_USD = {"northamerica": 0.02, "europe": 0.02}
 _DUAL_REGIONS = {"nam4": "us-central1 us-east1", "eur4": "europe-north1 europe-west4", "asia1": "asia-northeast1 "
                  "asia-northeast2"}  # fmt: skip

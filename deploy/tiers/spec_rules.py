@@ -134,9 +134,11 @@ def _of_machine(machine: Spec, where: str) -> Iterator[str]:
     table, (kind, accelerator, count) = load_machines(), machine_of({"machineSpec": machine})
     host = table.machines.get(kind)
     if host is None:
+        alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
+        hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
         yield (
-            f"{where}.machineType={kind}: no such machine{nearest(kind, table.machines)} `python -m deploy "
-            "machines --all` lists those with prices"
+            f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
+            "prices"
         )
     if accelerator and accelerator not in table.accelerators:
         yield (

@@ -27,14 +27,15 @@ FIELDS = {
     "machines": "date region machines machine accelerator count price",
     "plan": (
         "about sentences notes tiers tier kind machine devices batch_per_device fit step seconds "
-        "install_seconds steps basis compiled offers problems strategy usd_per_hour hours usd"
+        "install_seconds steps basis measured compiled offers problems strategy usd_per_hour hours usd"
     ),
     "dry_run": "requests about tier project region output display_name labels spec usd_per_hour most_usd",
     "submitted": (
         "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
     ),
     "status": (
-        "name display_name state created started ended error labels strategy timeout_s output checks limited shells"
+        "name display_name state created started ended error labels strategy timeout_s output checks limited shells "
+        "machine"
     ),
     "jobs": "jobs",
     "line": "line time text worker severity",

@@ -20,7 +20,6 @@ LOOK_S = 5.0  # between two looks
 GRACE_S = 30.0  # for a job that is told to end
 IDLE_PERCENT = 10.0  # a GPU that is used less is idle
 _LONGEST_QUERY_S = 30.0  # a driver that has to start first takes seconds
-_QUERY = ("nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,21 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 
 
 def read_gpus() -> list[dict[str, float | None]]:
-    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU; [] without an answer of nvidia-smi.
+    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU, as `ask_gpus` does."""
+    return [
+        {"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent}
+        for mib, percent in ask_gpus("memory.used", "utilization.gpu")
+    ]
+
+
+def ask_gpus(*names: str) -> list[list[float | None]]:
+    """Returns the values of these names for each visible NVIDIA GPU; [] without an answer of nvidia-smi.
 
     A value that it does not know, as under MIG, is None.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
-    command = [*_QUERY, f"--id={visible}"] if visible else _QUERY
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # nvidia-smi itself ignores it
+        command.append(f"--id={visible}")
     try:
         query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
@@ -71,13 +79,11 @@ def read_gpus() -> list[dict[str, float | None]]:
         with suppress(subprocess.TimeoutExpired):  # beside a broken GPU it never ends, and subprocess.run would wait
             query.communicate(timeout=1.0)
         return []
-    gpus: list[dict[str, float | None]] = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 2:
-            mib, percent = (float(field) if field.replace(".", "").isdigit() else None for field in fields)
-            gpus.append({"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent})
-    return gpus
+    lines = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
+    return [
+        [float(field) if field.replace(".", "").isdigit() else None for field in fields]
+        for fields in lines if len(fields) == len(names)
+    ]  # fmt: skip
 
 
 class LimitWatch:

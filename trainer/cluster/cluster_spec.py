@@ -6,6 +6,7 @@ https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -16,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
+from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
+from trainer.base.settings.cards import scratch_mib
 
+_SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 _GPU_VARIABLES = (
-    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
+    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", _SCRATCH, "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
 )  # fmt: skip
 _LARGEST_CACHE = 4 * 2**30  # bytes: the most that CUDA allows
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
@@ -113,11 +117,14 @@ def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] 
     TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that reading data does not
     delay them; `global` is TensorFlow's own default. The wheel of TensorFlow has no machine code for H100 or later:
     CUDA compiles each kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
-    CUDA_CACHE_DISABLE=1 switches that off. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB bounds the scratch memory of a convolution,
+    plain and by XLA, as plans take it to be. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return
     environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
+    if limit := scratch_mib(min((mib / 1024 for (mib,) in ask_gpus("memory.total") if mib), default=math.inf)):
+        environment.setdefault(_SCRATCH, str(limit))
     if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
         with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
             if "CUDA_CACHE_PATH" not in environment:

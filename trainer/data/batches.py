@@ -50,14 +50,16 @@ class Schedule:
 
 
 def batches(
-    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1
-) -> Any:
+    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1,
+    *, numbers: bool = False,
+) -> Any:  # fmt: skip
     """Returns this worker's part of every step from `first_step` on, as an infinite tf.data.Dataset.
 
     Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas, batches_per_step, rows,
     *example) and the type of the source. Replica r of this worker gets the rows of each global batch that start at
     `replicas.first_row + r * replicas.rows`. With `at_once` the parts of so many steps come together: (at_once, local
-    replicas, …). Of examples in memory these are gathered together too.
+    replicas, …). Of examples in memory these are gathered together too. `numbers`: of these it yields the numbers
+    of the rows in `examples.arrays` alone.
     """
 
     def share(leaf: Any) -> Any:
@@ -80,7 +82,8 @@ def batches(
     gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
 
     def gather(rows: Any) -> Any:
-        return examples.gather(rows[:, tf.newaxis] if gathers_together else share(rows))
+        rows = rows[:, tf.newaxis] if gathers_together else share(rows)
+        return (examples.rows_of_arrays(rows),) if numbers else examples.gather(rows)
 
     def read(first: Any, end: Any) -> tf.data.Dataset:
         rows = row_order(examples, schedule, first, end)

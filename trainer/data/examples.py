@@ -199,6 +199,10 @@ class Examples(AnyExamples):
         channels), 0 to 255, usually uint8, and y, if any, is rows.shape, int32, from 0 to below the number of classes.
         """
 
+    def rows_of_arrays(self, rows: Any) -> Any:
+        """Returns the numbers that these rows have in `arrays`, if there are any."""
+        return rows
+
     @cached_property
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example; reads one for it."""
@@ -286,8 +290,15 @@ class Subset(Examples):
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with tf.device(HOST):
-            located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
-            return self._examples.gather(tf.ensure_shape(located, rows.shape))
+            return self._examples.gather(self._located(rows))
+
+    def rows_of_arrays(self, rows: Any) -> Any:
+        with tf.device(HOST):
+            return self._examples.rows_of_arrays(self._located(rows))
+
+    def _located(self, rows: Any) -> Any:
+        located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
+        return tf.ensure_shape(located, rows.shape)
 
 
 def unfilled(shape: Sequence[int], dtype: Any) -> Array:

@@ -228,6 +228,7 @@ class GAN(keras.Model):
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
+    compiles_gradients = False  # whether they neither draw nor sum over replicas: XLA can compile them alone
 
     def __init__(
         self,
@@ -263,9 +264,10 @@ class GAN(keras.Model):
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
         self.diff_augment = DiffAugment(names_in(shared.diff_augment))
+        self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
 
     def _critic_gradients(self, *arguments: Any) -> Any:
-        return self.critic_gradients(*arguments)  # which a subclass may have traced once, or compiled
+        return self.critic_gradients(*arguments)  # which a subclass may have traced once
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
@@ -330,7 +332,8 @@ class GAN(keras.Model):
         def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
             generated = self.generator(fakes.noise, training=True) if fakes.images is None else fakes.images
             images = self.augmented(from_uint8(reals), generated)
-            return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
+            gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
+            return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)

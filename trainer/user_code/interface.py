@@ -94,7 +94,7 @@ class ModelInterface:
     optimizer: Any  # of a compiled model; None
     loss: Any  # of a compiled model; None
     plain_compile: Callable[[], Mapping[str, Any]] | None  # arguments of compile() for the exported model; as trained
-    compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
+    compiles_gradients: bool  # whether its own train_step lets XLA compile its gradients, if not the whole step
 
     @classmethod
     def of(cls, model: Any) -> "ModelInterface":

@@ -202,7 +202,9 @@ def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
 
 @pytest.mark.parametrize(("flag", "line"), [
     ("--measure=l4x1", "measure=l4x1: a job is paid for: say what it may cost at most, as --max_cost=1"),
+    ("--measure=l4x9 --max_cost=1", "tier l4x9: no such tier"),
+    ("--measure=l4x1 --max_cost=1", "bucket is missing"),
     ("--max_cost=1", "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them"),
 ])  # fmt: skip
 def test_a_measurement_says_what_it_may_cost(flag: str, line: str, refused: Command) -> None:
-    assert line in refused("plan", "l4x1", *SETTINGS, flag)
+    assert line in refused("plan", "l4x1", *SETTINGS, *flag.split())

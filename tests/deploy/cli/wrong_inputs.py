@@ -104,6 +104,7 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
                                   "did you mean 'NVIDIA_TESLA_A100' or 'NVIDIA_A100_80GB'?"),
     "the T4 by half its name": (GOOD, "NVIDIA_L4", "NVIDIA_T4", "did you mean 'NVIDIA_TESLA_T4'?"),
     "no chief": (GOOD, "replicaCount: 1", "replicaCount: 0", "replicaCount=0: pool 0 is the chief alone"),
+    "a family of machines": (_CPU, "n1-standard-8", "a4x", "no such machine; did you mean a4x-highgpu-4g?"),
     "the smallest E2": (_CPU, "n1-standard-8", "e2-standard-2", "machineType=e2-standard-2: no such machine"),
     "Blackwell with TensorFlow's wheels": (
         GOOD, _L4, "g4-standard-192, acceleratorType: NVIDIA_RTX_PRO_6000, acceleratorCount: 4",
