@@ -56,9 +56,10 @@ class _Block:
 
 
 class Batcher:
-    """Answers the rows that wait in one call of the model, in a thread of its own: what arrives meanwhile is the next.
+    """Answers the rows that wait in one call of the model: at once if it is short, else in a thread of its own.
 
-    If they are too many for a call, all requests get as many rows of it, so that a large one keeps no other waiting.
+    What arrives meanwhile is the next call. If they are too many for a call, all requests get as many rows of it, so
+    that a large one keeps no other waiting.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -66,7 +67,6 @@ class Batcher:
         self._blocks: list[_Block] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
-        self.open = 0  # requests
         self._short_rows = 0  # of a call that takes so little
         self._worker = asyncio.create_task(self._answer_batches())
 
@@ -103,7 +103,7 @@ class Batcher:
                 parts = zip(*(tuple(column[rows] for column in block.columns) for block, rows in taken), strict=True)
                 columns = tuple(part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
                 began, count = time.perf_counter(), len(columns[0])
-                if self.open == 1 and count <= self._short_rows:  # of several, more arrive during a call
+                if count <= self._short_rows:
                     answers = self.model.answers(columns)
                 else:
                     loop = asyncio.get_running_loop()
@@ -159,7 +159,6 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         if waiting + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
         waiting += size
-        batchers[0].open += 1
         try:
             return await answered(batchers[0], await _content(request))
         except _TooLarge:
@@ -175,7 +174,6 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
             return _refused(500, "the model failed on these rows: the server's log says why")
         finally:
             waiting -= size
-            batchers[0].open -= 1
 
     async def answered(batcher: Batcher, content: bytes) -> Response:
         """Returns the response. Raises BadRow for a row without an answer, and for a body that is not in order."""
