@@ -45,7 +45,7 @@ def _serve(arguments: Sequence[str] | None) -> int:
     def load() -> ServedModel:
         model = ServedModel(model_folder(args.run), args.run, same_bytes=args.same_bytes)
         rows = f"{model.most_rows} rows a call" if args.same_bytes else f"up to {model.most_rows:,} rows a call"
-        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {rows}")
+        log.info(f"{args.run} is served at http://{args.host}:{args.port}, {rows}; /v2/models/model says what it takes")
         return model
 
     serve(load, args.host, args.port)
