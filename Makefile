@@ -42,6 +42,7 @@ lint: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(RUN) -m benchmarks.models
+	$(RUN) -m benchmarks.looped
 	$(RUN) -m benchmarks.workers
 	$(RUN) -m benchmarks.workers --scaling=weak
 	$(RUN) -m benchmarks.scaling

@@ -1,11 +1,11 @@
 """Runs the peer Keras `fit` on the same networks, optimizers and input pipeline; a GAN has its own `train_step`."""
 
-import time
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from benchmarks.fit_clock import Clock
 from benchmarks.processes import Run, Work
 from benchmarks.trainer_loop import networks, new_optimizers, peer_batches, work_of
 from benchmarks.tutorial import GAN
@@ -26,22 +26,6 @@ def make_candidate(config: TrainConfig, option: str = "1") -> tuple[Run, Work]:
         return clock.seconds
 
     return run, work_of(networks(setup.model), new_optimizers(setup.model))
-
-
-class Clock(keras.callbacks.Callback):
-    """Measures from before the first step of an epoch to after its last: `fit` itself starts once per run."""
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restarts the clock at the next step."""
-        self.began = 0.0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Notes the time of the first execution."""
-        self.began = self.began or time.perf_counter()
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Updates the seconds; the last call counts."""
-        self.seconds = time.perf_counter() - self.began
 
 
 class FittedGAN(keras.Model):

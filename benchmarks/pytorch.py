@@ -33,13 +33,15 @@ def make_candidate(config: TrainConfig, option: str = "eager") -> tuple[Run, Wor
         address = f"tcp://{cluster.addresses[0]}"
         torch.distributed.init_process_group("gloo", address, rank=cluster.index, world_size=cluster.workers)
     peer.prepare(config.rows_per_replica(cluster.workers), option)
-    return timed(lambda steps: _run(peer, steps)), peer.work()
+    bfloat16 = torch.autocast(DEVICE, torch.bfloat16, enabled=config.precision == "mixed_bfloat16")
+    return timed(lambda steps: _run(peer, steps, bfloat16)), peer.work()
 
 
-def _run(peer: Any, steps: int) -> None:
+def _run(peer: Any, steps: int, precision: Any) -> None:
     """Trains so many steps, and waits for a GPU to be done with them."""
     for _ in range(steps):
-        peer.step()
+        with precision:
+            peer.step()
     if DEVICE == "cuda":
         torch.cuda.synchronize()
 

@@ -23,7 +23,8 @@ from trainer.base.errors import PlatformFault, UserError
 
 Item = TypeVar("Item")
 
-RESULTS, PACKAGES = Path(__file__).parent / "results", ("tensorflow", "keras", "torch")
+OPTIONAL = {"PyTorch": "torch", "JAX": "jax"}  # in the name of a candidate: the package that it needs
+RESULTS, PACKAGES = Path(__file__).parent / "results", ("tensorflow", "keras", "torch", "jax")
 
 
 def make_parser(doc: str | None, repeats: int = 0, seconds: float = 0.0) -> argparse.ArgumentParser:
@@ -103,9 +104,8 @@ def compare(title: str, candidates: Mapping[str, Callable[[], float]], repeats: 
 
 def possible(candidates: Mapping[str, Item]) -> dict[str, Item]:
     """Returns the candidates that this machine can run; prints a line about each kind that it cannot."""
-    missing = {}
-    if importlib.util.find_spec("torch") is None:
-        missing["PyTorch"] = "it is not installed"
+    installed = importlib.util.find_spec
+    missing = {part: "it is not installed" for part, package in OPTIONAL.items() if not installed(package)}
     if not {"avx512_bf16", "amx_bf16"} & set(_cpu("flags").split()):
         missing["bfloat16"] = "this CPU has no instructions for it"
     for part, reason in missing.items():

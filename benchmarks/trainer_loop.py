@@ -30,7 +30,8 @@ class TrainingLoop:
 
     def __init__(self, setup: TrainingSetup, run_steps: StepRunner | None = None) -> None:
         self._run = run_steps or setup.step_runner()
-        self.step, self._rows = 0, setup.rows_from(0, self._run.at_once)
+        self.at_once = self._run.at_once
+        self.step, self._rows = 0, setup.rows_from(0, self.at_once)
 
     def __call__(self, steps: int) -> float:
         """Runs `steps` steps; returns the seconds that they took."""

@@ -67,7 +67,14 @@ def _check(arguments: Sequence[str] | None) -> int:
     if len(modes) > 1:
         raise UserError(f"{' and '.join(modes)} contradict each other: keep one")
     if options.xla:
-        return _check_xla(config)
+        set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+        with quiet_start():
+            from trainer.run.trial_steps import failure_of_compiled_step
+        if failure := failure_of_compiled_step(config):
+            log.error("%s", failure)
+            return USER_MUST_CHANGE
+        log.info(f"{config.model}: XLA compiles its step")
+        return DONE
     if options.on_gpus:
         return _check_gpus(config, options.seconds)
     if options.bits and not config.virtual_replicas:
@@ -99,18 +106,6 @@ def _check(arguments: Sequence[str] | None) -> int:
     for problem in problems:
         log.error("%s", problem)
     return USER_MUST_CHANGE
-
-
-def _check_xla(config: TrainConfig) -> int:
-    """Runs a compiled step on the devices of the settings."""
-    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
-    with quiet_start():
-        from trainer.run.trial_steps import failure_of_compiled_step
-    if failure := failure_of_compiled_step(config):
-        log.error("%s", failure)
-        return USER_MUST_CHANGE
-    log.info(f"{config.model}: XLA compiles its step")
-    return DONE
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:

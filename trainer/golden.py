@@ -27,7 +27,7 @@ from trainer.base.log import log, set_verbose
 from trainer.base.run_files.records import read_json
 from trainer.base.settings.fields import Parser
 from trainer.base.settings.own_settings import refuse_missing_modules
-from trainer.base.settings.resolution import Command, resolve
+from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
 from trainer.proofs.golden_file import (
@@ -97,10 +97,17 @@ def _counts(text: str) -> list[int]:
 
 
 def _record(arguments: Sequence[str]) -> int:
-    """Measures a run and writes its golden file; one that agrees with it gets the bits of this processor beside."""
+    """Measures a run and writes its golden file; if a file agrees already, adds the bits of this processor to it."""
     parser = parser_of("record")
-    options, given = parser.parse_known_args(arguments)
-    flags = small_flags(given, resolve(given, prog=parser.prog, description=__doc__, parents=[parser]))
+    options, flags = parser.parse_known_args(arguments)
+    settings_of_user = vars(resolve(flags, prog=parser.prog, description=__doc__, parents=[parser]).config)
+    # A small run, unless a flag names its length or a size.
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in flags}
+    if not {"steps", "epochs"} & names:
+        flags = [*flags, f"--steps={_LENGTH}"]
+    for name, value in _SMALL.items():
+        if name in settings_of_user and name not in names:
+            flags.append(f"--{name}={value if isinstance(value, str) else min(value, settings_of_user[name])}")
     command = resolve(flags)
     set_verbose(command.verbose)
     if not options.out:
@@ -122,19 +129,6 @@ def _record(arguments: Sequence[str]) -> int:
     write_golden(out, Golden(flags, settings, steps, digests=digests, **result))
     log.info(f"{out}: steps {', '.join(map(str, steps))} of {command.config.model} are recorded")
     return DONE
-
-
-def small_flags(arguments: Sequence[str], command: Command) -> list[str]:
-    """Returns the flags of a small run: those given, and smaller sizes where they are not."""
-    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in arguments}
-    settings = vars(command.config)
-    steps = [] if {"steps", "epochs"} & names else [f"--steps={_LENGTH}"]
-    sizes = [
-        f"--{name}={value if isinstance(value, str) else min(value, settings[name])}"
-        for name, value in _SMALL.items()
-        if name in settings and name not in names
-    ]
-    return [*arguments, *steps, *sizes]
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
@@ -161,7 +155,13 @@ def _check(arguments: Sequence[str]) -> int:
         failures[file.stem] = line if changed else ""
         (log.error if changed else log.info)("%s   %s", file.stem, line)
     if options.junit:
-        write_whole(Path(options.junit), _junit(failures))
+        counts = {"tests": str(len(failures)), "failures": str(sum(map(bool, failures.values())))}
+        suite = ElementTree.Element("testsuite", {"name": "golden", **counts})
+        for name, failure in failures.items():
+            case = ElementTree.SubElement(suite, "testcase", classname="golden", name=name)
+            if failure:
+                ElementTree.SubElement(case, "failure", message=failure)
+        write_whole(Path(options.junit), ElementTree.tostring(suite, encoding="unicode") + "\n")
     return USER_MUST_CHANGE if any(failures.values()) else DONE
 
 
@@ -195,34 +195,31 @@ def _named(ways: Sequence[Way]) -> str:
     )  # fmt: skip
 
 
-def _junit(failures: Mapping[str, str]) -> str:
-    """Returns a test case for each file, by which continuous integration shows what changed."""
-    counts = {"tests": str(len(failures)), "failures": str(sum(map(bool, failures.values())))}
-    suite = ElementTree.Element("testsuite", {"name": "golden", **counts})
-    for name, failure in failures.items():
-        case = ElementTree.SubElement(suite, "testcase", classname="golden", name=name)
-        if failure:
-            ElementTree.SubElement(case, "failure", message=failure)
-    return ElementTree.tostring(suite, encoding="unicode") + "\n"
-
-
 def measured(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, workers: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
-    """Returns what `trainer.proofs.golden_run.measure` writes of a run with these flags of trainer.task.
+    """Returns what `trainer.proofs.golden_run.measure` writes for a run with these flags of trainer.task.
 
-    Each run has processes of its own, as a process has its number of devices for good: one on this machine's CPU, or
-    one for each worker of a cluster on loopback. All are ended if one fails or takes too long. Raises UserError with
-    the line of a process that ended with it, and PlatformFault for other ends.
+    Each run has its own processes, because the number of a process's devices is fixed when TensorFlow starts: one on
+    this machine's CPU, or one for each worker of a cluster on loopback. All are ended if one fails or takes too long.
+    Raises UserError with the line of a process that ended with one, and PlatformFault for any other failure.
     """
+    environments: list[dict[str, str]] = [{}]
+    if workers > 1:  # at ports that nobody uses
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+        cluster = {"worker": [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]}
+        for listener in listeners:
+            listener.close()
+        tasks = ({"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(workers))
+        environments = [{"TF_CONFIG": json.dumps(task)} for task in tasks]
     with TemporaryDirectory(prefix="trainer-golden-") as name:
         folder, processes = Path(name), list[subprocess.Popen[bytes]]()
         out, logs = folder / "measured.json", [folder / f"log-{index}" for index in range(workers)]
         words = ["trainer.golden", _MEASURE, f"--out={out}", f"--on={replicas}",
                  f"--after={','.join(map(str, steps))}", *(["--control"] if control else []), *flags]  # fmt: skip
         try:
-            for file, cluster in zip(logs, _clusters(workers), strict=True):
-                processes.append(start(words, file, cluster))
+            for file, environment in zip(logs, environments, strict=True):
+                processes.append(start(words, file, environment))
             for file, process in zip(logs, processes, strict=True):
                 if code := process.wait(_LONGEST_SECONDS):
                     line = last_error(file)
@@ -239,18 +236,6 @@ def measured(
     if problem:
         raise PlatformFault(f"a measuring process left no result ({problem})")
     return content
-
-
-def _clusters(workers: int) -> list[dict[str, str]]:
-    """Returns the environment of each worker, at ports that nobody listens at."""
-    if workers == 1:
-        return [{}]
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
-    cluster = {"worker": [f"127.0.0.1:{listener.getsockname()[1]}" for listener in sockets]}
-    for listener in sockets:
-        listener.close()
-    tasks = ({"cluster": cluster, "task": {"type": "worker", "index": index}} for index in range(workers))
-    return [{"TF_CONFIG": json.dumps(task)} for task in tasks]
 
 
 def _measure(arguments: Sequence[str]) -> int:

@@ -100,18 +100,23 @@ def page(outcomes: Outcomes, gpus: Sequence[str]) -> Iterator[str]:
     yield from ("", f"`{shlex.join(['python', '-m', 'benchmarks.gpu', *sys.argv[1:]])}`", "")
     yield from _table("part", ["ended", "seconds"], outcomes)
     networks = {name: outcome for name, outcome in outcomes.items() if name in _NETWORKS}
-    yield from ("", "## Steps a second, of our step and of Keras's, and ours at its best beside Keras's", "")
+    yield from ("", "## Steps a second: our default, and how many times as fast as the best peer it is", "")
     speeds = {name: dict(outcome.get("steps_per_second", {})) for name, outcome in networks.items()}
     for rates in speeds.values():
-        if "ours" in rates and "fit" in rates:
-            ours, fit = (max(rates[way], rates.get(f"{way}, XLA", 0.0)) for way in ("ours", "fit"))
-            rates["times"] = ours / fit
-    ways = ["ours", "ours, XLA", "fit", "fit, XLA"]
-    yield from _table("network", [*ways, *network.TORCH, "times"], speeds)
-    yield from ("", "## GiB of TensorFlow's peak, plain and by XLA, and what the plan says", "")
-    yield from _table("network", ["peak_gib", "compiled_gib", "planned_gib", "failed"], networks)
-    yield from ("", "## Kernels and copies a step, and the share of the time in which one runs", "")
-    yield from _table("network", ways, {name: outcome.get("kernels", {}) for name, outcome in networks.items()})
+        peers = [rate for way, rate in rates.items() if not way.startswith("ours")]
+        if "ours" in rates and peers:
+            rates["times"] = rates["ours"] / max(peers)
+    yield from _table("network", [*network.WAYS, *network.TORCH, *network.JAX, "times"], speeds)
+    yield from ("", "## GiB of TensorFlow's peak, by default and plain, and what the plan says", "")
+    yield from _table("network", ["peak_gib", "plain_gib", "planned_gib", "failed"], networks)
+    yield from ("", "## Kernels and copies a step", "")
+    yield from _table("network", network.WAYS, {name: outcome.get("kernels", {}) for name, outcome in networks.items()})
+    yield from (
+        "",
+        "## The share of the time in which a kernel runs: of the steps without a trace; within the trace",
+        "",
+    )
+    yield from _table("network", network.WAYS, {name: outcome.get("busy", {}) for name, outcome in networks.items()})
     yield from ("", "## What CUDA holds", "")
     yield from _table("", ["context_gib"], {"": outcomes.get("constants", {})})
     yield from ("", "## Two halves of one GPU", "", "```", *outcomes.get("halves", {}).get("table", []), "```", "")

@@ -1,7 +1,8 @@
-"""Measures one network, ours beside Keras `fit` and PyTorch: `python -m benchmarks.gpu.network --case=cnn`.
+"""Measures one network, ours beside Keras `fit`, PyTorch and JAX: `python -m benchmarks.gpu.network --case=cnn`.
 
-Steps a second, how many kernels a step has and how much of the time the GPU computes, and the peak of memory beside
-that of the plan, if `--plan` has made one before: on any CPU, which takes minutes.
+"ours" is what a long run does by default. Steps a second, how many kernels a step has and how much of the time the GPU
+computes, and the peak of memory beside that of the plan, if `--plan` has made one before: on any CPU, which takes
+minutes.
 """
 
 import statistics
@@ -9,14 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from benchmarks import keras_fit
+from benchmarks import keras_fit, trainer_loop
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.processes import CONSTANT_RATE, Candidate, Run, digits_file, images_per_step, started
 from benchmarks.runner import make_parser, possible
@@ -24,21 +25,24 @@ from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
-from trainer.data.sources import load_dataset
 from trainer.invariance.compat import parse_profile
-from trainer.proofs.on_gpus import Running, Trials, Variant, steps_per_second
+from trainer.proofs.on_gpus import steps_per_second
 from trainer.reporting.error_lines import one_line
-from trainer.run.training_setup import set_precision_and_seed
+from trainer.reporting.resources import peak_device_memory_gib
+from trainer.training.xla_choice import MOST_AT_ONCE
 
-TEN = 10  # the steps of one execution of `fit`, of which all ways take multiples
+_FEW = 10  # steps of a call, where it need not be more: long networks take a second for them
 _OWN = "benchmarks.networks"
 _SMALL = ["--width=4", "--global_batch_size=8"]
 # Of each network: flags of trainer.task on a GPU, and those that make it small for a rehearsal.
-CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
-    "resnet50": (
-        [f"--model={_OWN}:resnet50", f"--data={_OWN}:photos", "--global_batch_size=64"],
-        ["--size=32", "--global_batch_size=4"],
-    ),
+_FLOAT32: dict[str, tuple[Sequence[str], Sequence[str]]] = {
+    **{
+        f"resnet50-{rows}": (
+            [f"--model={_OWN}:resnet50", f"--data={_OWN}:photos", f"--global_batch_size={rows}"],
+            ["--size=32", "--global_batch_size=4"],
+        )
+        for rows in (64, 128, 256)
+    },
     "wgan_gp-32": (["--recipe=wgan_gp_mnist", "--global_batch_size=64"], _SMALL),
     "cnn": (["--recipe=cnn_mnist", "--global_batch_size=512", *CONSTANT_RATE], _SMALL),
     "unet": (
@@ -53,8 +57,18 @@ CASES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "wgan_gp-64": (["--recipe=wgan_gp_photos", "--augment=", "--diff_augment=", "--global_batch_size=64"], _SMALL),
     "mlp": (["--recipe=mlp_mnist", "--global_batch_size=512", *CONSTANT_RATE], _SMALL),
 }
-TORCH = {"PyTorch": "pytorch:channels_last", "PyTorch, compiled": "pytorch:compile"}
-PARSER = make_parser(__doc__, seconds=2.0)
+BFLOAT16 = "-bf16"
+CASES = _FLOAT32 | {
+    f"{name}{BFLOAT16}": ([*flags, "--precision=mixed_bfloat16"], small) for name, (flags, small) in _FLOAT32.items()
+}
+WAYS = ("ours", "ours, plain", "fit", "fit, XLA, 50 steps")
+TORCH = {
+    "PyTorch": "pytorch:eager",
+    "PyTorch, channels_last": "pytorch:channels_last",
+    "PyTorch, compiled": "pytorch:compile",
+}
+JAX = {"Keras on JAX": f"keras_jax:{MOST_AT_ONCE}"}
+PARSER = make_parser(__doc__, seconds=1.0)
 PARSER.add_argument("--case", choices=CASES, required=True)
 PARSER.add_argument("--plan", action="store_true", help="make and keep the plan of the size of a GPU, and end")
 
@@ -72,15 +86,20 @@ def main() -> None:
         with turn(alone=False):
             ways = _begun(config)
             rows = images_per_step(config)
-            has_peer = config.model in ("wgan_gp", "dcgan", "cnn", "mlp")
-            peers = {name: partial(Candidate, kind, flags, rows) for name, kind in TORCH.items() if has_peer}
-            torch = stack.enter_context(started(possible(peers), options.seconds))
+            kinds = JAX if config.model.startswith(_OWN) else TORCH
+            makers = {
+                name: partial(Candidate, kind, flags, rows, multiple=MOST_AT_ONCE) for name, kind in kinds.items()
+            }
+            peers = stack.enter_context(started(possible(makers), options.seconds))
         with turn(alone=True):
-            rates = {name: TEN * steps_per_second(tens, options.seconds) for name, tens in ways.items()}
+            rates = {name: way.steps * steps_per_second(way.times, options.seconds) for name, way in ways.items()}
             keep(steps_per_second=rates)
-            rates |= {name: statistics.median(peer() / rows for _ in range(3)) for name, peer in torch.items()}
+            rates |= {name: statistics.median(peer() / rows for _ in range(3)) for name, peer in peers.items()}
             keep(steps_per_second=rates)
-            keep(kernels={name: kernels_of(tens) for name, tens in ways.items()})
+            traced = {name: kernels_of(way) for name, way in ways.items()}
+            keep(kernels={name: of[0] for name, of in traced.items() if of})
+            # Of the time without a trace, in which XLA makes a graph of its kernels, and of that of the trace.
+            keep(busy={name: [rates[name] * of[1], of[2]] for name, of in traced.items() if of})
 
 
 @contextmanager
@@ -93,55 +112,67 @@ def settings_of(case: str, *, small: bool) -> Iterator[tuple[TrainConfig, list[s
         yield pair
 
 
-def _begun(config: TrainConfig) -> dict[str, Run]:
-    """Returns the ways whose first steps run, each as a function of tens of steps; keeps why others failed.
+class Way(NamedTuple):
+    """Runs multiples of so many steps."""
 
-    Ours is the first, so that its peak of memory is its own.
+    steps: int
+    run: Run
+
+    def times(self, times: int) -> float:
+        """Runs the steps so many times; returns the seconds that they took."""
+        return self.run(times * self.steps)
+
+
+def _begun(config: TrainConfig) -> dict[str, Way]:
+    """Returns the ways whose first steps run; keeps why others failed.
+
+    Ours are the first, so that their peaks of memory are their own.
     """
-    set_precision_and_seed(config)
-    trials, replicas = Trials(config, load_dataset(config)), make_replicas(config)
+    (device,) = make_replicas(config).devices
 
-    def ours(jit_compile: str) -> Run:
-        running: Running = trials.begin(Variant("ours", 1, config.precision, config.tf32, jit_compile), replicas)
-        keep(**{"compiled_gib" if jit_compile == "true" else "peak_gib": running.peak_gib})
-        return running
+    def ours(option: str, peak: str) -> Way:
+        with suppress(ValueError):  # a CPU's allocator keeps no statistics
+            tf.config.experimental.reset_memory_stats(device)
+        loop = trainer_loop.make_candidate(config, option)[0]
+        way = Way(max(_FEW, getattr(loop, "at_once", 1)), loop)
+        way.times(1)
+        keep(**{peak: max(peak_device_memory_gib([device]), default=None)})
+        return way
 
-    makers: dict[str, Callable[[], Run]] = {
-        "ours": partial(ours, "false"),
-        "ours, XLA": partial(ours, "true"),
-        "fit": lambda: keras_fit.make_candidate(config, f"{TEN}")[0],
-        "fit, XLA": lambda: keras_fit.make_candidate(config, f"{TEN}x")[0],
-    }
-    ways, failed = dict[str, Run](), dict[str, str]()
-    for name, make in makers.items():
+    makers: Sequence[Callable[[], Way]] = (
+        lambda: ours("auto", "peak_gib"),
+        lambda: ours("plain", "plain_gib"),
+        lambda: Way(_FEW, keras_fit.make_candidate(config, "1")[0]),
+        lambda: Way(MOST_AT_ONCE, keras_fit.make_candidate(config, f"{MOST_AT_ONCE}x")[0]),
+    )
+    ways, failed = dict[str, Way](), dict[str, str]()
+    for name, make in zip(WAYS, makers, strict=True):
         try:
-            run = make()
-            run(TEN)
-            ways[name] = _in_tens(run)
+            way = make()
+            way.times(1)
+            ways[name] = way
         except Exception as error:  # the other ways are measured all the same
             failed[name] = one_line(error)[:200]
             keep(failed=failed)
+    for way in ways.values():  # some are traced anew, and compiled, once another one has set the precision
+        way.times(1)
     return ways
 
 
-def _in_tens(run: Run) -> Run:
-    return lambda tens: run(TEN * tens)
+def kernels_of(way: Way) -> list[float]:
+    """Returns how many kernels and copies a step starts, for how many seconds they run, and for what share of a trace.
 
-
-def kernels_of(tens: Run) -> list[float]:
-    """Returns how many kernels and copies a step starts, and the share of the time in which the GPU runs one.
-
-    Both are of TensorFlow's trace of ten steps; [] without a GPU.
+    They are of TensorFlow's trace of one call; [] without a GPU.
     """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=1, python_tracer_level=0, device_tracer_level=1
     )
     with tempfile.TemporaryDirectory() as folder:
         tf.profiler.experimental.start(folder, options)
-        tens(1)
+        way.times(1)
         tf.profiler.experimental.stop()
         spaces = [parse_profile(file.read_bytes()) for file in Path(folder).rglob("*.xplane.pb")]
-    return summary(sorted(_events(spaces)))
+    return summary(sorted(_events(spaces)), way.steps)
 
 
 def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, int]]:
@@ -154,7 +185,7 @@ def _events(spaces: Iterable[Any]) -> Iterator[tuple[int, int]]:
                     yield began, began + event.duration_ps
 
 
-def summary(events: Sequence[tuple[int, int]]) -> list[float]:
+def summary(events: Sequence[tuple[int, int]], steps: int) -> list[float]:
     """Returns what `kernels_of` does, of events in the order of their beginnings; overlaps count once."""
     if not events:
         return []
@@ -162,7 +193,7 @@ def summary(events: Sequence[tuple[int, int]]) -> list[float]:
     for began, ended in events:
         busy += max(0, ended - max(began, until))
         until = max(until, ended)
-    return [len(events) / TEN, busy / (until - events[0][0])]
+    return [len(events) / steps, 1e-12 * busy / steps, busy / (until - events[0][0])]
 
 
 if __name__ == "__main__":

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
 from deploy.job.creation import cancel_duplicates, look_for
 from deploy.job.following import with_reason
-from deploy.job.ledger import find_attempt, find_elsewhere
+from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
 from deploy.job.vertex_job import VertexJob
 from deploy.platform.api import STATES, JobStatus, retried
 from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import api_errors
 from deploy.tiers.gcp_config import (
     GcpConfig,
-    checked_region,
     needed_project,
     needed_region,
     read_project,
@@ -26,7 +25,7 @@ from deploy.tiers.gcp_config import (
 )
 from deploy.tiers.options import Value, option, read_texts, texts_of
 from deploy.tiers.output import printed_on
-from deploy.tiers.tier import LABEL
+from deploy.tiers.tier import LABEL, read_labels
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import whole
 
@@ -34,9 +33,10 @@ from trainer.base.settings.fields import whole
 def attach(
     job: str = "", project: str = "", region: str = "", backend: str = "", session: Session = SESSION
 ) -> VertexJob:
-    """Returns a job by its name, number or submission; with no argument, the last one submitted from this folder.
+    """Returns a job by its name, number, display name or submission, whoever submitted it; of several the newest.
 
-    Raises UserError if it is neither given by its full name nor recorded in this folder.
+    Without any, the last one submitted from this folder. `region`: NAME,NAME, by default gcloud's and those of
+    the submissions from this folder. Raises UserError if there is no such job.
     """
     try:
         attempt = find_attempt(job)
@@ -61,24 +61,34 @@ def attach(
     if not project:  # a number instead of an ID is rejected by some services: then gcloud's project
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
-    region = full_name[2] if full_name else read_region(region)
-    forms = "projects/P/locations/R/customJobs/ID, or its number or submission with --project and --region"
+    regions = [full_name[2]] if full_name else _regions(region)
+    forms = (
+        "its name, display name, number or submission with --project and --region; `python -m deploy jobs` lists all"
+    )
     if not name:
-        raise UserError(
-            f"nothing was submitted from this folder: give the job's name, as {forms}; `python -m deploy jobs` lists "
-            "all jobs"
-        )
-    if not project or not region or not (full_name or re.fullmatch(r"\d+|\d{8}-\d{6}-[\w-]+", name)):
-        raise UserError(f"job {job!r} is not recorded in this folder: give its name, as {forms}")
-    gcp = GcpConfig(project, region if full_name else checked_region(region), "")
-    if not (full_name or name.isdecimal()):  # a submission from elsewhere
-        with api_errors(gcp):
-            opened = session.open(backend or BACKENDS[0], project, region)
-            attempt = find_elsewhere(name, gcp, opened, session.clock)
-        name = attempt[1].job
-    if name.isdecimal():
-        name = f"projects/{project}/locations/{region}/customJobs/{name}"
-    return VertexJob(name, gcp, backend, session, attempt)
+        raise UserError(f"nothing was submitted from this folder: give {forms}")
+    if not project or not regions:
+        raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
+    if name.isdecimal() and len(regions) == 1:
+        name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
+    elif not full_name:
+        for place in regions:
+            gcp = GcpConfig(project, place, "")
+            with api_errors(gcp):
+                opened = session.open(backend or BACKENDS[0], project, place)
+                attempt = find_elsewhere(name, gcp, opened, session.clock)
+            if attempt:
+                break
+        else:
+            raise UserError(f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}")
+        name, regions = attempt[1].job, [attempt[1].region]
+    return VertexJob(name, GcpConfig(project, regions[0], ""), backend, session, attempt)
+
+
+def _regions(flag: str) -> list[str]:
+    """Returns the regions of a flag, NAME,NAME; without it gcloud's, and those of the submissions from this folder."""
+    names = flag or ",".join(filter(None, [read_region(""), *sent_regions()]))
+    return regions_in(names) if names else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,22 +96,29 @@ class JobsOptions:
     """Holds what `jobs` may be asked for."""
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
-    region: str = option("NAME,NAME", "each region is asked (default: gcloud's ai/region, else that of the last "
-                         "submission from this folder)")  # fmt: skip
+    region: str = option("NAME,NAME", "each region is asked (default: gcloud's ai/region, and those of the submissions "
+                         "from this folder)")  # fmt: skip
     backend: str = option("gcloud|sdk", "the client of Vertex AI", BACKENDS[0], choices=BACKENDS)
     state: str = option("STATE", "only those in this state, as RUNNING", "", str.upper, choices=STATES)
+    labels: Mapping[str, str] = option("KEY=VALUE,…", "only those with these labels, as user=ana", {}, read_labels)
     limit: int = option("COUNT", "the newest of each region (default: %(default)s)", 50, whole(1, 10_000))
 
 
 def jobs(
-    region: str | Sequence[str] = "", project: str = "", state: str = "", limit: int = 50,
-    stream: TextIO | None = None, session: Session = SESSION,
+    region: str | Sequence[str] = "", project: str = "", state: str = "", labels: Mapping[str, str] | None = None,
+    limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
 ) -> list[JobStatus]:  # fmt: skip
-    """Returns the `limit` newest jobs of each region, or those in one state, as "RUNNING", newest first.
+    """Returns the `limit` newest jobs of each region, or those in one state, as "RUNNING", or with `labels`.
 
     Also cancels duplicates, second jobs that a lost response created, and says so on `stream`.
     """
-    values: dict[str, Value] = {"region": region, "project": project, "state": state, "limit": limit}
+    values: dict[str, Value] = {
+        "region": region,
+        "project": project,
+        "state": state,
+        "labels": labels or {},
+        "limit": limit,
+    }
     asked = JobsOptions(**read_texts(JobsOptions, {name: texts_of(name, value) for name, value in values.items()}))
     with printed_on(stream):
         return [status for _, newest, _ in listed_jobs(asked, session) for status in newest]
@@ -109,8 +126,11 @@ def jobs(
 
 def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
-    project = needed_project(read_project(asked.project) or _of_last_submission("project"))
-    for region in map(needed_region, regions_in(asked.region or read_region("") or _of_last_submission("region"))):
+    known = ""
+    with suppress(LookupError):
+        known = find_attempt("")[1].project
+    project = needed_project(read_project(asked.project) or known)
+    for region in _regions(asked.region) or [needed_region("")]:
         with api_errors(GcpConfig(project, region, "")):
             backend = session.open(asked.backend, project, region)
             statuses = retried(backend.jobs, session.clock)
@@ -120,12 +140,6 @@ def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, lis
             for group in groups.values():
                 cancel_duplicates(group, backend, session.clock)
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
-        newest = [status for status in newest if asked.state in ("", status.state)][: asked.limit]
+        newest = [status for status in newest if asked.state in ("", status.state)
+                  and asked.labels.items() <= status.labels.items()][: asked.limit]  # fmt: skip
         yield region, [*map(with_reason, newest)], len(statuses)
-
-
-def _of_last_submission(name: str) -> str:
-    """Returns the project or region of the last submission from this folder; empty without one."""
-    with suppress(LookupError):
-        return str(getattr(find_attempt("")[1], name))
-    return ""

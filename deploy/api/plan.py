@@ -179,7 +179,8 @@ class Plan:
                f"up to {memory.worst_order:.2f} x as much in another order of operations, {FRAGMENTS:g} x that with "
                f"fragments; {NEAR}: within the error of that. Of a GPU: {CONSTANTS.context_gib:g} GiB for CUDA and, "
                f"where there is room, up to {CONSTANTS.convolutions_gib[1]:g} GiB for trials of convolutions, as on an "
-               f"H100; assumed are {CONSTANTS.workspace_gib:g} GiB of workspaces that must be there, and "
+               "H100, which jobs bound to 1 GiB on cards below 32 GB, and to 0.5 below 12; "
+               f"assumed are {CONSTANTS.workspace_gib:g} GiB of workspaces that must be there, and "
                f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases and self.offers:
             yield (f"Times from the graph alone: {CONSTANTS.source}, with the errors of networks that were left out as "

@@ -76,10 +76,15 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
 def add_target(cli: Parser) -> None:
     """Declares the arguments of `attach`."""
     cli.add_argument(
-        "job", nargs="?", default="", metavar="JOB", help="its name, number or submission (default: the last)"
+        "job",
+        nargs="?",
+        default="",
+        metavar="JOB",
+        help="its name, display name, number or submission (default: the last)",
     )
     declare(cli, JobOptions, "project", "backend")
-    cli.add_argument("--region", default="", metavar="NAME", help="region of the job, if only its number is given")
+    cli.add_argument("--region", default="", metavar="NAME,NAME", help="where to look for it (default: gcloud's "
+                     "ai/region, and those of the submissions from this folder)")  # fmt: skip
 
 
 def add_json_flag(cli: Parser) -> None:

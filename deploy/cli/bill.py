@@ -1,19 +1,22 @@
 """Prints what was billed for jobs beside what was estimated: `python -m deploy bill RUN … --table=P.DATASET.TABLE`.
 
-RUN is a submission, or a job's name or number, of this folder; the table is the billing export in BigQuery. A job has
-rows there some hours to two days after it ran, by its label; one without any is said to have none.
+RUN is a submission, or a job's name, display name or number, whoever submitted it; the table is the billing export in
+BigQuery. A job has rows there some hours to two days after it ran, by its label; one without any is said to have none.
 """
 
+import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from deploy.api.jobs import JobsOptions, attach
 from deploy.cli.arguments import add_json_flag, parser, write_document
-from deploy.job.ledger import Attempt, attempt_label, find_attempt
+from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
 from deploy.platform.api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.platform.clients import SESSION, Session
-from deploy.platform.errors import billing_errors
+from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.rest import address, call, pages
+from deploy.tiers.options import declare
 from deploy.tiers.output import say
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
@@ -34,7 +37,8 @@ GROUP BY label, currency
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints one line for each job."""
     cli = parser("bill", __doc__ or "", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X")
-    cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name or number")
+    cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name, display name or number")
+    declare(cli, JobsOptions, "project", "region", "backend")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
     add_json_flag(cli)
     args = cli.parse_args(arguments)
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "
             "it"
         )
-    jobs = dict(label_and_attempt for run in args.runs for label_and_attempt in _attempts(run))
+    jobs = dict(label_and_attempt for run in args.runs for label_and_attempt in _attempts(run, args, session))
     with billing_errors(args.table, _FIX):
         usd_by_label = _billed(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
@@ -60,12 +64,17 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def _attempts(run: str) -> list[tuple[str, Attempt]]:
+def _attempts(run: str, args: argparse.Namespace, session: Session) -> list[tuple[str, Attempt]]:
     """Returns the attempts of a submission, or the one of a job, with their labels."""
     try:
         record, attempt = find_attempt(run)
-    except LookupError:
-        raise UserError(f"{run}: no submission or job of this folder: run it where it was submitted") from None
+    except LookupError:  # it was submitted from elsewhere
+        job = attach(run, args.project, args.region, args.backend, session)
+        with api_errors(job.gcp):
+            known = job.attempt or find_elsewhere(job.name, job.gcp, job.backend, session.clock)
+        if not known:
+            raise UserError(f"{run}: this package did not submit it, so no label finds it on the bill") from None
+        record, attempt = known
     labelled = [(attempt_label(record.submission, number), sent) for number, sent in enumerate(record.attempts, 1)]
     return labelled if run == record.submission else [pair for pair in labelled if pair[1] is attempt]
 

@@ -11,6 +11,7 @@ from deploy.platform.api import STOPPED, JobStatus
 from deploy.platform.clients import SESSION, Session
 from deploy.tiers.options import declare, parsed
 from deploy.tiers.output import say
+from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE
 
 
@@ -30,6 +31,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
             ran, cost = describe_run(status, session.clock.now())
             why = f": {status.error}" if status.state in (STOPPED, "EXPIRED") else ""
             say(f"{created}  {status.state:10} {ran:>9} {cost:>10}  {status.display_name}  {status.name}{why}")
+            labels = [f"{key}={value}" for key, value in status.labels.items() if key not in (LABEL, PRICE_LABEL)]
+            say(f"  {', '.join([f'{status.machine} in {region}', *labels])}")
             for line in LiveLines(status, session.clock).lines(status):
                 say(f"  {line}")
         if len(newest) == args.limit < count:

@@ -186,7 +186,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     """
     project, region = job.gcp.project, job.gcp.region
     spec = with_tensorboard(job.spec, job.gcp)
-    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output)
+    attempt = Attempt(job.tier.name, project, region, job.tier.price_per_hour, job.output, name=job.name)
     record.attempts.append(attempt)
     record.write()
     reservation = Reservation(record, open_backend, clock)

@@ -2,9 +2,12 @@
 
 import copy
 import dataclasses
+import getpass
 import math
+import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from deploy.job.script import Script, ScriptRun
@@ -24,7 +27,7 @@ from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.packages import Package
 from deploy.tiers.spec_rules import check_format, check_same_region
-from deploy.tiers.tier import LABEL, PRICE_LABEL, Tier
+from deploy.tiers.tier import LABEL, PRICE_LABEL, USER_LABEL, Tier
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
@@ -72,9 +75,11 @@ class Job:
         """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
         usd = self.tier.price_per_hour
         price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
-        return CustomJob(
-            self.name, self.spec, {**self.order.asked.labels, LABEL: label, **price}, self.order.asked.kms_key
-        )
+        user = {}
+        with suppress(OSError, KeyError):  # of an account without a name
+            user = {USER_LABEL: re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]}
+        labels = {**user, **self.order.asked.labels, LABEL: label, **price}
+        return CustomJob(self.name, self.spec, labels, self.order.asked.kms_key)
 
 
 def work_on(tier: Tier, program: Program) -> Training | ScriptRun:

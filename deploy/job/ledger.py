@@ -58,6 +58,7 @@ class Attempt:
     error: str = ""
     spent_usd: float | None = None
     sent_at: float = 0.0
+    name: str = ""  # the job's display name
 
 
 @dataclasses.dataclass
@@ -121,37 +122,51 @@ def _read_all() -> Iterator[Submission]:
 
 
 def find_attempt(job: str) -> tuple[Submission, Attempt]:
-    """Returns the newest attempt with this job name, job number or submission (empty: any); LookupError if none."""
+    """Returns the newest attempt with this job, by its name, number, display name or submission (empty: any).
+
+    Raises LookupError if there is none.
+    """
     for record in _read_all():
         for attempt in reversed(record.attempts):
-            if not job or job in (record.submission, attempt.job) or attempt.job.endswith(f"/{job}"):
+            names = (record.submission, attempt.job, attempt.name, attempt.job.rpartition("/")[2])
+            if not job or job in names:
                 return record, attempt
     raise LookupError(job)
 
 
-def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) -> tuple[Submission, Attempt]:
+def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) -> tuple[Submission, Attempt] | None:
     """Returns the same of what another folder or machine sent, by the jobs' labels, and adds it to the index.
 
-    The record of a job directory tells the command. Raises UserError if the region has no such job.
+    The record of a job directory tells the command. None if the region has no such job.
     """
-    labels = [(status.labels.get(LABEL, ""), status) for status in retried(backend.jobs, clock)]
-    named = (label for label, status in labels if job in (label.rpartition("-")[0], label, status.name))
-    if not (submission := next(named, "").rpartition("-")[0]):
-        raise UserError(
-            f"{job}: neither this folder nor {gcp.region} has such a submission: see `python -m deploy jobs`"
-        )
+    jobs = sorted(retried(backend.jobs, clock), key=lambda status: status.created or 0.0)
+    labels = [(status.labels.get(LABEL, ""), status) for status in jobs]
+    submission = ""
+    for label, status in labels:  # the newest of them counts
+        number = status.name.rpartition("/")[2]
+        if job in (label.rpartition("-")[0], label, status.name, number, status.display_name):
+            submission = label.rpartition("-")[0]
+    if not submission:
+        return None
     record = Submission(submission)
-    for label, status in sorted((pair for pair in labels if pair[0].rpartition("-")[0] == submission),
-                                key=lambda pair: pair[1].created or 0.0):  # fmt: skip
+    for label, status in [pair for pair in labels if pair[0].rpartition("-")[0] == submission]:
         content: dict[str, Any] = {}
         with suppress(UserError, PlatformFault, ValueError):
             content = json.loads(buckets.read(f"{status.output}/{RECORD}")[0] or "{}")
         if content.get("submission") == label:
             record.command, record.sources = content.get("command", ""), content.get("sources", [])
         place = content.get("tier", ""), gcp.project, gcp.region, usd_per_hour(status), status.output
-        record.attempts.append(Attempt(*place, status.state if status.over else "SUBMITTED", status.name))
+        spent_usd = time_and_cost(status, usd_per_hour(status), clock.now())[1] if status.over else None
+        state = status.state if status.over else "SUBMITTED"
+        attempt = Attempt(*place, state, status.name, spent_usd=spent_usd, name=status.display_name)
+        record.attempts.append(attempt)
     record.write()
     return record, record.attempts[-1]
+
+
+def sent_regions() -> list[str]:
+    """Returns the regions of all submissions from this folder, that of the newest first."""
+    return [*dict.fromkeys(attempt.region for record in _read_all() for attempt in reversed(record.attempts))]
 
 
 def find_interrupted(command: str, sources: list[str]) -> Submission | None:

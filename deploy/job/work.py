@@ -35,7 +35,7 @@ from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
 from trainer.base.run_files.tracking.vertex_runs import TENSORBOARD, VertexApi
 from trainer.base.settings.fields import whole
-from trainer.base.settings.own_settings import is_dotted, taken_by
+from trainer.base.settings.own_settings import functions_taking, is_dotted
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
 from trainer.base.tracker import read_addresses
@@ -289,7 +289,9 @@ def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
     """Yields warnings of what is allowed but may be a mistake."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        own = taken_by(field) and field.name not in config.inputs and isinstance(value, str)  # a setting of the user's
+        own = (
+            functions_taking(field) and field.name not in config.inputs and isinstance(value, str)
+        )  # a setting of the user's
         if own and (Path(value).is_file() or ("/" in value and Path(value).exists())):
             yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
     steps, minutes = config.checkpoint_every_steps, config.checkpoint_every_minutes  # 0: not by these

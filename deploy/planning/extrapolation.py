@@ -88,7 +88,7 @@ def estimate(
     Raises UserError if a run is of another training.
     """
     batch = config.global_batch_size
-    planned_rows = {_rows_of_pass(batch, tier.devices, config.passes(tier.devices)) for tier in tiers}
+    planned_rows = {_rows_of_pass(batch, tier.devices, config.micro_batches_on(tier.devices)) for tier in tiers}
     runs = [_read(row, config, planned_rows) for row in summarize(measured) if row.step_seconds]
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
@@ -143,7 +143,7 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
             "give the flags of the full job, only steps or epochs may differ, and the batch if a pass has the same rows"
         )
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
-    same = (batch, passes) == (config.global_batch_size, config.passes(row.devices))
+    same = (batch, passes) == (config.global_batch_size, config.micro_batches_on(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
 
 
@@ -168,7 +168,7 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
     if points and points[0].row.devices < points[-1].row.devices < tier.devices:
         # More devices than two measured tiers of one machine; the quartiles of the larger one's step times widen it.
         few, many = points[0], points[-1]
-        rows = _rows_of_pass(config.global_batch_size, tier.devices, config.passes(tier.devices))
+        rows = _rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches_on(tier.devices))
         less, more = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
         factor = interval(less, more, tier.devices, rows).times(1 / many.step.middle)
         words = (

@@ -131,7 +131,7 @@ def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
     """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
-    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.passes(devices), gpu.rates
+    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.micro_batches_on(devices), gpu.rates
     if work is None or rates is None:
         return None
     kind, rows = arithmetic(config, rates.tflops), config.global_batch_size / devices / passes
@@ -147,7 +147,7 @@ def step_seconds(
     measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
     wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
     # A program of several steps may leave the host nothing to do between them: no GPU has run one.
-    least = 0.0 if len(formulas) > 1 and devices == 1 and work.flops(rows) <= MOST_FLOPS["GPU"] else host
+    least = 0.0 if is_looped(plan, config, devices) else host
     step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
     ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
     summed = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **ways)
@@ -164,7 +164,7 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 
     As many times as many cores take from as long to as many times less.
     """
-    work, passes = plan.work if workers == 1 else plan.work_of_two, config.passes(workers)
+    work, passes = plan.work if workers == 1 else plan.work_of_two, config.micro_batches_on(workers)
     if work is None or not machine.vcpus or config.precision.startswith("mixed"):  # which was measured in float32
         return None
     here, cores = passes * plan.cpu.seconds.at(config.global_batch_size / workers / passes), plan.cpu.cores
@@ -176,3 +176,9 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will compile the steps of a run on so many GPUs."""
     return compiles(config, devices, plan.total_steps(config), plan.work.count)
+
+
+def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
+    """Returns whether XLA will run many steps in one program."""
+    short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS["GPU"]
+    return devices == 1 and short and is_compiled(plan, config, 1)

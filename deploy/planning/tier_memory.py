@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.planning.step_time import CONSTANTS, Interval, step_seconds
-from deploy.tiers.machine_table import Machines
+from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_seconds
+from deploy.tiers.machine_table import Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.cards import arithmetic
+from trainer.base.settings.cards import arithmetic, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -65,7 +65,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
-    required, passes = _needed(plan, config, tier), config.passes(tier.devices)
+    required, passes = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     limit = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * passes * tier.devices
@@ -75,8 +75,10 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     ]  # fmt: skip
     levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
-        # cuDNN tries kernels with what memory there is, and does with less: it decides no verdict.
-        usual, most = (gib * GIB for gib in CONSTANTS.convolutions_gib)
+        # cuDNN tries kernels with what memory there is, or as much as a job gives it, and does with less: it decides no
+        # verdict.
+        limit = scratch_mib(gib) * 2**20 or available
+        usual, most = (min(part * GIB, limit) for part in CONSTANTS.convolutions_gib)
         middle, high = min(required.middle + usual, available), min(required.high + most, available)
         required = Interval(required.low, max(required.middle, middle), max(required.high, high))
     return Fit(verdict, required, available, largest, tuple(levers))
@@ -86,7 +88,7 @@ def _tried(
     plan: StepPlan, config: TrainConfig, tier: Tier, available: float
 ) -> Iterator[tuple[str, int | str, Interval]]:
     """Yields the settings by which the run surely fits, each with what a device then needs."""
-    rows, passes = config.global_batch_size // tier.devices, config.passes(tier.devices)
+    rows, passes = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
     finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
     sharded = [True] if tier.devices > 1 and any(plan.slot_bytes) and not config.shard_optimizer else []
     again = [BLOCKS] if plan.recomputed else []
@@ -103,7 +105,7 @@ def _tried(
 
 def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs."""
-    passes, memory = config.passes(tier.devices), plan.memory
+    passes, memory = config.micro_batches_on(tier.devices), plan.memory
     rows = config.global_batch_size // tier.devices / passes
     held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
     held -= plan.sharded_bytes(config, tier.devices, tier.workers)
@@ -137,6 +139,9 @@ def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> flo
     several = tier.devices > 1
     # All-reduces are packed into a buffer.
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
+    quarter = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB / 4
+    if plan.data_bytes <= quarter and is_looped(plan, config, tier.devices):
+        fixed += plan.data_bytes  # lie on the device
     return fixed + summed + gradients * several
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from deploy.tiers.output import tell
+from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
 from trainer.base.limit_watch import LIMITS
@@ -89,6 +90,7 @@ class JobStatus:
     checks: bool = False  # the GPUs of its tier, and trains nothing
     limited: bool = False  # it may end itself: LIMITS
     shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
+    machine: str = ""  # of the chief, with its accelerators, and how many machines there are
 
     def __repr__(self) -> str:
         return f"<{self.state} {self.display_name}: {self.name}>"
@@ -132,6 +134,10 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
     with unreadable_as_lost():
         spec = job.get("jobSpec", {})
         scheduling = spec.get("scheduling", {})
+        pools = [(machine_of(pool), int(pool.get("replicaCount", 1))) for pool in spec.get("workerPoolSpecs", [])]
+        count = sum(replicas for _, replicas in pools)
+        type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
+        machine = f"{f'{count} x ' * (count > 1)}{type_}{f' with {accelerators} {accelerator}' * bool(accelerators)}"
         waited = job.get("state") == "JOB_STATE_EXPIRED" and not job.get("startTime")
         return JobStatus(
             created_name(job["name"]),
@@ -148,6 +154,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             "'--on_gpus'" in str(spec),
             f"'{LIMITS}'" in str(spec),
             dict(job.get("webAccessUris", {})),
+            machine,
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
 
 # Labels that `submit` sets: the value of the first is unique to an attempt.
-LABEL, PRICE_LABEL = "submission", "usd-per-hour"
+LABEL, PRICE_LABEL, USER_LABEL = "submission", "usd-per-hour", "user"
 _FLEXIBLE = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
 STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # of scheduling, in words
 SECRETS = "TRAINER_SECRETS"  # a job's variable: JSON of the names of secrets, by variable, which its starter reads

@@ -34,7 +34,8 @@ FIELDS = {
         "submission job exit_code attempts tier project region usd_per_hour output state job error spent_usd sent_at"
     ),
     "status": (
-        "name display_name state created started ended error labels strategy timeout_s output checks limited shells"
+        "name display_name state created started ended error labels strategy timeout_s output checks limited shells "
+        "machine"
     ),
     "jobs": "jobs",
     "line": "line time text worker severity",

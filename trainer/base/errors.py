@@ -1,6 +1,7 @@
 """Defines the exit codes of a job and the exceptions that are reported in one line."""
 
 import re
+from typing import Any
 
 DONE = 0
 FAULT = 1  # a fault of this program or of the platform
@@ -8,8 +9,8 @@ USER_MUST_CHANGE = 2  # config, data or machine
 INTERRUPTED = 75  # state saved: the same command resumes
 
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)(?:, in ([\w<>.]+))?')
-IN_USER_CODE = "in user code:"  # begins the text of an error in code that AutoGraph rewrote
-_LONGEST = 4000  # characters of a line: names and values in it may come from anywhere
+IN_USER_CODE = "in user code:"  # the beginning of the text of an error in code that AutoGraph rewrote
+_LONGEST = 4000  # characters of an error line: names and values in it may come from files of others
 
 
 def without_colours(text: str) -> str:
@@ -45,7 +46,7 @@ def printable(text: str) -> str:
 
 
 class _OneLine(Exception):
-    """Makes the text of an error one line, whatever names and values are in it, and without AutoGraph's frames."""
+    """Prints an error's text on one line, with control characters spelled out and without AutoGraph's frames."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -60,11 +61,18 @@ class UserError(_OneLine):
     exit_code = USER_MUST_CHANGE
 
 
+def refuse(*rules: tuple[Any, str]) -> None:
+    """Raises UserError with the first line whose condition is true: `refuse((size < 20, "image_size=…: …"), …)`."""
+    for broken, line in rules:
+        if broken:
+            raise UserError(line)
+
+
 class PlatformFault(_OneLine):
-    """Reports in one line a fault of the platform that a retry of the same command may not meet."""
+    """Reports in one line a fault of the platform after which a retry of the same command may succeed."""
 
     exit_code = FAULT
-    advice = ": run the same command again later"  # which a command adds to the line
+    advice = ": run the same command again later"  # a command adds it to the line
 
 
 class NotFinite(UserError):

@@ -1,7 +1,7 @@
-"""Watches a paid job from inside, and ends it at the limits sent along with it: --stop_if_idle, --stop_if_over.
+"""Watches a paid job from inside, and ends it at the limits of its submission: --stop_if_idle, --stop_if_over.
 
-A job of the trainer and one of the user's own script run this same watch. It uses the standard library alone, because
-`deploy` puts this very file into the jobs of scripts, whose images may have nothing else of this package.
+Jobs of the trainer and jobs of the user's own script run the same watch. It uses the standard library alone, because
+`deploy` copies this file into the jobs of scripts, whose images may have nothing else of this package.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
-LIMITS = "TRAINER_LIMITS"  # the variable of a job that holds them
-LOOK_S = 5.0  # between two looks
-GRACE_S = 30.0  # for a job that is told to end
-IDLE_PERCENT = 10.0  # a GPU that is used less is idle
-_LONGEST_QUERY_S = 30.0  # a driver that has to start first takes seconds
-_QUERY = ("nvidia-smi", "--query-gpu=memory.used,utilization.gpu", "--format=csv,noheader,nounits")
+LIMITS = "TRAINER_LIMITS"  # environment variable of a job that holds the limits as JSON
+LOOK_S = 5.0  # between two checks
+GRACE_S = 30.0  # within which a job has to end after it was told to
+IDLE_PERCENT = 10.0  # utilization below which a GPU is idle
+_LONGEST_QUERY_S = 30.0  # a driver that has to start first needs seconds
 
 
 @dataclass(frozen=True)
 class StopLimits:
-    """Holds the longest time, in seconds, for which all GPUs may be idle, and a job's longest time; 0: no limit."""
+    """Holds the longest time, in seconds, for which all GPUs may be idle and for which a job may run; 0: no limit."""
 
     idle_s: float = 0.0
     over_s: float = 0.0
-    factor: float = 0.0  # over_s is so many times the upper end of the job's plan
+    factor: float = 0.0  # over_s as a multiple of the upper end of the job's plan
 
     @property
     def text(self) -> str:
@@ -49,17 +48,26 @@ class StopLimits:
 
 
 def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
-    """Returns the limits of this job; none if it has none."""
+    """Returns the limits of this job, zeros without any."""
     return StopLimits(**json.loads(environment.get(LIMITS, "{}")))
 
 
 def read_gpus() -> list[dict[str, float | None]]:
-    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU; [] without an answer of nvidia-smi.
+    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU, as `ask_gpus` does."""
+    return [
+        {"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent}
+        for mib, percent in ask_gpus("memory.used", "utilization.gpu")
+    ]
 
-    A value that it does not know, as under MIG, is None.
+
+def ask_gpus(*names: str) -> list[list[float | None]]:
+    """Returns the values of these names for each visible NVIDIA GPU; [] if nvidia-smi does not answer.
+
+    A value that nvidia-smi does not know, as under MIG, is None.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself ignores it
-    command = [*_QUERY, f"--id={visible}"] if visible else _QUERY
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):  # nvidia-smi itself ignores it
+        command.append(f"--id={visible}")
     try:
         query = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
@@ -68,23 +76,21 @@ def read_gpus() -> list[dict[str, float | None]]:
         text, _ = query.communicate(timeout=_LONGEST_QUERY_S)
     except subprocess.TimeoutExpired:
         query.kill()
-        with suppress(subprocess.TimeoutExpired):  # beside a broken GPU it never ends, and subprocess.run would wait
+        with suppress(subprocess.TimeoutExpired):  # with a broken GPU it never ends, and subprocess.run would wait
             query.communicate(timeout=1.0)
         return []
-    gpus: list[dict[str, float | None]] = []
-    for line in text.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if len(fields) == 2:
-            mib, percent = (float(field) if field.replace(".", "").isdigit() else None for field in fields)
-            gpus.append({"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent})
-    return gpus
+    lines = [[field.strip() for field in line.split(",")] for line in text.splitlines()]
+    return [
+        [float(field) if field.replace(".", "").isdigit() else None for field in fields]
+        for fields in lines if len(fields) == len(names)
+    ]  # fmt: skip
 
 
 class LimitWatch:
     """Counts how long this machine's GPUs have been idle and how long the job has run, and ends it at a limit.
 
-    `warn` prints a line in the job's log; `end` tells the job to save its state and to end, and `leave` ends it by
-    force if it does not. `ran_s`: for how many seconds the job has run already.
+    warn prints a line in the job's log; end tells the job to save its state and to end; leave ends it by force if it
+    does not. ran_s: the seconds for which the job has run already.
     """
 
     def __init__(
@@ -92,17 +98,17 @@ class LimitWatch:
         leave: Callable[[], object], ran_s: float = 0.0,
     ) -> None:  # fmt: skip
         self.limits, self._warn, self._end, self._leave = limits, warn, end, leave
-        self.reason = ""  # for which the job ends
-        self.idle_s, self.active = 0.0, False  # active: somebody knows of use that nvidia-smi does not show
-        self._at, self._told, self._grace_ends = time.monotonic(), set[str](), 0.0
+        self.reason = ""  # why the job ends
+        self.idle_s, self.active = 0.0, False  # active: the GPUs were used in a way that nvidia-smi does not show
+        self._at, self._warnings, self._grace_ends = time.monotonic(), set[str](), 0.0
         self._began = self._at - ran_s
 
     def works(self) -> bool:
-        """Returns whether the job now does what GPUs are for: other time neither counts nor ends a count."""
+        """Returns whether the job now does work for GPUs; idle time is not counted while it does not."""
         return True
 
     def saves(self) -> bool:
-        """Returns whether the job now does what may take longer than GRACE_S, although it is told to end."""
+        """Returns whether the job is saving, which may take longer than GRACE_S after it was told to end."""
         return False
 
     def due(self) -> str:
@@ -123,11 +129,11 @@ class LimitWatch:
             self.active, self.idle_s = False, 0.0
         if self.limits.idle_s and self.works():
             use = [gpu["utilization_percent"] for gpu in read_gpus()]
-            known = [percent for percent in use if percent is not None]
-            if len(known) < len(use) or not use:
+            percents = [percent for percent in use if percent is not None]
+            if len(percents) < len(use) or not use:
                 self._warn_once("nvidia-smi does not tell how much the GPUs are used: that time does not count as idle")
             else:
-                self.idle_s = self.idle_s + elapsed if max(known) < IDLE_PERCENT else 0.0
+                self.idle_s = self.idle_s + elapsed if max(percents) < IDLE_PERCENT else 0.0
         self.reason = self.due()
         if self.reason:
             self._grace_ends = now + GRACE_S
@@ -135,7 +141,7 @@ class LimitWatch:
             self._end()
 
     def reached(self, idle_s: float) -> str:
-        """Returns which limit is reached, "" if none is, with GPUs that have been idle for so long; warns at half."""
+        """Returns which limit is reached, or "", if the GPUs have been idle for `idle_s`; warns at half of a limit."""
         limits, reason = self.limits, ""
         ran_s = self._at - self._began
         for seconds, limit, text in ((ran_s, limits.over_s, limits.over), (idle_s, limits.idle_s, limits.idle)):
@@ -145,13 +151,13 @@ class LimitWatch:
         return reason
 
     def _warn_once(self, line: str) -> None:
-        if line not in self._told:
-            self._told.add(line)
+        if line not in self._warnings:
+            self._warnings.add(line)
             self._warn(line)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Lets a thread look every LOOK_S within the block, if there is a limit."""
+        """Runs a thread that calls `look` every LOOK_S seconds within the block, if there is a limit."""
         over = threading.Event()
 
         def watch() -> None:

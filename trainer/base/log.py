@@ -1,4 +1,4 @@
-"""Formats what people see: log lines, durations, and progress bars at a terminal.
+"""Formats log lines, durations, and progress bars at a terminal.
 
 Lines are plain text with errors on stderr locally, JSON with a severity on stdout for Cloud Logging.
 """
@@ -40,7 +40,7 @@ class _Formatter(logging.Formatter):
 
 
 def set_verbose(verbose: bool) -> None:
-    """Logs the tracebacks of errors that are reported in one line, too."""
+    """Switches debug lines on or off, as the tracebacks of errors that are reported in one line."""
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
@@ -55,7 +55,7 @@ def start_logging() -> None:
 
 @functools.cache
 def warn_once(line: str) -> None:
-    """Logs a warning the first time that it is given in this process."""
+    """Logs a warning once in this process."""
     log.warning("%s", line)
 
 

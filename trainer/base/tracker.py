@@ -1,7 +1,7 @@
-"""Defines what a tracker of runs is: two functions. docs/tracking.md has an example of 20 lines.
+"""Defines the interface of experiment trackers: two functions. docs/tracking.md has an example of 20 lines.
 
-Whoever sends a run asks a tracker first what it has already, so that each point is there once, however often the run
-restarts. Imports no tracker's package.
+A sender first asks the tracker what it has already, so that each point is logged once, however often the run restarts.
+Imports no tracker's package.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """Holds what a tracker shows of a run beside its points; `description`: Markdown for people.
+    """Holds what a tracker shows about a run beside its points; `description`: Markdown for people.
 
     `id`: small letters and digits, the same after each restart; `folder`: the job directory on this machine;
     `parent`: the id of the run that this one belongs to; `state`: running, finished, failed or killed; `files`:
@@ -47,24 +47,24 @@ class TrackedRun:
 
 
 class Opened(NamedTuple):
-    """Holds what a tracker has of a run: where people see it, and the last step of a metric, by its name; -1: none."""
+    """Holds what a tracker has of a run: its page, and a function from a metric's name to its last step; -1: none."""
 
     link: str
     last_step: Callable[[str], int]
 
 
 class Tracker(Protocol):
-    """Represents a tracker. Its functions run beside the training, never in it.
+    """Represents a tracker. Its functions run in a thread of their own, beside the training.
 
-    They raise UserError for what the user must change; any other exception is taken for an outage, after which
-    `begin` is called again.
+    They raise UserError for what the user must change; any other exception counts as an outage, after which `begin` is
+    called again.
     """
 
     def begin(self, run: TrackedRun) -> Opened:
-        """Opens the run with this id, a new one or the one that is there."""
+        """Opens the run with this id, or creates it."""
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
-        """Adds points, in the order of their steps, and updates what `run` says. A state but "running" is the end."""
+        """Logs points, in the order of their steps, and updates what `run` holds; any state but "running" ends it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,26 +79,26 @@ class Address:
 
 def read_addresses(text: str) -> list[Address]:
     """Returns the addresses in a value of `track`. Raises UserError, which shows no password, for any other form."""
-    return [_read(part.strip()) for part in text.split(",") if part.strip()]
-
-
-def _read(text: str) -> Address:
-    kind, _, rest = text.partition(":")
-    if re.search(r"//[^/#]*@|[?&]", text):
-        raise UserError(
-            f"track={kind}:… holds a user, a password or a query, which would be stored with the run: leave them out, "
-            "and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        )
-    server, _, name = rest.partition("#") if kind == "mlflow" else ("", "", rest)
-    if kind == "mlflow" and re.match(r"(https?|sqlite)://.", server) and name:
-        return Address(text, kind, server, name)
-    if kind in _NAMES and re.fullmatch(_NAMES[kind], name):
-        return Address(text, kind, "", name)
-    function, _, name = text.partition("#")
-    if not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
-        return Address(text, function, "", name)
-    known = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
-    raise UserError(f"track={text}: {known}: write {_FORMS}; several with commas")
+    addresses = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        kind, _, rest = part.partition(":")
+        if re.search(r"//[^/#]*@|[?&]", part):
+            raise UserError(
+                f"track={kind}:… holds a user, a password or a query, which would be stored with the run: leave them "
+                "out, and set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+            )
+        server, _, name = rest.partition("#") if kind == "mlflow" else ("", "", rest)
+        function, _, label = part.partition("#")
+        if kind == "mlflow" and re.match(r"(https?|sqlite)://.", server) and name:
+            addresses.append(Address(part, kind, server, name))
+        elif kind in _NAMES and re.fullmatch(_NAMES[kind], name):
+            addresses.append(Address(part, kind, "", name))
+        elif not difflib.get_close_matches(kind, KINDS) and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", function):
+            addresses.append(Address(part, function, "", label))
+        else:
+            problem = "no such tracker" if kind not in KINDS else "not of the form of this tracker"
+            raise UserError(f"track={part}: {problem}: write {_FORMS}; several with commas")
+    return addresses
 
 
 def text_of(value: Any) -> str:

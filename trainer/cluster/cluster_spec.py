@@ -1,11 +1,12 @@
 """Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
 
-Both happen before TensorFlow is imported.
+Both happen before TensorFlow is imported, and a Cluster that is returned has valid, distinct addresses.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
+from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
+from trainer.base.settings.cards import scratch_mib
 
+_SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 _GPU_VARIABLES = (
-    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
+    "TF_GPU_THREAD_MODE", "TF_GPU_THREAD_COUNT", _SCRATCH, "CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "CUDA_CACHE_DISABLE"
 )  # fmt: skip
 _LARGEST_CACHE = 4 * 2**30  # bytes: the most that CUDA allows
 _ADDRESS = re.compile(r"[^\s/:@]+:[0-9]{1,5}|\[[0-9a-fA-F:.]+\]:[0-9]{1,5}")
@@ -73,20 +77,20 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         )
     if not addresses:
         return Cluster()
-    if len(tasks["chief"]) > 1:
-        raise UserError(f"TF_CONFIG: {len(tasks['chief'])} chiefs: use only one (replicaCount 1 in pool 0)")
-    if repeated := sorted(address for address in set(addresses) if addresses.count(address) > 1):
-        raise UserError(
-            f"TF_CONFIG: the address {repeated[0]} appears more than once: every task needs a separate address"
-        )
-    role, index = str(task.get("type")), task.get("index", 0)
-    if not tasks[role]:
-        raise UserError(f"TF_CONFIG: task.type is {role}, but the cluster has no {role}")
-    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tasks[role]):
-        raise UserError(
-            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {len(tasks[role])} of {role}: "
-            f"use 0 to {len(tasks[role]) - 1}"
-        )
+    repeated = min((address for address in addresses if addresses.count(address) > 1), default="")
+    index: Any = task.get("index", 0)
+    role, chiefs = str(task.get("type")), len(tasks["chief"])
+    count = len(tasks[role])
+    valid = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < count
+    refuse(
+        (chiefs > 1, f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)"),
+        (repeated, f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"),
+        (not count, f"TF_CONFIG: task.type is {role}, but the cluster has no {role}"),
+        (
+            not valid,
+            f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}",
+        ),
+    )
     first = 0 if role == "chief" else len(tasks["chief"])
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
 
@@ -113,11 +117,14 @@ def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] 
     TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that reading data does not
     delay them; `global` is TensorFlow's own default. The wheel of TensorFlow has no machine code for H100 or later:
     CUDA compiles each kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
-    CUDA_CACHE_DISABLE=1 switches that off. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB bounds the scratch memory of a convolution,
+    plain and by XLA, as plans take it to be. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return
     environment.setdefault("TF_GPU_THREAD_MODE", "gpu_private")
+    if limit := scratch_mib(min((mib / 1024 for (mib,) in ask_gpus("memory.total") if mib), default=math.inf)):
+        environment.setdefault(_SCRATCH, str(limit))
     if environment.get("CUDA_CACHE_DISABLE", "0") == "0":
         with suppress(OSError):  # without a folder that can be written, CUDA's own default stays
             if "CUDA_CACHE_PATH" not in environment:

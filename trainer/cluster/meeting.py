@@ -1,18 +1,18 @@
-"""Lets the workers of a job meet before TensorFlow starts, and watches them while it runs.
+"""Connects the workers of a job before TensorFlow starts, and watches them while it runs.
 
-TensorFlow waits silently until all workers have started, and aborts the survivors of a lost one in C++, often without a
-useful message. So the chief first listens in Python on its own address of the cluster; each worker connects and sends
-what it runs. If all run the same, TensorFlow takes over the port, and the connections stay: a killed process closes its
-own at once, a frozen machine stops sending. --worker_timeout_seconds limits how long a worker may be late, silent or
-behind the others. A message is a JSON object on a line:
+TensorFlow waits silently until all workers have started, and aborts the survivors of a lost worker in C++, often
+without a useful message. So the chief first listens in Python on its own address of the cluster; each worker connects
+and sends what it runs. If all run the same, TensorFlow takes over the port, and the connections stay: a killed process
+closes its connection at once, a frozen machine stops sending. --worker_timeout_seconds limits how long a worker may be
+late, silent or behind the others. A message is a JSON object on a line:
 
     worker  {"hello": index, "runs": {…}}
     chief   {"start": true}, or {"refused": "…"}, when all are there
     both    {"beat": calls}, {"done": true}, {"failed": exit code, "error": "…"}
             {"idle": seconds of its GPUs}, {"stop": "…"}, from --stop_if_idle and --stop_if_over
 
-Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too much or nonsense holds
-up no worker.
+Anyone who reaches the port may connect (docs/security.md): a connection that sends nothing, too much or nonsense delays
+no worker.
 """
 
 import contextlib
@@ -36,18 +36,18 @@ from trainer.base.log import log
 from trainer.cluster.cluster_spec import Cluster
 
 BEAT_SECONDS = 5.0  # between two heartbeats
-SUSPECT_SECONDS = 20.0  # without a heartbeat, after which a peer is the likely cause of an error of TensorFlow
-GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and at least for their last words
+SUSPECT_SECONDS = 20.0  # without a heartbeat: then a peer is the likely cause of an error of TensorFlow
+GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and at least for their last message
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
-TURN_SECONDS = 0.02  # between two looks at what has happened
+TURN_SECONDS = 0.02  # between two looks for events
 _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
-_ANSWER_SECONDS = 10.0  # that a worker grants the chief beyond its own limit: they start at different times
+_ANSWER_SECONDS = 10.0  # that a worker waits for the chief's answer beyond its own limit: they start at different times
 _LOG_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # between two tries to connect
 _MOST_NAMES = 8  # of workers on a line
-# Switches that workers must have in common, though their processors may differ.
+# Environment variables that must be equal on all workers, though their processors may differ.
 _SWITCHES = re.compile(r"(TF|XLA|CUDNN|CUBLAS|NVIDIA_TF32|ONEDNN|DNNL|MKL|KERAS)_?\w*")
-# What is different on each machine by right, or changes no number.
+# Of these, the variables that may differ between machines, or that change no number.
 _NO_NUMBERS = re.compile(
     r"TF_CONFIG|TF_CPP_\w+|TF_NUM_\w+|TF_GPU_\w+|TF_FORCE_GPU_\w+|TF_GRPC_\w+|\w+_THREADS|KERAS_HOME|XLA_PYTHON_CLIENT_\w+|"
     r"\w*(DUMP|LOG|VERBOSE|CACHE|DIR|PATH)\w*"
@@ -55,21 +55,23 @@ _NO_NUMBERS = re.compile(
 
 
 class Link:
-    """Holds one connection, whose messages a thread adds to `events`, and the last known state of its other end."""
+    """Holds a connection, whose messages a thread adds to `events`, and the last known state of its other end."""
 
     def __init__(self, connection: socket.socket, events: "SimpleQueue[Event]") -> None:
         self.connection = connection
         connection.setblocking(True)
         self.index = 0  # of the worker at the other end
-        self.last_message = self.in_step = time.monotonic()  # in_step: when its count last rose, or was as high as ours
+        self.last_message = self.in_step = (
+            time.monotonic()
+        )  # in_step: when its calls last rose, or were as many as ours
         self.calls = 0  # to the devices, according to its newest heartbeat
-        self.idle_s = 0.0  # of its GPUs
-        self.done = False  # it has no more work; of the chief: it has finished last
+        self.idle_s = 0.0  # for which its GPUs have been idle
+        self.done = False  # a worker has no more work; the chief has written everything
         self.closed = False
         threading.Thread(target=self._receive, args=(events,), name="link", daemon=True).start()
 
     def _receive(self, events: "SimpleQueue[Event]") -> None:
-        """Adds what arrives, "" for what is no JSON; None once the connection has ended or a line is too long."""
+        """Adds each message to the events, "" for invalid JSON; None when the connection ends or a line is too long."""
         with contextlib.suppress(OSError), self.connection.makefile("rb") as lines:
             while (line := lines.readline(_LONGEST_LINE)).endswith(b"\n"):
                 self.last_message = time.monotonic()
@@ -80,7 +82,7 @@ class Link:
         events.put((self, None))
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Sends a message; whoever receives from a lost connection notices it."""
+        """Sends a message; a lost connection is noticed by the receiving thread."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -122,7 +124,7 @@ class Peers:
         """Limits the time within the block, in which TensorFlow's servers wait for each other."""
         limit = f"{self._timeout_seconds:.0f} seconds"
         line = f"TensorFlow's servers did not connect within {limit}: let the workers reach each other's ports"
-        # Later than a worker that did not start TensorFlow is named.
+        # After the time at which a worker that did not start TensorFlow is reported by name.
         seconds = self._timeout_seconds + 3 * self._beat_seconds
         timer = threading.Timer(seconds, self._leave, (line, INTERRUPTED, 0.0))
         timer.start()
@@ -134,7 +136,7 @@ class Peers:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """Counts a call to the devices, or another step of a job, which all workers make together."""
+        """Counts a call to the devices, or another stage of the job, which all workers make together."""
         self._calls += 1
 
     @property
@@ -143,12 +145,12 @@ class Peers:
         return self._cluster.is_chief
 
     def share_idle(self, seconds: float) -> list[float]:
-        """Sends for how long our GPUs have been idle; returns, on the chief, that of each worker by index."""
+        """Sends for how long our GPUs have been idle; on the chief, returns the times of all workers by index."""
         self._send({"idle": seconds})
         return [seconds, *(peer.idle_s for peer in sorted(self._peers, key=lambda peer: peer.index))]
 
     def stop(self, reason: str) -> None:
-        """Makes all workers end by themselves, for `reason`."""
+        """Tells all workers to end by themselves, for `reason`."""
         self.stop_reason = reason
         self._send({"stop": reason})
 
@@ -157,7 +159,7 @@ class Peers:
         self._send({"done": True})
 
     def finish(self) -> None:
-        """Waits as the last barrier: a worker until the chief has written everything, so that the chief ends last."""
+        """Waits until all workers are done and, on a worker, until the chief has written everything."""
         chief = self._cluster.is_chief
         self._send({"done": True})  # a lost chief ends a worker that waits for this
         self._await(lambda peer: peer.done, max(self._timeout_seconds, GOODBYE_SECONDS) if chief else float("inf"))
@@ -223,8 +225,8 @@ class Peers:
                 self._leave(line, code, LEAVE_SECONDS)
 
     def _check(self, now: float) -> None:
-        """Gives up a peer that has ended, that is silent or, on the chief, one that makes no progress while behind."""
-        # Our count of a peer's calls is as old as its newest heartbeat.
+        """Ends the job if a peer has ended, is silent or, on the chief, is behind and makes no progress."""
+        # The known count of a peer's calls is as old as its newest heartbeat.
         allowed = self._timeout_seconds + 2 * self._beat_seconds
         for peer in self._peers:
             if peer.done:
@@ -245,7 +247,7 @@ class Peers:
         self._leave(line, INTERRUPTED, 0.0)
 
     def _leave(self, line: str, code: int, grace_seconds: float) -> None:
-        """Ends this process: its main thread may wait in C++ for a worker that never responds."""
+        """Ends this process by force: its main thread may wait in C++ for a worker that never responds."""
         if self._over.wait(grace_seconds):
             return
         line, code = printable(line), code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
@@ -259,7 +261,7 @@ class Peers:
 
 
 def arithmetic(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns settings that can change numbers, by name."""
+    """Returns the settings outside of TrainConfig that can change numbers, by name."""
     switches = {
         name: value
         for name, value in sorted(environment.items())
@@ -282,14 +284,23 @@ def meet(
 ) -> Peers:
     """Waits until all workers are connected; raises UserError on each of them if their `runs` differ.
 
-    `runs`: values that must be equal on all workers, by name, all valid in JSON. `on_loss` is called with the error
-    line and the exit code just before this process ends because a worker is lost. Raises PlatformFault if a worker does
-    not connect within `timeout_seconds`, as its image is still pulled or its machine is missing.
+    runs: values that must be equal on all workers, by name, all valid in JSON. on_loss is called with the error line
+    and the exit code just before this process ends because a worker is lost. Raises PlatformFault if a worker does not
+    connect within `timeout_seconds`, as when its image is still pulled or its machine is missing, and UserError if this
+    worker's own port is in use.
     """
     runs = json.loads(json.dumps({**runs, "TF_CONFIG": cluster.addresses}))
     warn_of_open_ports(cluster)
     events: SimpleQueue[Event] = SimpleQueue()
-    with _own_port(cluster) as server:  # TensorFlow's server takes the port afterwards
+    host, port = _endpoint(cluster.addresses[cluster.index])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:  # which proves that the port is free: TensorFlow would share it silently
+        server = socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
+    except OSError as error:
+        in_use = error.errno == errno.EADDRINUSE
+        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
+        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
+    with server:  # TensorFlow's server takes the port afterwards
         if cluster.is_chief:
             links = _gather(cluster, server, runs, timeout_seconds, events)
         else:
@@ -304,7 +315,7 @@ def _endpoint(address: str) -> tuple[str, int]:
 
 
 def warn_of_open_ports(cluster: Cluster) -> None:
-    """Logs a warning where others may reach the ports: on a public address, and where only loopback was named."""
+    """Logs a warning if others may reach the ports: on a public address, or if TF_CONFIG names only loopback."""
     host, _ = _endpoint(cluster.addresses[cluster.index])
     with contextlib.suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
@@ -314,21 +325,6 @@ def warn_of_open_ports(cluster: Cluster) -> None:
                 "reaches a port of TF_CONFIG reads and writes files as this job: close these ports to others "
                 "(docs/security.md)"
             )
-
-
-def _own_port(cluster: Cluster) -> socket.socket:
-    """Opens a server on our own address, which proves that the port is free: TensorFlow would share it silently.
-
-    Raises UserError if it is not.
-    """
-    host, port = _endpoint(cluster.addresses[cluster.index])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
-    except OSError as error:
-        in_use = error.errno == errno.EADDRINUSE
-        reason = "another process uses this port: end it, or use another port" if in_use else str(error)
-        raise UserError(f"TF_CONFIG: this worker's address {host}:{port} cannot be opened: {reason}") from None
 
 
 def _gather(
@@ -342,7 +338,7 @@ def _gather(
     began = logged = time.monotonic()
     server.settimeout(TURN_SECONDS)
     links: list[Link] = []
-    workers: dict[int, tuple[Link, Any]] = {}  # with what each runs
+    workers: dict[int, tuple[Link, Any]] = {}  # connection and `runs` by index
     try:
         while missing := [index for index in range(1, cluster.workers) if index not in workers]:
             names = ", ".join(map(cluster.name, missing[:_MOST_NAMES]))
@@ -352,14 +348,14 @@ def _gather(
             if now > logged + _LOG_SECONDS:
                 log.info(f"waiting for {names}")
                 logged = now
-            with contextlib.suppress(OSError):  # nobody calls now
+            with contextlib.suppress(OSError):  # no connection is waiting
                 links.append(Link(server.accept()[0], events))
             while not events.empty():
                 link, message = events.get()
                 match message:
                     case {"hello": int(index), "runs": dict(runs_there)} if 0 < index < cluster.workers:
                         link.index = index
-                        workers[index] = link, runs_there  # of a worker that was restarted the newest counts
+                        workers[index] = link, runs_there  # after a restart of a worker the newest connection counts
                     case _:
                         link.close()
         differences = [(link, names) for link, there in workers.values() if (names := differing(runs, there))]
@@ -410,5 +406,5 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
             link.close()
             while not events.empty():  # of this connection
                 events.get()
-        time.sleep(_RETRY_SECONDS)  # the chief is not there yet, or this is an older run that is about to end
+        time.sleep(_RETRY_SECONDS)  # the chief has not started yet, or its port is still that of an earlier run
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")

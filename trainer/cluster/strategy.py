@@ -1,4 +1,7 @@
-"""Selects the devices of a run and builds the tf.distribute strategy over them and over all workers."""
+"""Selects the devices of a run and builds the tf.distribute strategy over them and over all workers.
+
+`Replicas` is what the other rooms know of them: counts, rows, and sums over workers that are the same on each.
+"""
 
 import json
 import os
@@ -12,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.meeting import differing, unlike
@@ -34,9 +37,9 @@ class Replicas:
     rows: int  # of each global batch, per replica
     global_batch_size: int
     cluster: Cluster = ONE_MACHINE
-    collectives: str | None = None  # how replicas sum: nccl or ring; None for one replica
-    micro_batches: int = 1  # passes in which each update takes a replica's rows
-    virtual: int = 0  # replicas as which the batch is cut, whatever the number of real ones; 0: none
+    collectives: str | None = None  # how replicas all-reduce: nccl or ring; None for one replica
+    micro_batches: int = 1  # into which each update splits a replica's rows
+    virtual: int = 0  # shards of the batch, on any number of replicas; 0: off
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -67,9 +70,9 @@ class Replicas:
         noun = "replica" if self.local == 1 else "replicas"
         workers = f"{self.cluster.workers} workers x " if self.cluster.several else ""
         kind = f"of {self.virtual} virtual replicas" if self.virtual else "micro-batches"
-        passes = f"{self.micro_batches} {kind} x " if self.micro_batches > 1 or self.virtual else ""
+        parts = f"{self.micro_batches} {kind} x " if self.micro_batches > 1 or self.virtual else ""
         rows = self.rows // self.micro_batches
-        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {passes}{rows}"
+        return f"global batch {self.global_batch_size} = {workers}{self.local} {noun} x {parts}{rows}"
 
     def sum_over_workers(self, values: npt.ArrayLike) -> Vector:
         """Returns the sum over workers of `values`, of one shape everywhere, as float64; every worker must call it."""
@@ -129,19 +132,27 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
-    # On one machine, TensorFlow itself chooses as `auto` does.
+    # On one machine TensorFlow itself chooses, as `auto` does.
     collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
-        strategy = _multi_worker(cluster, devices, collectives)
+        kinds = tf.distribute.experimental.CommunicationImplementation
+        options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
+        gpus = len(devices) if devices[0].startswith("GPU") else 0
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(cluster.addresses)}), task_type="worker", task_id=cluster.index,
+            num_accelerators={"GPU": gpus} if gpus else {}, rpc_layer="grpc",
+        )  # fmt: skip
+        with cpu_devices_per_worker(0 if gpus else len(devices)):
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
     elif len(devices) > 1 or config.strategy == "mirrored":
         separate_collectives()
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()
     summed = collectives if len(devices) * cluster.workers > 1 else None
-    passes, count = config.passes(len(devices) * cluster.workers), config.virtual_replicas
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, passes, count)
+    parts, count = config.micro_batches_on(len(devices) * cluster.workers), config.virtual_replicas
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, parts, count)
 
 
 def collective_implementation(communication: str, devices: Sequence[str]) -> str:
@@ -154,16 +165,18 @@ def collective_implementation(communication: str, devices: Sequence[str]) -> str
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
     """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
-    if cluster.several and config.strategy not in ("auto", "multi_worker"):
-        raise UserError(
+    refuse(
+        (
+            cluster.several and config.strategy not in ("auto", "multi_worker"),
             f"strategy={config.strategy}, but TF_CONFIG names {cluster.workers} workers: drop --strategy, or unset "
-            "TF_CONFIG for one machine"
-        )
-    if config.strategy == "multi_worker" and not cluster.several:
-        raise UserError(
+            "TF_CONFIG for one machine",
+        ),
+        (
+            config.strategy == "multi_worker" and not cluster.several,
             "strategy=multi_worker, but TF_CONFIG names one machine: set it on every worker (python -m deploy local "
-            "does so), or drop --strategy"
-        )
+            "does so), or drop --strategy",
+        ),
+    )
     gpus = tf.config.get_visible_devices("GPU")
     visible = len(gpus) or simulated_devices()
     if visible < config.expect_devices:
@@ -176,18 +189,6 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
         )
     count = 1 if config.strategy == "one_device" else config.replicas
     return _gpus(count, gpus) if gpus else _cpus(count or simulated_devices() or 1)
-
-
-def _multi_worker(cluster: Cluster, devices: Sequence[str], collectives: str) -> Any:
-    kinds = tf.distribute.experimental.CommunicationImplementation
-    options = tf.distribute.experimental.CommunicationOptions(implementation=kinds[collectives.upper()])
-    gpus = len(devices) if devices[0].startswith("GPU") else 0
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({"worker": list(cluster.addresses)}), task_type="worker", task_id=cluster.index,
-        num_accelerators={"GPU": gpus} if gpus else {}, rpc_layer="grpc",
-    )  # fmt: skip
-    with cpu_devices_per_worker(0 if gpus else len(devices)):
-        return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 
 def simulated_devices() -> int:

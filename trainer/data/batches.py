@@ -50,14 +50,16 @@ class Schedule:
 
 
 def batches(
-    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1
-) -> Any:
-    """Returns this worker's part of every step from `first_step` on, as an infinite tf.data.Dataset.
+    examples: AnyExamples, schedule: Schedule, replicas: Replicas, first_step: int = 0, at_once: int = 1,
+    *, numbers: bool = False,
+) -> Any:  # fmt: skip
+    """Returns this worker's rows of every step from `first_step` on, as an infinite tf.data.Dataset.
 
     Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas, batches_per_step, rows,
     *example) and the type of the source. Replica r of this worker gets the rows of each global batch that start at
-    `replicas.first_row + r * replicas.rows`. With `at_once` the parts of so many steps come together: (at_once, local
-    replicas, …). Of examples in memory these are gathered together too.
+    `replicas.first_row + r * replicas.rows`. `at_once`: the number of steps in one element: (at_once, local replicas,
+    …); examples in memory are then also gathered for all of them at once. `numbers`: of examples in memory it yields
+    the numbers of the rows in `examples.arrays` alone.
     """
 
     def share(leaf: Any) -> Any:
@@ -73,14 +75,17 @@ def batches(
         return steps.batch(at_once, drop_remainder=True).prefetch(1) if at_once > 1 else steps
 
     if isinstance(examples, InSequence):
-        steps = _in_sequence(examples, schedule, first_step)
+        # One pass after another is cut into steps; the rows left over at the end of a pass are dropped.
+        one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
+        steps = one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
         return together(steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4))
     assert isinstance(examples, Examples)
 
     gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
 
     def gather(rows: Any) -> Any:
-        return examples.gather(rows[:, tf.newaxis] if gathers_together else share(rows))
+        rows = rows[:, tf.newaxis] if gathers_together else share(rows)
+        return (examples.rows_of_arrays(rows),) if numbers else examples.gather(rows)
 
     def read(first: Any, end: Any) -> tf.data.Dataset:
         rows = row_order(examples, schedule, first, end)
@@ -112,12 +117,6 @@ def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
     endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))  # else workers ask
     ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=_STEPS_AHEAD)
     return iter(replicas.strategy.distribute_datasets_from_function(lambda _: endless, ahead))
-
-
-def _in_sequence(examples: InSequence, schedule: Schedule, first_step: int) -> tf.data.Dataset:
-    """Cuts one pass after another into steps; the rows left over at the end of a pass are dropped."""
-    one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
-    return one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
 
 
 def row_order(examples: Examples, schedule: Schedule, first: Any, end: Any) -> tf.data.Dataset:

@@ -1,4 +1,7 @@
-"""Defines the dataset that every source returns: examples for training and evaluation, and their classes."""
+"""Defines the dataset that every source returns: examples for training and evaluation, and their classes.
+
+It turns what sources hold into what a model is called with, as `fit` would pass it.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +19,9 @@ __all__ = ["Arrays", "Dataset", "Examples", "NestedArrays"]  # what a user's dat
 
 @dataclass(frozen=True)
 class Dataset:
-    """Holds what a source returns. `notes` (what was converted or skipped) is written to run.json.
+    """Holds what a source returns; notes: what was converted or skipped, for run.json.
 
-    `class_names` may be left empty for labels in Arrays: load_dataset then uses their numbers.
+    class_names may be left empty for labels in Arrays: load_dataset then uses their numbers.
     """
 
     name: str
@@ -35,7 +38,7 @@ class Dataset:
 
     @property
     def unit(self) -> str:
-        """Returns the word for examples in messages."""
+        """Returns "images" or "examples", for messages."""
         return "images" if self.holds_images else "examples"
 
     @property
@@ -76,7 +79,7 @@ class Dataset:
 
     @property
     def input_spec(self) -> Nest:
-        """Returns the tf.TensorSpec of a model's input, a nest as x is: any number of rows, images in floatx."""
+        """Returns the tf.TensorSpec of a model's input, in the structure of x: any number of rows, images in floatx."""
         if self.holds_images:
             return tf.TensorSpec((None, *self.image_shape), keras.config.floatx(), name="images")
         return tf.nest.map_structure(lambda leaf: tf.TensorSpec((None, *leaf.shape), leaf.dtype), self.spec[0])
@@ -88,14 +91,9 @@ class Dataset:
             x = tf.cast(x, keras.config.floatx())
         return (x, *others) if others or tf.nest.is_nested(x) else x
 
-    def first_inputs(self, count: int) -> Any:
-        """Returns x of the first training rows, at most `count`, as a model is called with it."""
-        x = self.as_fit(tf.nest.map_structure(tf.convert_to_tensor, self.train.first(count)[:1]))
-        return x[0] if isinstance(x, tuple) else x
-
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises, in place of the UnknownError of TensorFlow that they became, what reading the examples raised."""
+        """Raises the original exception of the examples in place of the UnknownError that TensorFlow makes of it."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:

@@ -1,8 +1,8 @@
 """Decodes images of files or records of any kind to (size, size, channels) uint8, with Pillow, on all cores.
 
-All are treated alike: the EXIF orientation is applied; more than 8 bits are scaled, not clipped; transparency is
-blended over white; of an animation the first frame is used; the middle square is cropped and resized (bicubic,
-antialiased) to `size`. What cannot be decoded ends the run or, if asked for, is skipped.
+All images are treated alike: the EXIF orientation is applied; more than 8 bits are scaled, not clipped; transparency
+is blended over white; of an animation the first frame is used; the middle square is cropped and resized (bicubic,
+antialiased) to `size`. An image that cannot be decoded ends the run or, with --skip_bad_images, is left out and named.
 """
 
 import io
@@ -26,7 +26,8 @@ from trainer.data.dataset import Dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import checked_labels, with_evaluation
 
-# Recognised by content. Other plug-ins of Pillow run programs. Wheels of Pillow read AVIF from 11.3 on.
+# Formats are recognised by content; Pillow's plug-ins for other formats run programs. Wheels of Pillow read AVIF since
+# 11.3.
 _SUFFIXES = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"), "PNG": (".png", ".apng"), "GIF": (".gif",), "BMP": (".bmp",),
     "WEBP": (".webp",), "TIFF": (".tif", ".tiff"), "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
@@ -52,7 +53,7 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             width, height = image.size
             if width * height > MOST_PIXELS:
                 raise BadImage(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: a decompression bomb?")
-            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # decodes a JPEG at a lower resolution
+            image.draft("RGB" if channels == 3 else "L", (2 * size, 2 * size))  # a JPEG is decoded at low resolution
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
             converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
@@ -62,7 +63,11 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
                 upright = ImageOps.exif_transpose(image)
                 converted.append("orientation")
-            plain = _without_alpha(_with_8_bits(upright, getattr(image, "tag_v2", {}), converted), converted)
+            plain = _with_8_bits(upright, getattr(image, "tag_v2", {}), converted)
+            if "transparency" in plain.info or plain.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
+                converted.append("transparency over white")
+                layer, opaque = plain.convert("RGBA"), "L" if plain.mode in ("L", "LA", "1") else "RGB"
+                plain = Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert(opaque)
             mode = "RGB" if channels == 3 else "L"
             if plain.mode != mode:
                 converted.append(f"{_MODES.get(plain.mode, plain.mode)} to {_MODES[mode]}")
@@ -72,16 +77,16 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             return np.asarray(plain, np.uint8).reshape(size, size, channels), converted
     except BadImage:
         raise
-    except UnidentifiedImageError:  # whose text has the address of an object
+    except UnidentifiedImageError:  # its text has the address of a Python object
         raise BadImage("it is no image of a known kind") from None
     except Exception as error:  # Pillow's plug-ins raise any exception for a damaged file
         raise BadImage(reason(error)) from error
 
 
 def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.Image:
-    """Returns a grey image of 16 bits per pixel with 8, and with alpha if one of its levels is transparent.
+    """Converts a grey image of 16 bits per pixel to 8, with an alpha channel if one of its levels is transparent.
 
-    `tags`: those of a TIFF file.
+    tags: the tags of a TIFF file.
     """
     if image.mode not in _DEEP_GREY:
         return image
@@ -97,16 +102,7 @@ def _with_8_bits(image: Image.Image, tags: Any, converted: list[str]) -> Image.I
     return grey
 
 
-def _without_alpha(image: Image.Image, converted: list[str]) -> Image.Image:
-    if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
-        converted.append("transparency over white")
-        layer = image.convert("RGBA")
-        white = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(white, layer).convert("L" if image.mode in ("L", "LA", "1") else "RGB")
-    return image
-
-
-_CHUNK = 16  # images that a thread takes at a time: taking one costs as much as decoding a tiny one
+_CHUNK = 16  # images that a thread takes at a time: taking a task costs as much as decoding a tiny image
 
 
 @dataclass
@@ -126,9 +122,9 @@ class DecodingReport:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Holds the images of one split as files, or as the bytes of records, which `names` then names in messages.
+    """Holds the images of one split as files, or as the bytes of records, with their `names` for messages.
 
-    `left_out`: the numbers of files that are no images, by suffix.
+    left_out: the number of files that are no images, by suffix.
     """
 
     sources: Sequence[Path | bytes]
@@ -145,7 +141,7 @@ class Encoded:
         ]
 
     def decode(self, config: TrainConfig, bad: DecodingReport) -> Arrays | None:
-        """Decodes the images on all cores, in their order, without the bad ones; None if there is no other."""
+        """Decodes the images on all cores, in their order, without the bad ones; returns None if all are bad."""
         shape = config.image_size, config.image_size, config.channels
         images = np.empty((len(self.sources), *shape), np.uint8)
 
@@ -157,7 +153,7 @@ class Encoded:
             return converted
 
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as pool:
-            warnings.simplefilter("ignore")  # decode rejects or converts whatever Pillow warns about
+            warnings.simplefilter("ignore")  # `decode` rejects or converts what Pillow warns about
             chunks = [range(first, min(first + _CHUNK, len(images))) for first in range(0, len(images), _CHUNK)]
             decoded = pool.map(lambda chunk: [*map(decode_at, chunk)], chunks)  # Pillow releases the GIL
             outcomes = [outcome for chunk in decoded for outcome in chunk]
@@ -175,9 +171,9 @@ class Encoded:
 
 
 def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | None) -> Dataset:
-    """Decodes all images.
+    """Decodes all images of a dataset.
 
-    Raises UserError if some cannot be decoded and must not be skipped, if none is left, or if a class keeps none.
+    Raises UserError if images cannot be decoded and may not be skipped, if none is left, or if a class has none left.
     """
     splits = [split for split in (train, evaluation) if split]
     bad = DecodingReport(left_out=sum((split.left_out for split in splits), Counter()))
@@ -192,9 +188,9 @@ def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | N
 
 
 def refuse_or_skip(config: TrainConfig, bad: DecodingReport) -> None:
-    """Raises UserError naming the first ten files that cannot be decoded, or logs each with --skip_bad_images.
+    """Raises UserError naming the first ten files that cannot be decoded; with --skip_bad_images, logs each of them.
 
-    Also logs what was left out and what was converted.
+    Also logs which files were left out and which conversions were made.
     """
     if bad.left_out:
         log.warning(
@@ -224,5 +220,5 @@ def refuse_empty_classes(config: TrainConfig, class_names: Sequence[str], presen
 
 
 def counted(counts: Counter[str]) -> str:
-    """Returns the counts in words, the largest first."""
+    """Returns the counts with their nouns, the largest first."""
     return ", ".join(f"{count:,} {noun}" for noun, count in counts.most_common())

@@ -1,7 +1,8 @@
 """Defines examples: nests of arrays with rows in axis 0, read by row number or in one fixed sequence.
 
 A nest, as `fit` takes them, is an array, or dicts, lists and tuples of arrays. Most examples are read by row number,
-from memory or from wherever they are; a user's tf.data.Dataset, which has no such access, in its own order.
+from memory, files or a user's object; a tf.data.Dataset, which has no row numbers, in its own order. `batches.py` reads
+both kinds. Examples that these classes accept have leaves of one length, in types that `fit` would pass.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import PlatformFault, UserError, shortened
+from trainer.base.errors import PlatformFault, UserError, refuse, shortened
 from trainer.data.order import RowNumbers, shuffled
 from trainer.invariance.compat import makes_batches
 
@@ -25,12 +26,12 @@ Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
 HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
-_FIRST_ROWS = 8  # of a fingerprint
-HEAD_ROWS = 16  # of a sequence that are looked at before training
-_SAMPLED_ROWS = 1024  # at most, of a sequence for a fingerprint
-SAMPLE_BYTES = 32 * 2**20  # read for a fingerprint, if the examples are not in memory
-WHOLE_BYTES = 2 * 2**30  # of arrays, of which a fingerprint reads all: a second
-_ROWS_AT_ONCE = 1024  # of arrays, for a fingerprint
+_FIRST_ROWS = 8  # rows that each fingerprint reads
+HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before training
+_SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
+SAMPLE_BYTES = 32 * 2**20  # what a fingerprint reads of examples that are not in memory
+WHOLE_BYTES = 2 * 2**30  # size of arrays up to which a fingerprint reads all of them, in a second
+_ROWS_AT_ONCE = 1024  # rows of larger arrays that a fingerprint copies at once
 HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
 _BOUNDARY = 64  # of TensorFlow's tensors, in bytes
 
@@ -42,7 +43,7 @@ def is_array(value: Any) -> bool:
 
 
 def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
-    """Returns x, y and sample_weight, as many as there are, by `_as_arrays`. Raises UserError for none, or for more."""
+    """Returns x, y and sample_weight, as many as there are, with arrays as leaves. Raises UserError for other parts."""
     if not 1 <= len(parts) <= len(PARTS):
         raise UserError(f"{len(parts)} parts: return x, (x, y) or (x, y, sample_weight)")
     return tuple(_as_arrays(part, name) for part, name in zip(parts, PARTS, strict=False))
@@ -51,10 +52,9 @@ def parts_of(parts: Sequence[Nest]) -> tuple[Nest, ...]:
 def _as_arrays(value: Nest, name: str) -> Nest:
     """Returns `value` with every leaf as an array of a type that `fit` would pass. Raises UserError, naming the leaf.
 
-    `name`: what the leaves are called in errors, as "x".
+    Floating-point numbers become floatx, all others stay as they are; text, in x alone, is an array of objects. `name`:
+    what the leaves are called in errors, as "x".
     """
-    if is_array(value):
-        return _as_array(value, name)
     if isinstance(value, list) and value and isinstance(value[0], list):
         raise UserError(
             f"{name} is a list of lists: use np.array(…) for the rows of one input, or a tuple of arrays for several "
@@ -62,19 +62,14 @@ def _as_arrays(value: Nest, name: str) -> Nest:
         )
     if isinstance(value, dict):
         return {key: _as_arrays(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and not is_array(value):
         return tuple(_as_arrays(item, f"{name}[{number}]") for number, item in enumerate(value))
-    padded = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}.get(type(value), "")
-    raise UserError(
-        f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays{padded}"
-    )
-
-
-def _as_array(value: Any, name: str) -> npt.NDArray[Any]:
-    """Returns one array: floating-point numbers as floatx, all others as they are, as `fit` passes them.
-
-    Text is kept in x alone, as an array of objects.
-    """
+    if not is_array(value):
+        advice = {tf.RaggedTensor: ": use .to_tensor()", tf.SparseTensor: ": use tf.sparse.to_dense"}
+        raise UserError(
+            f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
+            f"{advice.get(type(value), '')}"
+        )
     if np.ma.is_masked(value):
         raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
     try:
@@ -106,10 +101,11 @@ def rows_in(parts: Sequence[Nest]) -> int:
         for leaf in tf.nest.flatten(part)
     ]
     shapes = shortened(", ".join(shape for shape, _ in counts))
-    if not counts or min(count for _, count in counts) == 0:
-        raise UserError(f"no rows: {shapes or 'an empty nest'}")
-    if len({count for _, count in counts}) > 1:
-        raise UserError(f"the parts have different numbers of rows: {shapes}")
+    rows = {count for _, count in counts}
+    refuse(
+        (not rows or 0 in rows, f"no rows: {shapes or 'an empty nest'}"),
+        (len(rows) > 1, f"the parts have different numbers of rows: {shapes}"),
+    )
     return counts[0][1]
 
 
@@ -134,14 +130,14 @@ def described(spec: Nest) -> str:
 
 
 class AnyExamples(ABC):
-    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight); describes what both kinds share."""
+    """Provides examples, each of which is x, (x, y) or (x, y, sample_weight): the interface of both kinds."""
 
-    count: int  # the number of examples in one pass
+    count: int  # the number of examples in one pass over the data
     image_shape: tuple[int, int, int] | None = None  # (height, width, channels), if x are grey levels of images
     arrays: tuple[Nest, ...] = ()  # the parts of all examples, if they are in memory
-    has_length = True  # else `count` is what the run reads
+    has_length = True  # False: the length is unknown, and `count` is what the run reads
     targets: Array | None = None  # y of all rows, if it is one array of integers in memory
-    failure: Exception | None = None  # that reading has raised: TensorFlow passes on no more than its text
+    failure: Exception | None = None  # raised by the last reading: TensorFlow passes on only its text
 
     @property
     @abstractmethod
@@ -155,20 +151,20 @@ class AnyExamples(ABC):
 
     @abstractmethod
     def first(self, count: int) -> tuple[Nest, ...]:
-        """Returns the parts of the first rows, at most `count`, as arrays; those with numbers are read again."""
+        """Returns the parts of the first rows, at most `count`, as arrays; examples by row number are read again."""
 
     @abstractmethod
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
-        """Returns every `takers`-th batch of `size` rows, from number `taker` on; the last one may be smaller."""
+        """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last may be smaller."""
 
     def on_epoch_begin(self) -> None:  # noqa: B027
-        """Is called before each evaluation, as `fit` calls it of a PyDataset; most data have nothing to do."""
+        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to do."""
 
     def on_epoch_end(self) -> None:  # noqa: B027
-        """Is called after each evaluation."""
+        """Runs after each evaluation."""
 
     def fingerprint(self) -> str:
-        """Returns a text that changes with the content of the examples, and with nothing else: a digest of some."""
+        """Returns a digest of the rows of `sample`, which changes only if the content of the examples changes."""
         digest = hashlib.sha256()
         for array in self.sample():
             digest.update(f"{array.dtype} {array.shape[1:]}\n".encode())
@@ -184,11 +180,11 @@ class AnyExamples(ABC):
 
 
 class Examples(AnyExamples):
-    """Provides examples by row number. A class of a user's that derives from it needs `count` and `gather`."""
+    """Provides examples by row number. A user's subclass needs `count` and `gather`."""
 
-    threads = 2  # that read the rows of steps to come
-    sampled_rows = 1024  # at most, for a fingerprint
-    ends_epochs = False  # whether all rows of an epoch must be read before the order of the next one is asked for
+    threads = 2  # threads that read the rows of the next steps
+    sampled_rows = 1024  # the most rows that a fingerprint reads
+    ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
     @abstractmethod
     def gather(self, rows: Any) -> tuple[Nest, ...]:
@@ -199,15 +195,19 @@ class Examples(AnyExamples):
         channels), 0 to 255, usually uint8, and y, if any, is rows.shape, int32, from 0 to below the number of classes.
         """
 
+    def rows_of_arrays(self, rows: Any) -> Any:
+        """Returns the numbers that these rows have in `arrays`, if there are any."""
+        return rows
+
     @cached_property
     def spec(self) -> tuple[Nest, ...]:
         """Returns the tf.TensorSpec of one example; reads one for it."""
         return specs_of(self.first(1))
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        """Returns the rows at these positions of passes, in each of which every row is once.
+        """Returns the rows at these positions of passes over the data, each of which has every row once.
 
-        It is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), from 0 to below `count`.
+        The order is a function of seed and pass. passes: (n,), ascending from 0; positions: (n,), 0 to below `count`.
         """
         return shuffled(positions, self.count, seed, "order", passes)
 
@@ -277,7 +277,7 @@ class Subset(Examples):
         return None if targets is None else targets[self.located(np.arange(self.count))]
 
     def located(self, rows: RowNumbers) -> RowNumbers:
-        """Returns the numbers that these rows have in the other examples, in the shape of `rows`."""
+        """Returns the row numbers of these rows in the other examples, in the shape of `rows`."""
         positions = rows.ravel() + self._first
         return shuffled(positions, self._examples.count, self._seed, HELD_BACK).reshape(rows.shape)
 
@@ -286,14 +286,21 @@ class Subset(Examples):
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with tf.device(HOST):
-            located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
-            return self._examples.gather(tf.ensure_shape(located, rows.shape))
+            return self._examples.gather(self._located(rows))
+
+    def rows_of_arrays(self, rows: Any) -> Any:
+        with tf.device(HOST):
+            return self._examples.rows_of_arrays(self._located(rows))
+
+    def _located(self, rows: Any) -> Any:
+        located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
+        return tf.ensure_shape(located, rows.shape)
 
 
 def unfilled(shape: Sequence[int], dtype: Any) -> Array:
-    """Returns an array for `read_by`, whose content is yet to be written.
+    """Returns an uninitialized array for a function that `read_by` calls.
 
-    TensorFlow takes over an array that begins at a boundary of 64 bytes; any other it copies under Python's lock.
+    TensorFlow uses an array that begins at a boundary of 64 bytes as it is; any other it copies, and holds the GIL.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -359,15 +366,18 @@ class Arrays(NestedArrays):
     """
 
     def __init__(self, images: Array, labels: Array | None = None) -> None:
-        if images.ndim != 4 or not len(images):
-            raise UserError(
+        shape = None if labels is None else labels.shape
+        refuse(
+            (
+                images.ndim != 4 or not len(images),
                 f"images of shape {images.shape}: must be (examples, height, width, channels), with at least one "
-                "example"
-            )
-        if labels is not None and labels.shape != (len(images),):
-            raise UserError(
-                f"labels of shape {labels.shape} for {len(images)} images: one integer per image is required"
-            )
+                "example",
+            ),
+            (
+                shape is not None and shape != images.shape[:1],
+                f"labels of shape {shape} for images of shape {images.shape}: one integer per image is required",
+            ),
+        )
         height, width, channels = images.shape[1:]
         self.images, self.labels, self.image_shape = images, labels, (height, width, channels)
         self._hold(*(part for part in (images, labels) if part is not None))
@@ -388,12 +398,12 @@ def first_not_finite(part: Nest) -> int | None:
 class InSequence(AnyExamples):
     """Provides the examples of a tf.data.Dataset, of examples or of batches, which are cut anew, in one fixed order.
 
-    `unknown_count`: the number of examples to take for an epoch where the data set's length is unknown or infinite;
-    0: raises UserError.
+    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite; 0: then raises
+    UserError.
     """
 
     spec: tuple[Nest, ...] = ()
-    anew: Callable[[], Any]  # the same examples from a new object: TensorFlow shuffles each reading of one anew
+    anew: Callable[[], Any]  # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
         self._origin, self.anew = origin, lambda: self
@@ -408,13 +418,14 @@ class InSequence(AnyExamples):
         self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
-        if self._length == 0:
-            raise UserError(f"{origin}: the tf.data.Dataset is empty")
-        if not (self.has_length or unknown_count):
-            raise UserError(
+        refuse(
+            (self._length == 0, f"{origin}: the tf.data.Dataset is empty"),
+            (
+                not (self.has_length or unknown_count),
                 f"{origin}: the length of the tf.data.Dataset is unknown or infinite: give the length of the run with "
-                "--steps, or the data set's with tf.data.experimental.assert_cardinality"
-            )
+                "--steps, or the data set's with tf.data.experimental.assert_cardinality",
+            ),
+        )
 
     @cached_property
     def count(self) -> int:  # type: ignore[override]
@@ -466,7 +477,7 @@ class InSequence(AnyExamples):
 
 
 def _as(leaf: Any, first: Any) -> Any:
-    """Returns a leaf of a batch in the shape that the first batch has, but for its rows."""
+    """Returns a leaf of a batch with the shape of the first batch, but any number of rows."""
     return tf.ensure_shape(leaf, (None, *first.shape[1:]))
 
 

@@ -1,9 +1,9 @@
-"""Fingerprints data, so that workers that would read other data, and a run whose data have changed, are told.
+"""Fingerprints data, to detect workers that would read other data, and a resumed run whose data have changed.
 
-Files are known before anything is read: names and sizes, checksums in a bucket, the index of prepared data, and a
-sample of the content of local files, whose times differ between copies. Other data are known when they are loaded:
-arrays by all bytes, others by a sample of rows, or what the source itself supplies by a method `fingerprint() -> str`
-of its examples. docs/data.md states the chance to find one changed row.
+Files are described before they are read: by names and sizes, checksums in a bucket, the index of prepared data, and a
+sample of the content of local files (their times differ between copies). Other data are described when they are
+loaded: arrays by all bytes, others by a sample of rows or by the method `fingerprint() -> str` of their examples.
+docs/data.md states the chance to find one changed row.
 """
 
 import hashlib
@@ -41,13 +41,11 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         below = len(address.prefix)
         remotes = listing(address)
         return _digested(
-            (item.address.name[below:], item.size, item.crc32c or str(item.generation)) for item in remotes
+            (item.address.name[below:], item.size, item.crc32c or f"{item.generation}") for item in remotes
         )
     path = expanded(location)
-    return _local(path) if os.path.exists(path) else {}
-
-
-def _local(path: Path) -> dict[str, Any]:
+    if not os.path.exists(path):
+        return {}
     if (path / INDEX).is_file():
         content = (path / INDEX).read_bytes()  # it holds the checksums of all pieces
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.errors import UserError, reason
+from trainer.base.errors import UserError, reason, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import Array, Arrays, Examples, Subset
@@ -82,7 +82,11 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
 
 def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
     """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
-    images = _to_channels(images, channels)
+    if images.shape[-1] < channels:
+        images = np.repeat(images, 3, axis=-1)
+    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
+        grey = images @ np.array([299, 587, 114], np.int64)
+        images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
     height, width = images.shape[1:3]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -102,13 +106,17 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
-    if images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3):
-        raise UserError(
+    refuse(
+        (
+            images.ndim != 4 or not images.size or images.shape[-1] not in (1, 3),
             f"data={config.data}: images of shape {images.shape}: must be (examples, height, width) or "
-            "(examples, height, width, 1 or 3), with at least one example"
-        )
-    if images.dtype != np.uint8:
-        raise UserError(f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255")
+            "(examples, height, width, 1 or 3), with at least one example",
+        ),
+        (
+            images.dtype != np.uint8,
+            f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255",
+        ),
+    )
     fitted = _fit(images, config.image_size, config.channels)
     if labels is None:
         return Arrays(fitted)
@@ -119,10 +127,15 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:
     """Returns labels as int32. Raises UserError, naming `origin`, unless all are integers from 0 to below `classes`."""
-    if labels.dtype.kind not in "iu":
-        raise UserError(f"{origin}: labels of type {labels.dtype}: must be integers")
-    if labels.size and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(f"{origin}: labels from {labels.min()} to {labels.max()}: must be from 0 to {classes - 1:,}")
+    numbers = labels.size and labels.dtype.kind in "iu"
+    least, largest = (labels.min(), labels.max()) if numbers else (0, 0)
+    refuse(
+        (labels.dtype.kind not in "iu", f"{origin}: labels of type {labels.dtype}: must be integers"),
+        (
+            not 0 <= least <= largest < classes,
+            f"{origin}: labels from {least} to {largest}: must be from 0 to {classes - 1:,}",
+        ),
+    )
     return labels.astype(np.int32, copy=False)
 
 
@@ -132,15 +145,6 @@ def labelled(flags: Iterable[bool], origin: str, items: str) -> bool:
     if len(kinds) > 1:
         raise UserError(f"{origin}: some {items} have labels and some do not: label all of them, or none")
     return kinds == {True}
-
-
-def _to_channels(images: Array, channels: int) -> Array:
-    if images.shape[-1] == channels:
-        return images
-    if channels == 3:
-        return np.repeat(images, 3, axis=-1)
-    grey = images @ np.array([299, 587, 114], np.int64)  # ITU-R 601, the weights of Pillow
-    return ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
 
 
 _DIGITS = Path(__file__).with_name("digits.npz")
@@ -175,7 +179,7 @@ def load_keras(config: TrainConfig) -> Dataset:
 
 _UINT8 = 0x08
 
-# How the names of images and labels begin, because both `-` and `.` before `idx` are common.
+# The first part of the file names: both `-` and `.` before `idx` are common.
 _IDX_IMAGES, _IDX_LABELS = ("train-images", "t10k-images"), ("train-labels", "t10k-labels")
 
 

@@ -1,7 +1,7 @@
-"""Finds encoded images: the files of a folder, or the records of TFRecord files.
+"""Finds encoded images: the files of a folder, or the records of TFRecord files; `decode.py` decodes them.
 
 A folder has class folders or is flat, also below train/ and val/ or test/. A record is a tf.train.Example with encoded
-image bytes and a label.
+image bytes and a label. Files that are no images are counted and reported, never skipped in silence.
 """
 
 import gzip
@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -72,7 +71,7 @@ def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
 
 
 def _children(path: Path) -> list[os.DirEntry[str]]:
-    """Returns the entries of a folder, sorted, without hidden folders and files of operating systems."""
+    """Returns the entries of a folder, sorted by name, without hidden folders and files of operating systems."""
     try:
         with os.scandir(path) as entries:
             children = sorted(entries, key=lambda entry: entry.name)
@@ -83,9 +82,9 @@ def _children(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _images_below(path: Path, others: Counter[str], visited: set[Path]) -> list[Path]:
-    """Returns all images below `path`, and counts in `others` the files that are none.
+    """Returns all images below `path`, and counts the other files in `others`.
 
-    `visited`: resolved folders already visited, so that links cannot form a loop.
+    visited: resolved folders already visited, so that links cannot form a loop.
     """
     images: list[Path] = []
     if path.resolve() not in visited:
@@ -99,7 +98,7 @@ def _images_below(path: Path, others: Counter[str], visited: set[Path]) -> list[
 
 
 def _is_image(file: os.DirEntry[str], others: Counter[str]) -> bool:
-    """Returns whether a file is read; counts it in `others` if not."""
+    """Returns whether a file is read as an image; if not, counts it in `others`."""
     kind = _kind(file)
     readable = kind in IMAGE_SUFFIXES and file.is_file()
     if not readable:
@@ -122,7 +121,8 @@ _MOST_BYTES = 16 * 2**30  # of an unpacked file
 
 def is_tfrecord(path: Path) -> bool:
     """Returns whether `path` is a TFRecord file, or a folder with such files."""
-    return bool(_record_files(path)) if path.is_dir() else _is_named_so(path.name)
+    names = (file.name.lower().removesuffix(".gz") for file in (path.iterdir() if path.is_dir() else [path]))
+    return any(name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name for name in names)
 
 
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
@@ -134,7 +134,7 @@ def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
 
 def find_records(path: Path) -> tuple[list[Path], list[Path]]:
     """Returns the files for training and those for evaluation."""
-    files = _record_files(path) if path.is_dir() else [path]
+    files = sorted(file for file in path.iterdir() if file.is_file() and is_tfrecord(file)) if path.is_dir() else [path]
     holdout = [file for file in files if file.name.lower().startswith(_EVALUATION_FILES)]
     return [file for file in files if file not in holdout], holdout
 
@@ -149,53 +149,30 @@ def read_records(config: TrainConfig, files: list[Path]) -> Encoded:
 
 
 def _records(file: Path) -> Iterator[tuple[bytes, int | None, Path]]:
-    """Yields the image bytes, the label and the name of each record."""
-    compression = "GZIP" if file.suffix == ".gz" else ""
+    """Yields the image bytes, the label and the name of each record. Raises UserError for a damaged file."""
+    zipped = file.suffix == ".gz"
     try:
-        _check_lengths(file)
-        for number, record in enumerate(tf.data.TFRecordDataset(str(file), compression_type=compression)):
-            yield *_parse(record.numpy(), file), Path(f"{file}#{number}")
+        # TensorFlow would allocate as many bytes as a damaged record claims to have, and abort.
+        with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
+            end, limit = 0, _MOST_BYTES if zipped else file.stat().st_size
+            while header := content.read(_HEADER):
+                end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
+                if end > limit or content.seek(end - 1) != end - 1 or not content.read(1):
+                    raise ValueError(f"a record ends at byte {end:,}, past the end or past {limit:,}")
+        records = tf.data.TFRecordDataset(str(file), compression_type="GZIP" if zipped else "")
+        for number, record in enumerate(records):
+            feature = tf.train.Example.FromString(record.numpy()).features.feature
+            images = [feature[key].bytes_list.value[:1] for key in _IMAGE_KEYS if key in feature]
+            labels = [feature[key].int64_list.value[:1] for key in _LABEL_KEYS if key in feature]
+            if not (image := next(filter(None, images), None)):
+                keys = f"({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}"
+                raise UserError(f"{file}: a record without image bytes {keys}")
+            label = next(filter(None, labels), [None])
+            yield image[0], label[0], Path(f"{file}#{number}")
     except UserError:
         raise
     except Exception as error:  # TensorFlow's DataLossError for a damaged record, protobuf's DecodeError
-        raise _damaged(file, reason(error)) from None
-
-
-def _check_lengths(file: Path) -> None:
-    """Raises UserError if a record claims more bytes than follow: TensorFlow would ask for them, and abort."""
-    zipped = file.suffix == ".gz"
-    with gzip.open(file, "rb") if zipped else open(file, "rb") as content:
-        end, limit = 0, _MOST_BYTES if zipped else file.stat().st_size
-        while header := content.read(_HEADER):
-            end += _HEADER + int.from_bytes(header[:8], "little") + _FOOTER
-            if end > limit or content.seek(end - 1) != end - 1 or not content.read(1):
-                raise _damaged(file, f"a record ends at byte {end:,}, past the end or past {limit:,}")
-
-
-def _damaged(file: Path, why: str) -> UserError:
-    return UserError(
-        f"{file}: damaged, or not a TFRecord file: {why}: copy it again, or end its name in .gz if it is compressed"
-    )
-
-
-def _parse(record: bytes, file: Path) -> tuple[bytes, int | None]:
-    """Returns the image bytes and the label of a tf.train.Example. Raises UserError, naming `file`, without image."""
-    feature = tf.train.Example.FromString(record).features.feature
-    content = _first(feature, _IMAGE_KEYS, "bytes_list")
-    if content is None:
-        raise UserError(f"{file}: a record without image bytes ({' or '.join(_IMAGE_KEYS)}): it has {[*feature][:20]}")
-    return content, _first(feature, _LABEL_KEYS, "int64_list")
-
-
-def _first(feature: Any, keys: tuple[str, ...], kind: str) -> Any:
-    values = (getattr(feature[key], kind).value for key in keys if key in feature)
-    return next((value[0] for value in values if value), None)
-
-
-def _record_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _is_named_so(path.name) and path.is_file())
-
-
-def _is_named_so(name: str) -> bool:
-    name = name.lower().removesuffix(".gz")
-    return name.endswith(TFRECORD_SUFFIXES) or ".tfrecord-" in name
+        raise UserError(
+            f"{file}: damaged, or not a TFRecord file: {reason(error)}: copy it again, or end its name in .gz if it is "
+            "compressed"
+        ) from None

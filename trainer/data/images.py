@@ -1,4 +1,7 @@
-"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in grids."""
+"""Converts images between a network's range [-1, 1] and grey levels [0, 255], and arranges them in sample grids.
+
+The noise of a grid depends on the seed alone, so that grids of several steps show the same images.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +15,8 @@ from trainer.base.errors import UserError
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_SAMPLES = 64  # of a sample grid
-_COLUMNS, _MOST_CLASSES = 10, 20  # of one with a class a row
+_SAMPLES = 64  # images of a sample grid
+_COLUMNS, _MOST_CLASSES = 10, 20  # of a grid with one class in each row
 
 
 def from_uint8(images: Any) -> Any:
@@ -35,7 +38,7 @@ def noise(seed: int, count: int, latent_dim: int, dtype: Any = tf.float32) -> An
 def noise_and_labels(
     seed: int, columns: int, labels: Sequence[int], latent_dim: int, dtype: Any = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the noise and the labels of a grid with a class a row: in each column the noise is the same.
+    """Returns the noise and the labels of a grid with one class in each row and the same noise in each column.
 
     labels: the class of each row. Returns (rows x columns, latent_dim) and (rows x columns,) int32.
     """
@@ -44,7 +47,7 @@ def noise_and_labels(
 
 
 def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classes: int, dtype: Any) -> UInt8Array:
-    """Returns a grid of the images that a model's `sample` gives for fixed noise; with classes, one of them a row."""
+    """Returns a grid of the images that a model's `sample` makes from fixed noise; with classes, a row for each."""
     if not classes:
         return grid(as_uint8(generate(noise(seed, _SAMPLES, latent_dim, dtype))))
     inputs = noise_and_labels(seed, _COLUMNS, range(min(classes, _MOST_CLASSES)), latent_dim, dtype)
@@ -52,7 +55,7 @@ def sample_grid(generate: Callable[..., Any], seed: int, latent_dim: int, classe
 
 
 def as_uint8(images: Any) -> UInt8Array:
-    """Returns the images that a model's `sample` gave as an array. Raises UserError if they are none."""
+    """Returns the images that a model's `sample` returned as an array. Raises UserError if they are no images."""
     array = np.asarray(images)
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] not in (1, 3):
         raise UserError(
@@ -65,8 +68,7 @@ def as_uint8(images: Any) -> UInt8Array:
 def grid(images: UInt8Array, columns: int = 0, margin: int = 2) -> UInt8Array:
     """Arranges (count, height, width, channels) in one picture, as close to a square as `count` allows.
 
-    columns: images in a row, if not those of a square. Small images are enlarged by an integer factor to about 64
-    pixels.
+    columns: images in a row; 0: as in a square. Small images are enlarged by an integer factor to about 64 pixels.
     """
     factor = max(1, 64 // images.shape[1])
     images = images.repeat(factor, axis=1).repeat(factor, axis=2)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 RowNumbers = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-# For so many rounds on grids of at least 4 x 4, all n! orders of few rows are equally frequent as far as ten million
-# keys can tell; four rounds fail for four rows with a few thousand.
+# With 12 rounds on grids of at least 4 x 4, ten million keys give all n! orders of few rows equally often;
+# with four rounds, a few thousand keys show a difference for four rows.
 _ROUNDS = 12
 _LEAST_SIDE = 4
 _GOLDEN, _FIRST, _SECOND, _HALF = (
@@ -27,7 +27,7 @@ def shuffled(positions: RowNumbers, count: int, seed: int, stream: str, passes: 
     """Returns the rows at these positions of an order of `count` rows; each order has every row once.
 
     The order is a function of (seed, stream, pass). positions: (n,) from 0 to below `count`; passes: one number, or
-    (n,), from 0. Rows and memory are those of the positions alone, at any `count` below 2**62.
+    (n,), from 0. Time and memory depend on the number of positions alone, for any `count` below 2**62.
     """
     numbers, which = np.unique(np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True)
     keys = _keys(seed, stream, numbers)
@@ -54,9 +54,9 @@ def _mixed(words: _Words) -> _Words:
 
 
 def _permuted(cells: _Words, count: int, keys: _Words) -> _Words:
-    """Returns the images of cells of the grid that holds `count` rows: each round turns one coordinate by the other.
+    """Returns the images of cells of the grid that holds `count` rows: each round shifts one coordinate by the other.
 
-    An even number of columns lets a round be an odd permutation too; all even, they would give half of all orders.
+    The number of columns is even, so that a round can be an odd permutation; even ones alone give half of all orders.
     """
     columns = max(_LEAST_SIDE, 2 * round(math.sqrt(count) / 2))
     sides = [np.uint64(max(_LEAST_SIDE, -(-count // columns))), np.uint64(columns)]

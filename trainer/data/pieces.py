@@ -1,4 +1,4 @@
-"""Reads what `python -m trainer.data.prepare` wrote: images in a few .npy files, either into memory or row by row.
+"""Reads prepared data, which `python -m trainer.data.prepare` writes: a few .npy files, into memory or row by row.
 
 A folder contains pieces.json, and for each piece an array of images, as train-00000.x.npy, (examples, height, width,
 channels) uint8, and one of labels, if there are any, as train-00000.y.npy, (examples,) int32.
@@ -54,8 +54,8 @@ class ArrayFile:
 class PieceRows(Examples):
     """Reads images from their files on demand, so that memory holds only the labels and one batch.
 
-    By pread and not by a memory map: where a bucket is mounted, a read that fails would end the process by a signal. A
-    file is open only while its rows are read, because a process may not be allowed to open all of them.
+    It uses pread, not a memory map, because a failed read of a mounted bucket would end the process by a signal. A file
+    is open only while its rows are read, because a process may not be allowed to open all files at once.
     """
 
     image_shape: tuple[int, int, int]
@@ -72,7 +72,7 @@ class PieceRows(Examples):
     def _read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
         """Returns images and labels of `rows`, in their shape.
 
-        Raises PlatformFault if a file cannot be read: a restart may succeed, or report by exit code 2 that it is lost.
+        Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file is lost.
         """
         flat = rows.ravel()
         images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
@@ -108,11 +108,8 @@ def load(config: TrainConfig, path: Path) -> Dataset:
         raise UserError(f"data={path}: its {INDEX} has no images to train on: prepare it again")
     total = sum(math.prod((rows.count, *rows.image_shape)) for rows in (train, evaluation) if rows)
     fits = total <= config.data_memory_mib * 2**20
-
-    def held(rows: PieceRows) -> Examples:
-        return rows.in_memory() if fits else rows
-
-    return Dataset(config.data, held(train), evaluation and held(evaluation), index["class_names"], {"in_memory": fits})
+    first, second = (rows.in_memory() if rows and fits else rows for rows in (train, evaluation))
+    return Dataset(config.data, first or train, second, index["class_names"], {"in_memory": fits})
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -144,8 +141,8 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
     for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
         count, files = entry["examples"], entry["files"].items()
         kinds: Any = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
-        given = zip(files, kinds, strict=False)
-        pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in given])
+        pairs = zip(files, kinds, strict=False)
+        pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in pairs])
     if not pieces:
         return None
     labels = None

@@ -1,7 +1,7 @@
 """Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
 
-Decodes once what every run would decode again, with one piece of an image folder or of TFRecord files in memory at a
-time. After an interruption, the same command goes on after the last complete piece.
+It decodes once what every run would decode again, with one piece of an image folder or of TFRecord files in memory at a
+time. After an interruption, the same command continues after the last complete piece; `pieces.py` reads the result.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ with quiet_start():
     from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
-Piece = Callable[[DecodingReport], Arrays | None]  # decodes one; None if no image of it can be
+Piece = Callable[[DecodingReport], Arrays | None]  # decodes a piece; returns None if none of its images can be decoded
 
 
 @dataclass(frozen=True)
@@ -47,32 +47,34 @@ class Source:
     """Holds the pieces of each split. The fingerprint changes with everything that would change a piece."""
 
     splits: Mapping[str, Sequence[Piece]]
-    class_names: tuple[str, ...]  # empty: the labels' numbers
-    left_out: Counter[str]  # files that are no images, by suffix
+    class_names: tuple[str, ...]  # empty: classes are called by their numbers
+    left_out: Counter[str]  # number of files that are no images, by suffix
     fingerprint: str
 
 
 def source_of(config: TrainConfig, per_piece: int) -> Source:
     """Divides `config.data` into pieces of `per_piece` images; TFRecord files into one piece each."""
-    known = files_of(config)  # before they are read: they may change meanwhile
+    content = files_of(config)  # before they are read: they may change meanwhile
     kind, path = ("", Path()) if sources.is_named(config.data) else sources.kind_and_path(config.data, config.cache_dir)
     class_names: tuple[str, ...] = ()
     left_out: Counter[str] = Counter()
-    splits: list[list[Piece]]
+    splits: list[list[Piece]] = []
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
         if kind == "tfrecord" and not config.evaluation_fraction:  # a file's records are counted when it is read
             splits = [[partial(_decoded, config, file) for file in files] for files in find_records(path)]
         elif kind == "folder" and not config.evaluation_fraction:
-            found = [split for split in find_images(path) if split]
-            splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in found]
-            class_names, left_out = found[0].class_names, sum((split.left_out for split in found), left_out)
-        else:  # loaded as a whole; data of a name or a function change without a file
-            keras.utils.set_random_seed(config.seed)  # before a function of the user's is imported, as in each command
+            folders = [split for split in find_images(path) if split]
+            splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in folders]
+            class_names, left_out = folders[0].class_names, sum((split.left_out for split in folders), left_out)
+        else:  # loaded as a whole; a built-in source or a function may change without a file
+            keras.utils.set_random_seed(config.seed)  # before the user's function is imported, as in each command
             dataset = sources.load_dataset(config)
-            splits = [_slices(dataset.images(split), per_piece) for split in SPLITS[: 1 + bool(dataset.evaluation)]]
-            class_names, known = dataset.class_names, known or content_of(dataset, rows=True)
+            for split in SPLITS[: 1 + bool(dataset.evaluation)]:
+                examples = dataset.images(split)
+                splits.append([partial(_slice, examples, at, per_piece) for at in range(0, examples.count, per_piece)])
+            class_names, content = dataset.class_names, content or content_of(dataset, rows=True)
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_piece)
-    fingerprint = hashlib.sha256(json.dumps([*settings, known], sort_keys=True).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps([*settings, content], sort_keys=True).encode()).hexdigest()
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
 
 
@@ -80,12 +82,9 @@ def _decoded(config: TrainConfig, file: Path, bad: DecodingReport) -> Arrays | N
     return read_records(config, [file]).decode(config, bad)
 
 
-def _slices(examples: Examples, per_piece: int) -> list[Piece]:
-    def piece(start: int, bad: DecodingReport) -> Arrays:
-        images, *labels = examples.gather(np.arange(start, min(start + per_piece, examples.count), dtype=np.int64))
-        return Arrays(images.numpy(), *(numbers.numpy() for numbers in labels))
-
-    return [partial(piece, start) for start in range(0, examples.count, per_piece)]
+def _slice(examples: Examples, start: int, count: int, bad: DecodingReport) -> Arrays:
+    images, *labels = examples.gather(np.arange(start, min(start + count, examples.count), dtype=np.int64))
+    return Arrays(images.numpy(), *(numbers.numpy() for numbers in labels))
 
 
 def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:
@@ -111,7 +110,17 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
         written = before["splits"].get(split, ())[number : number + 1] if same else ()
         # A file appears when it is whole.
         entry = next((entry for entry in written if all((folder / file).is_file() for file in entry["files"])), None)
-        index["splits"][split].append(entry or _write(folder, f"{split}-{number:05d}", piece))
+        if entry is None:
+            bad, files = DecodingReport(), {}
+            images = piece(bad)
+            for part, array in zip("xy", images.arrays if images else (), strict=False):
+                content, file = io.BytesIO(), f"{split}-{number:05d}.{part}.npy"
+                np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
+                write_whole(folder / file, content.getvalue())
+                files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
+            examples, skips = images.count if images else 0, [[str(file), why] for file, why in bad.files]
+            entry = {"examples": examples, "files": files, "converted": bad.converted, "skipped": skips}
+        index["splits"][split].append(entry)
         _write_index(folder, index)
         on_piece(done, len(pieces))
     entries = [entry for split in index["splits"].values() for entry in split]
@@ -128,20 +137,6 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
     index |= {"class_names": names, "complete": True}
     _write_index(folder, index)
     return index
-
-
-def _write(folder: Path, name: str, piece: Piece) -> dict[str, Any]:
-    """Decodes one piece, writes its files and returns its entry; a piece without images has no files."""
-    bad = DecodingReport()
-    images = piece(bad)
-    files = {}
-    for part, array in zip("xy", images.arrays if images else (), strict=False):
-        content = io.BytesIO()
-        np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
-        write_whole(folder / f"{name}.{part}.npy", content.getvalue())
-        files[f"{name}.{part}.npy"] = hashlib.sha256(content.getbuffer()).hexdigest()
-    skipped = [[str(file), why] for file, why in bad.files]
-    return {"examples": images.count if images else 0, "files": files, "converted": bad.converted, "skipped": skipped}
 
 
 def _write_index(folder: Path, index: Mapping[str, Any]) -> None:

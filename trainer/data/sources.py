@@ -1,4 +1,7 @@
-"""Loads the dataset that `--data` names: a source by name, a path whose kind is recognised or given, or a function."""
+"""Loads the dataset that `--data` names: a built-in source, a path whose kind is recognised or named, or a function.
+
+Each kind has its loader in another module; here they are chosen, and what they return is checked against the settings.
+"""
 
 import dataclasses
 import os
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.own_settings import is_dotted
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig, split_kind
@@ -32,7 +35,7 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
 def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
     """Loads the dataset of `config.data`. Raises UserError if it cannot be read or does not fit the settings.
 
-    `trains`: it will be trained on: a global batch of rows is needed, and batches are whole.
+    trains: whether it will be trained on, for which at least one global batch of rows is needed.
     """
     data = config.data
     try:
@@ -51,14 +54,6 @@ def load_dataset(config: TrainConfig, *, trains: bool = True) -> Dataset:
         if where_raised(error):
             raise
         raise UserError(f"data={config.data}: cannot be read: {error}") from None
-    return _checked(config, dataset, trains=trains)
-
-
-def _checked(config: TrainConfig, dataset: Dataset, *, trains: bool) -> Dataset:
-    """Returns `dataset` with its labels in memory checked and as int32, and with numbers for missing class names.
-
-    Raises UserError if it does not fit the settings.
-    """
     expected = (config.image_size, config.image_size, config.channels)
     for examples in filter(None, (dataset.train, dataset.evaluation)):
         if examples.image_shape not in (None, expected):
@@ -66,29 +61,29 @@ def _checked(config: TrainConfig, dataset: Dataset, *, trains: bool) -> Dataset:
                 f"data={config.data}: images are {examples.image_shape}, but the settings require {expected}: change "
                 "image_size or channels, or prepare the data again"
             )
-    if trains and dataset.train.count < config.global_batch_size:
-        raise UserError(
-            f"data={config.data}: {dataset.train.count} examples are fewer than global_batch_size="
-            f"{config.global_batch_size}: use at most {dataset.train.count}"
-        )
-    if config.evaluation_fraction and dataset.evaluation is None:
-        raise UserError(
+    count = dataset.train.count if trains else config.global_batch_size
+    refuse(
+        (
+            count < config.global_batch_size,
+            f"data={config.data}: {count} examples are fewer than global_batch_size={config.global_batch_size}: use at "
+            f"most {count}",
+        ),
+        (
+            config.evaluation_fraction and dataset.evaluation is None,
             f"evaluation_fraction={config.evaluation_fraction}: {config.data} has no evaluation part, and the flag "
             "does not apply to prepared data, nor to a Dataset of your own: drop it, prepare the data anew with it, "
-            "or let the function return such a part"
-        )
-    largest = []
-
-    def checked(part: Any) -> Any:
-        if not isinstance(part, Arrays) or part.labels is None:
-            return part
-        labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
-        largest.append(int(labels.max()))
-        return part if labels is part.labels else Arrays(part.images, labels)
-
-    train, evaluation = checked(dataset.train), checked(dataset.evaluation)
+            "or let the function return such a part",
+        ),
+    )
+    # Labels in memory become int32, and classes without names are called by their numbers.
+    largest, parts = [], list[Any]((dataset.train, dataset.evaluation))
+    for place, part in enumerate(parts):
+        if isinstance(part, Arrays) and part.labels is not None:
+            labels = checked_labels(part.labels, f"data={config.data}", len(dataset.class_names) or MOST_CLASSES)
+            largest.append(int(labels.max()))
+            parts[place] = part if labels is part.labels else Arrays(part.images, labels)
     names = dataset.class_names or numbered_classes(largest)
-    return dataclasses.replace(dataset, train=train, evaluation=evaluation, class_names=names)
+    return dataclasses.replace(dataset, train=parts[0], evaluation=parts[1], class_names=names)
 
 
 def is_named(data: str) -> bool:
@@ -97,7 +92,7 @@ def is_named(data: str) -> bool:
 
 
 def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
-    """Returns the kind, given as `kind:path` or recognised from the files, and the path. Raises UserError if missing.
+    """Returns the kind, named in `kind:path` or recognised from the files, and the path. Raises UserError if missing.
 
     An address in Cloud Storage is downloaded to `cache_dir` first.
     """
@@ -110,20 +105,15 @@ def kind_and_path(data: str, cache_dir: str = "") -> tuple[str, Path]:
             raise UserError(f"data={data}: unknown kind '{prefix}'{nearest(prefix, LOADERS)} Known: {names}")
         hint = nearest(data, DATA_SOURCES)
         raise UserError(f"data={data}: path not found{hint} Known names: {', '.join(DATA_SOURCES)}")
-    return kind or recognise(data, path), path
-
-
-def recognise(data: str, path: Path) -> str:
-    """Returns the kind of the data at `path`, recognised by file names. Raises UserError if it is unknown."""
-    signs = {
+    recognised = {  # from the narrowest sign to the widest
         "npz": path.suffix == ".npz",
         "shards": (path / pieces.INDEX).is_file(),
         "tfrecord": image_files.is_tfrecord(path),
         "idx": image_arrays.is_idx(path),
         "folder": path.is_dir(),
     }
-    if found := next((kind for kind, sign in signs.items() if sign), ""):
-        return found
+    if kind := kind or next((kind for kind, is_kind in recognised.items() if is_kind), ""):
+        return kind, path
     kinds = ", ".join(f"{kind}:PATH" for kind in LOADERS)
     raise UserError(
         f"data={data}: unknown kind of data: use one of {kinds}, or --data=package.module:function, a function of "

@@ -1,4 +1,4 @@
-"""Changes the rows of training steps, as functions of (seed, step, global row): the same on any number of replicas.
+"""Augments the rows of training steps by functions of (seed, step, global row): the same on any number of replicas.
 
 Images are flipped and cropped at random; labels are softened by label smoothing and mixup; rows are weighted by class.
 
@@ -8,9 +8,9 @@ their labels, with weights of Beta(alpha, alpha).
 
 Partners are rows 2k and 2k + 1 of the global batch. The order of the rows is random already, so these pairs are as
 random as those of a permutation; and a replica with an even number of rows has both rows of each pair, so that any
-split of the batch mixes the same rows, with nothing read twice and nothing sent. Each row keeps the larger of the two
-weights, as neither order of a pair is more likely: no example is lost from a batch, and the label with the largest
-share is the row's own.
+number of replicas mixes the same rows, without reading a row twice or sending one. Each row keeps the larger of the two
+weights, because both orders of a pair are equally likely: no example is lost from a batch, and the label with the
+largest share is the row's own.
 """
 
 import math
@@ -43,7 +43,7 @@ def crop(images: Any, step: StepContext) -> Any:
     drawn = step.uniform((2,), stream="augment/crop")
     padded = tf.pad(images, [(0, 0), (margins[0],) * 2, (margins[1],) * 2, (0, 0)], mode="REFLECT")
     for axis, (size, margin) in enumerate(zip((height, width), margins, strict=True)):
-        # Not int32, which a GPU's kernels compute with on the host.
+        # int64, because TensorFlow places int32 operations of a GPU on the host.
         offsets = tf.cast(tf.floor(drawn[:, axis] * (2 * margin + 1)), tf.int64)
         pixels = offsets[:, None] + tf.range(size, dtype=tf.int64)
         padded = tf.gather(padded, pixels, axis=1 + axis, batch_dims=1)
@@ -72,8 +72,8 @@ def augmentation(config: TrainConfig) -> Change | None:
 def softening(config: TrainConfig, classes: int) -> Change | None:
     """Returns a function that softens (x, y) or (x, y, sample_weight); None without label smoothing and mixup.
 
-    It takes x of floating-point numbers, (rows, …), and integer labels, and returns y as (rows, classes) in floatx. The
-    weight of a row stays its own.
+    It takes floating-point x, (rows, …), and integer labels, and returns y as (rows, classes) in floatx. The weights of
+    rows do not change.
     """
     smoothing, alpha = config.label_smoothing, config.mixup
     if not (smoothing or alpha):
@@ -94,9 +94,9 @@ def softening(config: TrainConfig, classes: int) -> Change | None:
 def own_share(step: StepContext, alpha: float) -> Any:
     """Returns each row's share in its mixture, (rows,): the larger of b and 1 - b, with b of Beta(alpha, alpha).
 
-    By two uniform numbers, for any alpha, without underflow: if T has Student's distribution with 2 alpha degrees of
-    freedom, 1/2 + T / (2 sqrt(2 alpha + T^2)) has this one, and Bailey 1994 gives T:
-    https://doi.org/10.1090/S0025-5718-1994-1219702-8
+    It is computed from two uniform numbers, for any alpha, without underflow: if T has Student's distribution with
+    2 alpha degrees of freedom, 1/2 + T / (2 sqrt(2 alpha + T^2)) has the distribution Beta(alpha, alpha), and Bailey
+    1994 gives T: https://doi.org/10.1090/S0025-5718-1994-1219702-8
     """
     drawn = step.uniform((2,), stream="mixup")
     power = tf.math.log1p(-drawn[:, 0]) / alpha
@@ -105,7 +105,7 @@ def own_share(step: StepContext, alpha: float) -> Any:
 
 
 def mixed(values: Any, share: Any) -> Any:
-    """Returns `share` of each row and the rest of its partner; values: (rows, …), an even number of rows."""
+    """Mixes `share` of each row with 1 - `share` of its partner; values: (rows, …), an even number of rows."""
     shape, size = values.shape, values.shape.rank - 1
     partner = tf.reshape(tf.reverse(tf.reshape(values, (-1, 2, *shape[1:])), axis=[1]), (-1, *shape[1:]))
     return partner + tf.reshape(share, (-1, *[1] * size)) * (values - partner)

@@ -1,6 +1,7 @@
-"""Makes a dataset of whatever a user's data function returns: arrays, rows, batches or a tf.data.Dataset.
+"""Makes a dataset of what a user's data function returns: arrays, rows, batches or a tf.data.Dataset.
 
-Rows and batches are read by number, from an object with `__getitem__` or a keras.utils.PyDataset.
+Rows and batches are read by number, from an object with `__getitem__` or a keras.utils.PyDataset. Whatever cannot be
+trained on, or would give other rows at a second reading, is one UserError or a warning before training.
 """
 
 import os
@@ -160,24 +161,21 @@ class NumberedBatches(_Items):
         batches, positions = np.divmod(rows, self.batch_size)
         for batch in np.unique(batches).tolist():
             places = batches == batch
-            for leaf, rows_of_batch in zip(leaves, tf.nest.flatten(self._batch(batch)), strict=True):
+            parts = self._example(batch)
+            count, expected = rows_in(parts), min(self.batch_size, self.count - batch * self.batch_size)
+            if specs_of(parts) != self.spec or count != expected:
+                raise UserError(
+                    f"{self._origin}: batch {batch:,} is {count} rows of {described(specs_of(parts))}, but batch 0 is "
+                    f"{self.batch_size} rows of {described(self.spec)}: all but the last must be alike"
+                )
+            for leaf, rows_of_batch in zip(leaves, tf.nest.flatten(parts), strict=True):
                 leaf[places] = rows_of_batch[positions[places]]
-
-    def _batch(self, batch: int) -> tuple[Nest, ...]:
-        parts = self._example(batch)
-        count, expected = rows_in(parts), min(self.batch_size, self.count - batch * self.batch_size)
-        if specs_of(parts) != self.spec or count != expected:
-            raise UserError(
-                f"{self._origin}: batch {batch:,} is {count} rows of {described(specs_of(parts))}, but batch 0 is "
-                f"{self.batch_size} rows of {described(self.spec)}: all but the last must be alike"
-            )
-        return parts
 
 
 def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True) -> Dataset:
     """Returns the dataset of what the function in `config.data` returns. Raises UserError if that is no data.
 
-    `trains`: it will be trained on, so that batches must be those of the run; else every row is kept.
+    trains: whether it will be trained on, for which batches must have the run's size; otherwise every row is kept.
 
     Images for a built-in model are resized and converted as those of any source; all other data stay as they are.
     Raises UserError, too, if two readings of the first examples of a tf.data.Dataset differ.
@@ -230,7 +228,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
             f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "
             "every worker from its start: a run that resumes at step N first reads and drops N steps"
         )
-        # Evaluation after `shuffle(…)` and `take` or `skip` would be of rows that are trained on in the next epoch.
+        # After `shuffle(…)`, `take` and `skip` would evaluate rows that are trained on in the next epoch.
         if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
             raise UserError(
                 f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle "
@@ -251,7 +249,7 @@ def _equal_rows(rows: Any, others: Any) -> bool:
 
 
 def _pair(returned: Any) -> tuple[Any, Any]:
-    """Returns the data for training, and those for evaluation or None."""
+    """Returns the data for training, and the data for evaluation or None."""
     of_keras = isinstance(returned, list) and all(isinstance(part, tf.data.Dataset) for part in returned)
     if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:  # a list: of Keras's subset="both"
         train, evaluation = returned

@@ -103,6 +103,7 @@ class StepContext:
     parts: int = 1  # virtual replicas, or passes of this replica, of which a pass is one; 1 outside of passes
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
     program: Program | None = field(default=None, repr=False)  # of which it is a step, if XLA compiles whole steps
+    cut: bool = False  # whether XLA compiles parts of it, between which TensorFlow sums over replicas
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
     averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a pass leaves for the end of all passes
 

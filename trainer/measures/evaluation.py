@@ -1,6 +1,7 @@
-"""Evaluates a model as `model.evaluate` does on one device, whatever the number of replicas.
+"""Evaluates a model as `model.evaluate` does on one device, on any number of replicas.
 
-Of a classifier it counts meanwhile what is predicted for the rows of each class.
+Replicas take whole batches in turn, each as if it were the only device, and the metrics' variables are added up: the
+values are those of one device, in any precision. For a classifier it counts the confusion of classes meanwhile.
 """
 
 import math
@@ -48,7 +49,7 @@ def confusion(labels: Any, outputs: Any) -> Any:
 
 @contextmanager
 def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
-    """Yields the outputs with which test_step computes the model's metrics in the block."""
+    """Yields the list of outputs from which test_step computes the model's metrics in the block."""
     outputs: list[Any] = []
     compute = model.compute_metrics
 
@@ -63,16 +64,16 @@ def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
         del model.compute_metrics
 
 
-_SAME = 1e-5  # relative difference of two sums that rounding explains
+_SAME = 1e-5  # the largest relative difference of two sums that rounding explains
 
 
 class Totals(NamedTuple):
-    """Holds what a part of the examples adds up to: tensors on a device, or arrays on the host."""
+    """Holds sums over a part of the examples: tensors on a device, or arrays on the host."""
 
     metrics: list[Any]  # the variables of all metrics of the model
     others: Any  # (names,) float64: the values of test_step that are no metrics, summed over rows
     rows: Any  # float64
-    confusion: Any  # of classes, (0, 0) where they are not counted
+    confusion: Any  # (classes, classes); (0, 0) if it is not counted
 
     def apply(self, function: Callable[..., Any], *others: "Totals") -> "Totals":
         """Returns the totals with `function` applied to each part, and to that of `others`."""
@@ -86,9 +87,9 @@ class Evaluation:
     of all workers take whole batches in turn. A replica computes as if it were the only device, and the variables of
     the metrics are added up over replicas.
 
-    as_fit: makes the `data` of test_step of the parts of a batch; class_names: of a classifier with integer labels,
-    whose `classes` are the counts of the newest call; optimizer: one whose moving averages are taken for the weights,
-    then the values are val_ema_….
+    as_fit: returns the `data` of test_step for the parts of a batch; class_names: of a classifier with integer labels,
+    whose `classes` are the counts of the newest call; optimizer: one whose moving averages replace the weights; the
+    values are then val_ema_….
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Evaluation:
         class_names: Sequence[str] = (),
         optimizer: Any = None,
     ) -> None:
-        self.averaged: Evaluation | None = None  # which follows each call, and adds its values
+        self.averaged: Evaluation | None = None  # the evaluation of the averages, which is part of each call
         self._optimizer = optimizer
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
@@ -132,7 +133,12 @@ class Evaluation:
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
         self.examples.on_epoch_end()
-        whole = self._summed(totals)
+        begin = self._begin.apply(lambda part: np.asarray(part, np.float64))
+        changes = begin.apply(lambda part, *ends: sum((end - part for end in ends), np.zeros_like(part)), *totals)
+        flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])
+        sizes = np.cumsum([change.size for change in tf.nest.flatten(changes)])
+        sums = iter(np.split(replicas.sum_over_workers(flat), sizes[:-1]))
+        whole = begin.apply(lambda part: part + next(sums).reshape(part.shape))
         if count := self.class_count:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name
             self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
@@ -149,23 +155,22 @@ class Evaluation:
 
     @cached_property
     def _takers(self) -> int:
-        """Returns how many replicas take batches: one, if the variables of a metric do not add up over batches."""
+        """Returns the number of replicas that take batches: 1 if a metric's variables do not add up over batches."""
         if self.replicas.count == 1 or self._batches == 1:
             return 1
-        adds_up = self.replicas.from_chief(self._adds_up() if self.replicas.cluster.is_chief else None)
-        if not adds_up:
-            log.info("evaluates on one replica: the variables of a metric do not add up over batches")
-        return self.replicas.count if adds_up else 1
-
-    def _adds_up(self) -> bool:
-        """Returns whether two batches give the same totals one after the other as added up."""
-        first, second = (self._after_batch(number, self._begin) for number in range(2))
-        added = first.apply(lambda a, b, begin: a + b - begin, second, self._begin)
-        same = added.apply(lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first))
-        return all(tf.nest.flatten(same))
+        adds_up = None
+        if self.replicas.cluster.is_chief:  # compares two batches one after the other with the sum of both
+            first, second = (self._after_batch(number, self._begin) for number in range(2))
+            added = first.apply(lambda a, b, begin: a + b - begin, second, self._begin)
+            same = added.apply(lambda a, b: np.allclose(a, b, rtol=_SAME, atol=_SAME), self._after_batch(1, first))
+            adds_up = all(tf.nest.flatten(same))
+        if self.replicas.from_chief(adds_up):
+            return self.replicas.count
+        log.info("evaluates on one replica: the variables of a metric do not add up over batches")
+        return 1
 
     def _after_batch(self, number: int, totals: Totals) -> Totals:
-        """Returns the totals after one batch more."""
+        """Returns the totals after one more batch."""
         (after,) = self._ran([iter(self._part(self._batches, number))], [totals], [1])
         return after
 
@@ -180,7 +185,7 @@ class Evaluation:
 
     @cached_property
     def _others(self) -> list[str]:
-        """Returns the names that test_step returns beside its metrics: these values are averaged over rows."""
+        """Returns the names of the values of test_step that are no metrics and are averaged over rows."""
         if type(self.model).test_step is keras.Model.test_step:
             return []
         specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in self._variables]
@@ -214,7 +219,7 @@ class Evaluation:
         return after
 
     def _one_batch(self, totals: Totals, parts: Any) -> Totals:
-        """Returns the totals after one batch more, in the graph."""
+        """Returns the totals after one more batch, in the graph."""
         metrics, values, rows, counts = self._tested(totals.metrics, parts)
         others = [tf.cast(values[name], tf.float64) * rows for name in self._others]
         summed = totals.others + (tf.stack(others) if others else 0.0)
@@ -223,7 +228,7 @@ class Evaluation:
     def _tested(self, metrics: list[Any], parts: Any) -> tuple[list[Any], Mapping[str, Any], Any, Any]:
         """Runs test_step on one batch, with these values of the metrics' variables.
 
-        Returns these values after it, what it returns, the number of rows, and the confusion of classes.
+        Returns the variables' new values, the values of test_step, the number of rows, and the confusion of classes.
         """
         rows = tf.cast(tf.shape(tf.nest.flatten(parts)[0])[0], tf.float64)
         variables = self._variables
@@ -244,17 +249,6 @@ class Evaluation:
             counts = confusion(tf.nest.flatten(data[1])[0], outputs[-1])
         return after, values, rows, counts
 
-    def _summed(self, devices: list[Totals]) -> Totals:
-        """Returns the totals over all devices of all workers, in float64."""
-        begin = self._begin.apply(lambda part: np.asarray(part, np.float64))
-        changes = begin.apply(
-            lambda part, *parts: sum((after - part for after in parts), np.zeros_like(part)), *devices
-        )
-        sizes = [change.size for change in tf.nest.flatten(changes)]
-        flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])
-        summed = iter(np.split(self.replicas.sum_over_workers(flat), np.cumsum(sizes)[:-1]))
-        return begin.apply(lambda part: part + next(summed).reshape(part.shape))
-
     def _results(self, totals: Totals) -> dict[str, float]:
         metrics = zip(self._variables, totals.metrics, strict=True)
         with keras.StatelessScope([(variable, tf.cast(value, variable.dtype)) for variable, value in metrics]):
@@ -267,9 +261,9 @@ class Evaluation:
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
-    """Returns what evaluates `model`; None without evaluation examples, or if the model has no loss to evaluate.
+    """Returns the evaluation of `model`; None without evaluation examples, or if the model has nothing to evaluate.
 
-    A model has one if it is compiled with a loss, or if it has a test_step of its own.
+    It needs a loss in compile(), or a test_step of its own.
     """
     examples = dataset.evaluation
     if examples is None:

@@ -108,27 +108,26 @@ def frechet_distance(reals: Features, fakes: Features) -> float:
 
 def kernel_distance(reals: Features, fakes: Features) -> float:
     """Returns the unbiased squared MMD with the kernel (x . y / features + 1)^3, which may be below 0."""
-    m, n, scale = len(reals), len(fakes), reals.shape[1]
 
     def kernel_sum(products: Features) -> float:
-        k = products / scale + 1
+        k = products / reals.shape[1] + 1
         return float((k * k * k).sum())
 
     def total(a: Features, b: Features) -> float:
         return sum(kernel_sum(a[row : row + _KERNEL_ROWS] @ b.T) for row in range(0, len(a), _KERNEL_ROWS))
 
-    def within(a: Features) -> float:
-        with_itself = kernel_sum(np.einsum("ij,ij->i", a, a))
-        return (total(a, a) - with_itself) / (len(a) * (len(a) - 1))
-
-    return within(reals) + within(fakes) - 2 * total(reals, fakes) / (m * n)
+    # The unbiased mean over pairs of one set leaves out each image's pair with itself.
+    real, fake = (
+        (total(a, a) - kernel_sum(np.einsum("ij,ij->i", a, a))) / (len(a) * (len(a) - 1)) for a in (reals, fakes)
+    )
+    return real + fake - 2 * total(reals, fakes) / (len(reals) * len(fakes))
 
 
 class Extractor:
     """Extracts features of images with a network: `inception`, or a saved classifier's penultimate layer.
 
-    They do not depend on the run's precision: inception computes in float32, a classifier as it was saved, and neither
-    in TensorFloat-32.
+    The features do not depend on the run's precision: inception computes in float32, a classifier in the precision in
+    which it was saved, and neither in TensorFloat-32.
     """
 
     def __init__(self, name: str, weights: str, cache_dir: str = "") -> None:
@@ -137,7 +136,17 @@ class Extractor:
         try:  # in float32, whatever the precision of the run
             keras.config.set_floatx("float32")
             keras.config.set_dtype_policy("float32")
-            network = _inception(weights, cache_dir) if name == "inception" else _classifier(name, cache_dir)
+            if name == "inception":
+                shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
+                file = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
+                inside = keras.applications.InceptionV3(
+                    include_top=False, weights=file, pooling="avg", input_shape=shape
+                )
+                images = keras.Input(shape)
+                scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
+                network, size, channels = keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
+            else:
+                network, size, channels = _classifier(name, cache_dir)
         except (UserError, PlatformFault):
             raise
         except Exception as error:  # Keras raises many types without a network, and for a file of something else
@@ -147,7 +156,7 @@ class Extractor:
         finally:
             keras.config.set_floatx(floatx)
             keras.config.set_dtype_policy(policy)
-        self.network, self._size, self._channels = network
+        self.network, self._size, self._channels = network, size, channels
 
     @cached_property
     def identity(self) -> str:
@@ -167,17 +176,8 @@ class Extractor:
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
 
 
-def _inception(weights: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    """Returns a network, and the size and channels of its images, as `_classifier` does."""
-    shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
-    weights = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
-    inside = keras.applications.InceptionV3(include_top=False, weights=weights, pooling="avg", input_shape=shape)
-    images = keras.Input(shape)
-    scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
-    return keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
-
-
 def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
+    """Returns the network of a saved classifier up to its penultimate layer, and its images' size and channels."""
     model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
     shape, features = model.input_shape, model.layers[-2].output
     if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
@@ -232,7 +232,7 @@ class Fid:
 
     @property
     def about(self) -> QualityOf:
-        """Returns what values must have in common to be compared: network, its digest, images and formulas."""
+        """Returns what two values must have in common to be compared: network, its digest, images and formulas."""
         return {
             "features": self._extract.name,
             "features_sha256": self._extract.identity,
@@ -265,8 +265,7 @@ class Fid:
             switch.enable_tensor_float_32_execution(before)
 
     def _real_images(self, rows: Any) -> Any:
-        """Returns the images at these positions of the chosen ones; positions after the last are padding."""
-        with tf.device(HOST):  # only these images go to the replica's device
+        with tf.device(HOST):  # only these images are copied to the replica's device
             return self._reals.gather(tf.gather(self._rows, rows))[0]
 
     def _fake_images(self, rows: Any) -> Any:
@@ -276,7 +275,7 @@ class Fid:
         return to_uint8(self._generator(inputs, training=False))
 
     def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
-        """Returns what computes, on all replicas, the features of this worker's rows of the global batch at `start`."""
+        """Returns a tf.function that computes the features of this worker's rows of the global batch at `start`."""
         strategy, rows = self._replicas.strategy, self._replicas.rows
 
         def on_replica(start: Any) -> Any:
@@ -291,9 +290,9 @@ class Fid:
 
 
 def make_fid(config: TrainConfig, model: keras.Model, reals: Examples, replicas: Replicas) -> Fid:
-    """Returns what measures a GAN's images; raises UserError if the model has no generator.
+    """Returns the measure of a GAN's images; raises UserError if the model has no generator.
 
-    reals: the examples that are trained on.
+    reals: the training examples.
     """
     interface = ModelInterface.of(model)
     if interface.generator is None:

@@ -26,9 +26,8 @@ def predict(
     """Returns what predict_step gives for all rows, in their order: arrays (rows, …) by the names of the outputs.
 
     The examples are cut into batches as `model.predict(…, batch_size=…)` cuts them, the last one is filled up, and the
-    replicas of this machine take whole batches in turn: each row's output is the same whichever rows are with it. Only
-    x is used. Nothing in the model changes: a layer that draws at random draws the
-    same for each batch.
+    replicas of this machine take whole batches in turn: a row's output does not depend on the other rows of its batch.
+    Only x is used. Nothing in the model changes: a layer that draws at random draws the same for each batch.
     """
     batches = math.ceil(examples.count / batch_size)
     takers = min(replicas.local, batches)
@@ -37,11 +36,15 @@ def predict(
     else:
         iterators = [iter(examples.in_order(batch_size, takers, index)) for index in range(takers)]
 
-    def one_round(taken: list[Any]) -> list[Any]:
+    def filled(leaf: Any) -> Any:  # repeats the last row of the last batch
+        more = tf.repeat(leaf[-1:], batch_size - tf.shape(leaf)[0], axis=0)
+        return tf.ensure_shape(tf.concat([leaf, more], axis=0), (batch_size, *leaf.shape[1:]))
+
+    def one_round(used: list[Any]) -> list[Any]:
         outputs = []
-        for device, iterator in zip(replicas.devices, taken, strict=False):  # the last round may be of fewer
+        for device, iterator in zip(replicas.devices, used, strict=False):  # the last round may be of fewer
             with tf.device(device):
-                x = as_fit(tf.nest.map_structure(lambda leaf: _filled(leaf, batch_size), next(iterator)[:1]))
+                x = as_fit(tf.nest.map_structure(filled, next(iterator)[:1]))
                 outputs.append(outputs_of(model, x if isinstance(x, tuple) else (x,)))
         return outputs
 
@@ -63,12 +66,6 @@ def outputs_of(model: keras.Model, x: tuple[Any, ...]) -> Any:
     """Returns what predict_step gives for (x,), within a graph; nothing in the model changes."""
     with keras.StatelessScope():
         return model.predict_step(x)
-
-
-def _filled(leaf: Any, rows: int) -> Any:
-    """Returns the rows of a tensor with the last one repeated up to `rows`, in a graph."""
-    more = tf.repeat(leaf[-1:], rows - tf.shape(leaf)[0], axis=0)
-    return tf.ensure_shape(tf.concat([leaf, more], axis=0), (rows, *leaf.shape[1:]))
 
 
 def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array]]:

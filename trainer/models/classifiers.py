@@ -1,6 +1,7 @@
 """Builds the dense and the convolutional classifier, and what all classifiers share: last layer, loss, compilation.
 
-The keyword-only parameters of `mlp` and `cnn` are their settings. Numbers do not depend on the number of replicas.
+The keyword-only parameters of `mlp` and `cnn` are their settings. They are plain compiled Keras models, whose results
+do not depend on the number of replicas.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from trainer.base.errors import UserError
+from trainer.base.errors import refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import full_precision
@@ -24,27 +25,23 @@ def head(config: TrainConfig, dataset: Dataset) -> keras.layers.Layer:
 
 
 def number_of_classes(config: TrainConfig, dataset: Dataset, setting: str, kind: str) -> int:
-    """Returns the number of classes of the data, which this kind of model needs, by this setting.
-
-    Raises UserError if the data has no labels or only one class.
-    """
-    if not dataset.train.labelled:
-        raise UserError(f"{setting}: {config.data} has no labels: {kind} needs them, e.g. class folders")
-    classes = len(dataset.class_names)
-    if not classes:
-        raise UserError(f"{setting}: {config.data} has labels but no class_names: set them in its Dataset")
-    if classes < 2:
-        raise UserError(f"{setting}: {config.data} has only one class ({dataset.class_names[0]}): two are required")
+    """Returns the number of classes of the data. Raises UserError, for this setting and kind, if there are no two."""
+    classes, data = len(dataset.class_names), f"{setting}: {config.data}"
+    refuse(
+        (not dataset.train.labelled, f"{data} has no labels: {kind} needs them, e.g. class folders"),
+        (not classes, f"{data} has labels but no class_names: set them in its Dataset"),
+        (classes < 2, f"{data} has only one class ({''.join(dataset.class_names)}): two are required"),
+    )
     return classes
 
 
 def _are_shares(y_true: Any, y_pred: Any) -> bool:
-    """Returns whether y_true has a share of each class, (rows, classes), as training with soft labels has."""
+    """Returns whether y_true has a share of each class, (rows, classes), as in training with soft labels."""
     return len(y_true.shape) == len(y_pred.shape) and y_true.shape[-1] == y_pred.shape[-1]
 
 
 class SoftCrossentropy(keras.losses.SparseCategoricalCrossentropy):
-    """Takes shares of classes too, which training may have; evaluation has classes."""
+    """Computes the cross-entropy for classes and for shares of classes, which only training has."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         """Returns the loss of each row, (rows,)."""
@@ -54,7 +51,7 @@ class SoftCrossentropy(keras.losses.SparseCategoricalCrossentropy):
 
 
 class SoftAccuracy(keras.metrics.SparseCategoricalAccuracy):
-    """Takes shares of classes too, of which the largest counts."""
+    """Computes the accuracy for classes and for shares of classes, of which the largest is the class."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Counts the rows of a batch."""

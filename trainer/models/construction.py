@@ -1,6 +1,8 @@
 """Builds the model that a run names, and checks that it fits the data. user_code/interface.py has the contract.
 
-A train_step of the user's own that was written for `fit` gets its stock optimizers built and prepared.
+A train_step of the user's own that was written for `fit` gets its stock optimizers built and prepared. The returned
+model has its optimizers and metrics built, draws and normalises for the global batch, and has a loss to train on;
+whatever can be known to fail is one UserError.
 """
 
 import re
@@ -17,6 +19,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import described
+from trainer.data.image_arrays import checked_labels
 from trainer.invariance.compat import (
     all_layers,
     build_compiled,
@@ -35,10 +38,7 @@ from trainer.user_code.mistakes import as_user_mistake, load_function, message_o
 
 
 def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    """Builds the model that a run names, and its optimizers. Call it under the strategy's scope.
-
-    Its layers draw and normalise for the global batch.
-    """
+    """Builds the model that a run names, and its optimizers. Call it under the strategy's scope."""
     compare_signs_on_device()
     lora_in_float64()
     build = load_function(MODELS.get(config.model, config.model), "model", ("config", "dataset"), config)
@@ -47,31 +47,7 @@ def build_model(config: TrainConfig, dataset: Dataset) -> keras.Model:
         raise UserError(
             f"model={config.model}: the function returned {type(model).__name__}: it must return a keras.Model"
         )
-    _refuse_made_at_import(model, config)
-    _refuse_unused_schedule(model, config)
-    _check_text(model, config, dataset)
-    x = dataset.input_spec
-    if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
-        # One without an Input is built for any number of rows: the file would keep those of its first call.
-        with suppress(Exception):  # the first call tells what is wrong
-            model.build(tuple(x.shape))
-    if not has_own_step(model):
-        _build_compiled(model, config, dataset)
-    elif model.compiled and type(model).call is not keras.Model.call:
-        # Its loss and metrics are built if its `call` takes x; a GAN's may take something else.
-        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
-        with suppress(Exception):  # the train_step tells what is wrong
-            build_compiled(model, dataset.as_fit(rows))
-    make_independent(model, config)
-    if has_own_step(model):
-        prepare_own_step(model, config, dataset)
-    if config.shard_optimizer:
-        shard_optimizers(model)
-    return model
-
-
-def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError if weights were made by the import of the user's file: another model would start from theirs."""
+    # Weights that the import of the user's file created would be shared with the next model of this process.
     module = sys.modules.get(config.model.partition(":")[0])
     of_module = {id(value): name for name, value in vars(module).items()} if module else {}
     names = [of_module[id(layer)] for layer in (model, *all_layers(model)) if id(layer) in of_module and layer.weights]
@@ -80,21 +56,48 @@ def _refuse_made_at_import(model: keras.Model, config: TrainConfig) -> None:
             f"model={config.model}: {names[0]} is made when its file is imported: make it in the function, as each "
             "replica needs weights of its own"
         )
-
-
-def _refuse_unused_schedule(model: keras.Model, config: TrainConfig) -> None:
-    """Raises UserError for a schedule or a warm-up that the user's optimizer, whose rate is a number, does not have."""
+    # A schedule or a warm-up has no effect on a user's optimizer whose rate is a number.
     optimizer = ModelInterface.of(model).optimizer
-    unused = {"learning_rate_schedule": "constant", "warmup_steps": 0}
-    asked = [name for name, value in unused.items() if getattr(config, name) != value]
-    if not asked or optimizer is None:
-        return
-    own = getattr(optimizer, "inner_optimizer", optimizer)  # mixed_float16 wraps an optimizer that is compiled
-    if isinstance(own.get_config().get("learning_rate"), float):
+    defaults = {"learning_rate_schedule": "constant", "warmup_steps": 0}
+    flags = [f"{name}={getattr(config, name)}" for name, value in defaults.items() if getattr(config, name) != value]
+    compiled = getattr(optimizer, "inner_optimizer", optimizer)  # mixed_float16 wraps an optimizer that is compiled
+    if flags and optimizer is not None and isinstance(compiled.get_config().get("learning_rate"), float):
         raise UserError(
-            f"{asked[0]}={getattr(config, asked[0])}: the optimizer of model={config.model} has a rate that is a "
-            "number: give it learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
+            f"{flags[0]}: the optimizer of model={config.model} has a rate that is a number: give it "
+            "learning_rate(config, dataset) of trainer.models.optimizers, or drop the flag"
         )
+    inputs = symbolic_inputs(model)
+    if any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
+        if inputs and not any(tensor.dtype == "string" for tensor in inputs):
+            raise UserError(
+                f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into "
+                "numbers first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which "
+                "may also be a layer of the model"
+            )
+        if tf.config.get_visible_devices("GPU"):
+            log.warning(
+                f"model={config.model}: it turns text into numbers, for which GPUs have no kernel "
+                "(RaggedTensorToTensor): they wait in each step; call its TextVectorization in the data function "
+                "instead"
+            )
+    x = dataset.input_spec
+    if isinstance(model, keras.Sequential) and not (model.built or tf.nest.is_nested(x)):
+        # Without an Input, its first call would fix the number of rows in the saved file.
+        with suppress(Exception):  # the first call reports what is wrong
+            model.build(tuple(x.shape))
+    if not has_own_step(model):
+        _build_compiled(model, config, dataset)
+    elif model.compiled and type(model).call is not keras.Model.call:
+        # Builds loss and metrics if `call` takes x; that of a GAN may take something else.
+        rows = tf.nest.map_structure(lambda spec: tf.zeros((1, *spec.shape), spec.dtype), dataset.spec)
+        with suppress(Exception):  # the train_step reports what is wrong
+            build_compiled(model, dataset.as_fit(rows))
+    make_independent(model, config)
+    if has_own_step(model):
+        prepare_own_step(model, config, dataset)
+    if config.shard_optimizer:
+        shard_optimizers(model)
+    return model
 
 
 def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
@@ -107,15 +110,19 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             f"model={config.model}: it is not compiled and has no train_step of its own: call "
             "model.compile(optimizer, loss=…) before you return it"
         )
-    _check_labels(model, dataset)
+    if "sparse" in _loss_name(model) and has_class_outputs(model):
+        classes = model.output_shape[-1]
+        for examples in filter(None, (dataset.train, dataset.evaluation)):
+            if examples.targets is not None:  # of other labels Keras would make NaN, or fail late
+                checked_labels(examples.targets, f"data={dataset.name}: the model has {classes} outputs", classes)
     if model.loss is not None and dataset.train.labelled and dataset.evaluation and not dataset.evaluation.labelled:
         raise UserError(  # Keras would fail late
             f"data={dataset.name}: the images for training have labels, but those for evaluation have none: add "
             "theirs, or leave these images out and hold back a part by --evaluation_fraction"
         )
-    # As many as one pass has: a model may be made for just those, as a stateful one is.
+    # The rows of a micro-batch: a model may be built for just that number, as a stateful one is.
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    count = config.rows_per_replica(replicas) // config.passes(replicas)
+    count = config.rows_per_replica(replicas) // config.micro_batches_on(replicas)
     rows = dataset.as_fit(tf.nest.map_structure(lambda spec: tf.zeros((count, *spec.shape), spec.dtype), dataset.spec))
     try:
         build_compiled(model, rows)
@@ -123,7 +130,7 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
         if re.search("incompatible (with the layer|shape)", str(error)):
             size = "; --image_size and --channels set the size of images" if dataset.holds_images else ""
             raise UserError(
-                f"model={config.model}: it cannot be called with x of {config.data}, {count} rows a pass, "
+                f"model={config.model}: it cannot be called with x of {config.data}, {count} rows, "
                 f"{described(dataset.spec[0])} an example: {message_of(error)}{size}"
             ) from error
         part = "input does" if "incompatible with the layer" in str(error) else "loss or metrics do"
@@ -131,7 +138,13 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
             f"model={config.model}: its {part} not fit {config.data} ({dataset.shape}): "
             f"{_other_loss(model, dataset) or reason(error)}"
         ) from error
-    if not _has_loss(model, rows):
+    has_loss = model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss
+    if not has_loss:  # then only its layers can have added one
+        inputs, *_ = keras.utils.unpack_x_y_sample_weight(rows)
+        with keras.StatelessScope(collect_losses=True) as scope:
+            model(inputs, training=True)
+        has_loss = bool(scope.losses) or any(variable.regularizer for variable in model.trainable_weights)
+    if not has_loss:
         raise UserError(
             f"model={config.model}: there is no loss to train on: pass loss=… to its compile(), or let a layer of it "
             "call add_loss"
@@ -139,64 +152,16 @@ def _build_compiled(model: keras.Model, config: TrainConfig, dataset: Dataset) -
     if model.optimizer:
         sum_first(model.optimizer)
     if config.micro_batches > 1 or config.virtual_replicas:
-        model.counted_losses = _has_counted_losses(model, rows)
+        # Whether a loss divides by a count of rows that is known only after a forward pass.
+        counted: list[bool] = []
 
+        def reduce(original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+            counted.append(mask is not None or reduction == "mean_with_sample_weight")
+            return original(values, sample_weight, mask, reduction, dtype)
 
-def _has_counted_losses(model: keras.Model, rows: Any) -> bool:
-    """Returns whether a loss divides by a count of rows that only a forward pass gives; changes nothing."""
-    counted: list[bool] = []
-
-    def reduce(original: Any, values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
-        counted.append(mask is not None or reduction == "mean_with_sample_weight")
-        return original(values, sample_weight, mask, reduction, dtype)
-
-    with losses_reduced_by(reduce):
-        try_losses(model, rows)
-    return any(counted)
-
-
-def _has_loss(model: keras.Model, rows: Any) -> bool:
-    """Returns whether Keras's train_step has a loss; runs a model that is compiled without one, and changes nothing."""
-    if model.loss is not None or type(model).compute_loss is not keras.Model.compute_loss:
-        return True
-    x, *_ = keras.utils.unpack_x_y_sample_weight(rows)
-    with keras.StatelessScope(collect_losses=True) as scope:
-        model(x, training=True)
-    return bool(scope.losses) or any(variable.regularizer for variable in model.trainable_weights)
-
-
-def _check_text(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Raises UserError if x holds text but no symbolic input of the model takes any; warns if GPUs have to wait."""
-    inputs = symbolic_inputs(model)
-    if not any(spec.dtype == tf.string for spec in tf.nest.flatten(dataset.spec[0])):
-        return
-    if inputs and not any(tensor.dtype == "string" for tensor in inputs):
-        raise UserError(
-            f"data={config.data}: x holds text, but no input of the model has dtype='string': turn text into numbers "
-            "first, numbers in text by .astype('float32'), words by keras.layers.TextVectorization, which may also be "
-            "a layer of the model"
-        )
-    if tf.config.get_visible_devices("GPU"):
-        log.warning(
-            f"model={config.model}: it turns text into numbers, for which GPUs have no kernel (RaggedTensorToTensor): "
-            "they wait in each step; call its TextVectorization in the data function instead"
-        )
-
-
-def _check_labels(model: keras.Model, dataset: Dataset) -> None:
-    """Raises UserError if a label in memory has no output of a classifier: Keras would train on NaN, or fail late."""
-    if "sparse" not in _loss_name(model) or not has_class_outputs(model):
-        return
-    classes = model.output_shape[-1]
-    for examples in (dataset.train, dataset.evaluation):
-        if examples is None or (labels := examples.targets) is None:
-            continue
-        least, largest = int(labels.min()), int(labels.max())
-        if not 0 <= least <= largest < classes:
-            raise UserError(
-                f"data={dataset.name}: labels from {least} to {largest}, but the model has {classes} outputs: use "
-                f"labels from 0 to {classes - 1}"
-            )
+        with losses_reduced_by(reduce):
+            try_losses(model, rows)
+        model.counted_losses = any(counted)
 
 
 def _loss_name(model: keras.Model) -> str:
@@ -207,10 +172,7 @@ def _loss_name(model: keras.Model) -> str:
 
 
 def _other_loss(model: keras.Model, dataset: Dataset) -> str:
-    """Returns which loss suits the labels, if the model's takes classes as numbers and these are one-hot, or opposite.
-
-    Empty for other losses and labels.
-    """
+    """Returns advice if the loss takes classes as numbers and the labels are one-hot, or the other way round; or ""."""
     name, (_, y, *_) = _loss_name(model), (*dataset.spec, None)
     if not has_class_outputs(model) or not isinstance(y, tf.TensorSpec):
         return ""
@@ -223,14 +185,14 @@ def _other_loss(model: keras.Model, dataset: Dataset) -> str:
 
 
 def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) -> None:
-    """Builds the optimizers on the variables that the train_step gives them, and makes them reduce over replicas first.
+    """Builds the optimizers on the variables that the train_step passes to them, and makes them all-reduce gradients.
 
     Does nothing for optimizers of `sum_and_build`. Call it under the strategy's scope, where `fit` would build them
     too. Sets `model.means_of_rows`.
     """
-    found = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
-    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in found}
-    outer = [optimizer for optimizer in found if id(optimizer) not in inner]
+    optimizers = [part for part in reachable(model) if isinstance(part, keras.optimizers.Optimizer)]
+    inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers}
+    outer = [optimizer for optimizer in optimizers if id(optimizer) not in inner]
     optimizers = [optimizer for optimizer in outer if not hasattr(optimizer.apply, "sums_first")]
     if not optimizers:
         return
@@ -248,10 +210,10 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
 def _traced(
     model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
 ) -> tuple[dict[int, list[Any]], bool]:
-    """Traces one step, without running it; returns each optimizer's variables, and if it asks for its context."""
+    """Traces one step without running it; returns each optimizer's variables, and whether it calls current_step."""
     trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    rows, passes = config.rows_per_replica(replicas), config.passes(replicas)
+    rows, passes = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     wants_replicas = False

@@ -40,9 +40,19 @@ def build(
     fine_tune_learning_rate: Annotated[float, Setting("learning_rate from fine_tune_after_steps on", above=0)] = 1e-5,
 ) -> keras.Model:
     """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
-    backbone = _backbone(config, variant, weights)
+    named = {"imagenet": "imagenet", "none": None}
+    file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
+    if isinstance(file, Path) and not file.is_file():
+        raise UserError(f"weights={weights}: file not found: use imagenet, none, or the path of a weights file")
+    make, shape = getattr(keras.applications, f"EfficientNet{variant}"), (config.image_size, config.image_size, 3)
+    try:
+        backbone = make(include_top=False, weights=file, input_shape=shape, pooling="avg")
+    except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
+        raise UserError(
+            f"weights={weights}: cannot be loaded for EfficientNet{variant} ({reason(error)}): use the "
+            f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
+        ) from error
     if weights != "none":
-        _without_dropout(backbone)
         _freeze_below(backbone, fine_tune_from)
     images = keras.Input(dataset.image_shape, name="images")
     x = backbone(images)
@@ -76,24 +86,11 @@ class Gate(keras.layers.Layer):
         return {**super().get_config(), "opens_at": self.opens_at}
 
 
-def _backbone(config: TrainConfig, variant: str, weights: str) -> keras.Model:
-    make = getattr(keras.applications, f"EfficientNet{variant}")
-    named = {"imagenet": "imagenet", "none": None}
-    file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
-    if isinstance(file, Path) and not file.is_file():
-        raise UserError(f"weights={weights}: file not found: use imagenet, none, or the path of a weights file")
-    shape = (config.image_size, config.image_size, 3)
-    try:
-        return make(include_top=False, weights=file, input_shape=shape, pooling="avg")
-    except Exception as error:  # Keras passes on whatever is raised: no network, a wrong checksum, other shapes
-        raise UserError(
-            f"weights={weights}: cannot be loaded for EfficientNet{variant} ({reason(error)}): use the "
-            f"path of its weights file (made with include_top=False), or train from scratch: {FROM_SCRATCH}"
-        ) from error
-
-
 def _freeze_below(backbone: keras.Model, block: str) -> None:
-    """Freezes all layers below `block`, or all if it is empty, and all batch norm, whose statistics then stay fixed."""
+    """Freezes all layers below `block`, or all if it is empty, and all batch norm, and switches dropout off.
+
+    A pretrained network then runs as at inference, with fixed statistics.
+    """
     names = [layer.name for layer in backbone.layers]
     blocks = list(dict.fromkeys(name.split("_")[0] for name in names if name.startswith("block")))
     if block and block not in blocks:
@@ -101,10 +98,5 @@ def _freeze_below(backbone: keras.Model, block: str) -> None:
     first = next((i for i, name in enumerate(names) if block and name.startswith(f"{block}_")), len(names))
     for index, layer in enumerate(backbone.layers):
         layer.trainable = index >= first and not isinstance(layer, layers.BatchNormalization)
-
-
-def _without_dropout(backbone: keras.Model) -> None:
-    """Makes a pretrained network run as at inference: a Functional model passes its `training` to all its layers."""
-    for layer in backbone.layers:
-        if isinstance(layer, layers.Dropout):
+        if isinstance(layer, layers.Dropout):  # a Functional model passes its `training` to all its layers
             layer.rate = 0.0

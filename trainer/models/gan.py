@@ -1,4 +1,4 @@
-"""Provides what GANs share: generator and critic networks, the averaged generator, samples and templates.
+"""Provides what GANs share: generator and critic networks, their updates, the averaged generator, samples, templates.
 
 `--conditional` gives the networks the class of each image. The generator gets it by concatenation (Mirza and Osindero
 2014, https://arxiv.org/abs/1411.1784): beside the noise, a vector of zeros but for the class. As long as the noise is
@@ -23,6 +23,7 @@ from keras import layers
 from trainer.base.errors import UserError
 from trainer.base.settings.train_config import TrainConfig, names_in
 from trainer.data.dataset import Dataset
+from trainer.data.image_arrays import checked_labels
 from trainer.data.images import from_uint8, to_uint8
 from trainer.invariance.batch_norm import separate_groups
 from trainer.invariance.gradients import sum_and_build, update_average
@@ -49,28 +50,24 @@ def classes_of(config: TrainConfig, dataset: Dataset) -> int:
     label = tf.nest.flatten(dataset.spec[1])[0]
     if tf.nest.is_nested(dataset.spec[1]) or label.shape.rank != 0 or not label.dtype.is_integer:
         raise UserError(f"conditional=true: examples of {config.data} are {dataset.shape}: one integer label is needed")
-    labels = dataset.train.targets
-    if labels is not None and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(
-            f"conditional=true: {config.data} has labels from {labels.min()} to {labels.max()}, but {classes} classes: "
-            f"use labels from 0 to {classes - 1}"
-        )
+    if (labels := dataset.train.targets) is not None:
+        checked_labels(labels, f"conditional=true: {config.data} has {classes} classes", classes)
     return classes
 
 
 def with_class(noise: Any, labels: Any, classes: int) -> Any:
-    """Returns what the generator's layers take: (…, latent_dim + classes), for noise (…, latent_dim) and labels (…)."""
+    """Returns the input of the generator's layers, (…, latent_dim + classes), for noise (…, latent_dim), labels (…)."""
     one_hot = tf.one_hot(labels, classes, on_value=_length(noise), off_value=0.0, dtype=noise.dtype)
     return tf.concat([noise, one_hot], -1)
 
 
 def with_labels(values: Any, labels: Any) -> Any:
-    """Returns what a network takes: images or noise, and their labels if it takes any; labels: (rows,) or None."""
+    """Returns the input of a network: images or noise and, unless they are None, their labels (rows,)."""
     return values if labels is None else [values, labels]
 
 
 def twice(labels: Any) -> Any:
-    """Returns the labels of real and generated images, (2 x rows,), one half after the other; None of None."""
+    """Returns the labels of real and generated images, one half after the other, (2 x rows,); None for None."""
     return None if labels is None else tf.concat([labels, labels], axis=0)
 
 
@@ -89,21 +86,12 @@ def labelled(generator: keras.Model, classes: int) -> keras.Model:
     return keras.Model([noise, label], x, name=generator.name)
 
 
-def projected(features: Any, classes: int, initializer: Callable[[], Any]) -> tuple[Any, Any]:
-    """Returns the input for labels, (rows,), and what they add to the critic's score of these features: (rows, 1)."""
-    whole = {"dtype": full_precision()}
-    label = keras.Input((), dtype="int32", name="label")
-    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **whole)(label)
-    by_class = layers.Dense(classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **whole)
-    return label, layers.Dot(1, **whole)([by_class(features), one_hot])
-
-
 def _length(noise: Any) -> float:
     """Returns the root mean square length of the noise of an image."""
     return float(noise.shape[-1]) ** 0.5
 
 
-# Returns a new one for each layer, so that no two layers start with equal weights.
+# Called once for each layer, so that no two layers start with equal weights.
 Initializer = Callable[[], keras.initializers.Initializer]
 _GLOROT = keras.initializers.GlorotUniform
 
@@ -182,13 +170,15 @@ def build_critic(
             x = layers.Conv2D(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
         x = _batch_norm(x) if normed else x
         x = layers.LeakyReLU(negative_slope=0.2)(x)
-    x = layers.Flatten()(x)
-    kernel = {"kernel_initializer": initializer(), "use_bias": score_bias}
-    score = layers.Dense(1, dtype=full_precision(), name="score", **kernel)(x)
+    x, whole = layers.Flatten()(x), {"dtype": full_precision()}
+    score = layers.Dense(1, name="score", kernel_initializer=initializer(), use_bias=score_bias, **whole)(x)
     if not classes:
         return keras.Model(images, score, name="critic")
-    label, of_class = projected(x, classes, initializer)
-    return keras.Model([images, label], layers.Add(dtype=full_precision())([score, of_class]), name="critic")
+    label = keras.Input((), dtype="int32", name="label")
+    one_hot = layers.CategoryEncoding(classes, output_mode="one_hot", name="classes", **whole)(label)
+    by_class = layers.Dense(classes, use_bias=False, name="by_class", kernel_initializer=initializer(), **whole)(x)
+    of_class = layers.Dot(1, **whole)([by_class, one_hot])
+    return keras.Model([images, label], layers.Add(**whole)([score, of_class]), name="critic")
 
 
 def _batch_norm(x: Any) -> Any:
@@ -208,7 +198,7 @@ def scores_and_slopes(critic: Any, images: Any, labels: Any = None) -> tuple[Any
 
 
 class Generated(NamedTuple):
-    """Holds what an update takes of the generator: images, (rows, height, width, channels), or noise to make them of.
+    """Holds the generated part of an update: images, (rows, height, width, channels), or the noise to make them from.
 
     noise: (rows, latent_dim), with the classes of a conditional GAN. `labels`, (rows,): these classes. `reals`: real
     images in [-1, 1], with which the generator's loss compares the generated images row by row.
@@ -228,6 +218,7 @@ class GAN(keras.Model):
 
     # (reals, fakes, *others, global_batch_size, labels) -> losses and gradients; see `update_critic`.
     critic_gradients: Callable[..., Any]
+    compiles_gradients = False  # whether they neither draw nor sum over replicas: XLA can compile them alone
 
     def __init__(
         self,
@@ -263,9 +254,10 @@ class GAN(keras.Model):
 
         self.critic_optimizer, self.generator_optimizer = adam(self.critic, batches_per_step), adam(self.generator, 1)
         self.diff_augment = DiffAugment(names_in(shared.diff_augment))
+        self._compiled_gradients = tf.function(self.critic_gradients, jit_compile=True, autograph=False)
 
     def _critic_gradients(self, *arguments: Any) -> Any:
-        return self.critic_gradients(*arguments)  # which a subclass may have traced once, or compiled
+        return self.critic_gradients(*arguments)  # which a subclass may have traced once
 
     def generator_loss(self, scores: Any, real_scores: Any = None) -> Any:
         """Returns the generator's loss, summed over rows, for the critic's scores of generated images, (rows, 1).
@@ -277,7 +269,7 @@ class GAN(keras.Model):
     def augmented(self, *images: Any) -> list[Any]:
         """Returns each of `images`, (rows, height, width, channels) in [-1, 1], as the critic sees them.
 
-        --diff_augment changes each by random numbers of its own, all in one pass.
+        --diff_augment changes each by its own random numbers, all in one call.
         """
         numbers = self.diff_augment.draw(len(images))
         if numbers is None:
@@ -296,9 +288,9 @@ class GAN(keras.Model):
         return self.critic(with_labels(images, labels), training=True)
 
     def images_for_updates(self, step: StepContext, noise: Any, labels: Any) -> list[Generated]:
-        """Returns what each critic update takes and, last, what the generator's own takes.
+        """Returns the generated part of each critic update and, last, of the generator's update.
 
-        noise: (rows, critic updates + 1, latent_dim); labels: as of `labels_of`, the last ones for the generator too.
+        noise: (rows, critic updates + 1, latent_dim); labels: of `labels_of`; the generator's update takes the last.
         """
         labels_by_update = [None] * noise.shape[1]
         if labels is not None:
@@ -310,10 +302,10 @@ class GAN(keras.Model):
         return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
 
     def fakes(self, *noise: Any) -> list[Any]:
-        """Returns the images of each noise, (rows, latent_dim), for the critic: the weights stay as they are meanwhile.
+        """Returns the images of each noise, (rows, latent_dim), for critic updates, which do not change the generator.
 
-        One pass for all, with fewer operations and all-reduces. A replica of a CPU alone makes a pass for each, whose
-        features stay in its caches.
+        One forward pass makes all of them, with fewer operations and all-reduces. A single replica on a CPU runs one
+        pass for each noise, because the activations of fewer rows stay in its caches.
         """
         if not prefers_many_rows() and tf.distribute.get_strategy().num_replicas_in_sync == 1:
             return [self.generator(drawn, training=True) for drawn in noise]
@@ -330,7 +322,8 @@ class GAN(keras.Model):
         def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
             generated = self.generator(fakes.noise, training=True) if fakes.images is None else fakes.images
             images = self.augmented(from_uint8(reals), generated)
-            return self._critic_gradients(*images, *others, step.global_batch_size, fakes.labels)
+            gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
+            return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
         losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
@@ -339,7 +332,7 @@ class GAN(keras.Model):
     def update_generator(self, step: StepContext, generated: "Generated") -> Any:
         """Updates the generator once by the images that it generated; returns this replica's part of its loss."""
         gradients_of = partial(self.generator_gradients, global_batch_size=step.global_batch_size)
-        # Not before the critic's update, which ends with its first weights: both need memory for what they compute.
+        # Runs after the critic's update, which ends with its first weights: together they would need more memory.
         with tf.control_dependencies([self.critic_variables[0].read_value()]):
             generated = generated._replace(noise=tf.identity(generated.noise))
         loss, gradients = step.accumulate(gradients_of, generated)

@@ -4,10 +4,10 @@ On a CPU, oneDNN computes the gradient for such an image as if it had 16 channel
 sum is a 2x2 kernel of stride 1 with four times the channels, which takes a third of the time. A transposed convolution
 to an image computes the same. On a GPU, and where XLA compiles, both layers use Keras's own operations.
 
-DiffAugment (Zhao et al. 2020, arxiv.org/abs/2006.10738) changes images right before a critic sees them, real and
-generated ones alike, and gradients flow through the changes to the generator, so that a critic cannot learn few
-examples by heart, and no generator learns to make changed images. The numbers are functions of (seed, step, row). All
-shapes are static and nothing is gathered by index, so that XLA compiles it well.
+DiffAugment (Zhao et al. 2020, arxiv.org/abs/2006.10738) changes real and generated images right before a critic sees
+them, and gradients flow through the changes to the generator: a critic cannot memorize few examples, and a generator
+does not learn to make changed images. The random numbers are functions of (seed, step, row). All shapes are static and
+nothing is gathered by index, so that XLA compiles it well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -96,7 +96,7 @@ class ImageConv2DTranspose(layers.Conv2DTranspose):
         return layers.Conv2DTranspose.from_config(self.get_config())
 
 
-_planned: list[None] = []  # not empty within `as_on_gpus`, in the threads of all replicas too
+_planned: list[None] = []  # not empty within `as_on_gpus`; a context variable would not reach the replicas' threads
 
 
 @contextmanager
@@ -110,19 +110,15 @@ def as_on_gpus() -> Iterator[None]:
 
 
 def prefers_many_rows() -> bool:
-    """Returns whether one operation over many rows is faster than several over few: on GPUs, which have to start each.
+    """Returns whether one operation over many rows is faster than several over few, as on GPUs, which launch each.
 
-    On a CPU, the features of few rows stay in its caches.
+    On a CPU, the activations of few rows stay in its caches.
     """
-    return _has_gpu()
+    return bool(_planned or tf.config.get_visible_devices("GPU"))
 
 
 def _as_keras() -> bool:
-    return _has_gpu() or compiled_by_xla()
-
-
-def _has_gpu() -> bool:
-    return bool(_planned or tf.config.get_visible_devices("GPU"))
+    return prefers_many_rows() or compiled_by_xla()
 
 
 # The paper's: shifts of up to 1/8 of the size, and a square of half the size.
@@ -161,7 +157,7 @@ def cutout(images: Any, numbers: Any) -> Any:
     return images * tf.cast(~square[..., None], images.dtype)
 
 
-# Each with the numbers that it takes of a row, in the order in which they are applied.
+# By name: the function, and the random numbers that it takes for each row; in the order in which they are applied.
 _BY_NAME: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "color": (color, 3),
     "translation": (translation, 2),
@@ -177,10 +173,10 @@ class DiffAugment:
         self._chosen = [change for name, change in _BY_NAME.items() if name in names]
 
     def draw(self, times: int = 1) -> Any:
-        """Returns numbers for `times` images of each row of the current step, other ones at each call.
+        """Draws new random numbers for `times` images of each row of the current step.
 
-        (times x rows, numbers), those of all rows one after the other; None without augmentations. Call it outside of
-        functions that XLA compiles.
+        Returns (times x rows, numbers), all rows of the first image first; None without augmentations. Call it outside
+        of functions that XLA compiles.
         """
         if not self._chosen:
             return None
@@ -204,5 +200,5 @@ def _about_mean(images: Any, factor: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _whole(numbers: Any, count: int) -> Any:
-    """Returns the numbers in [0, 1) as whole ones below `count`: not int32, with which GPUs compute on the host."""
+    """Scales numbers in [0, 1) to whole numbers below `count`: int64, as TensorFlow places int32 on a GPU's host."""
     return tf.cast(tf.floor(numbers * count), tf.int64)

@@ -4,12 +4,12 @@ A model's settings are the keyword-only parameters of its `build`. Imports no Te
 before it submits a job.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
-from trainer.base.errors import UserError
+from trainer.base.errors import refuse
 from trainer.base.settings.fields import Setting
-from trainer.base.settings.rules import check_augmentations, contradiction
+from trainer.base.settings.rules import check_known, contradiction
+from trainer.base.settings.train_config import names_in
 
 Width = Annotated[int, Setting("filters of the widest-image layer; deeper ones double it", minimum=1)]
 Units = Annotated[int, Setting("units of a hidden layer", minimum=1)]
@@ -35,45 +35,38 @@ FROM_SCRATCH = "--weights=none --fine_tune_from= --fine_tune_after_steps=0"
 
 
 def check(config: Any) -> None:
-    """Raises UserError if settings of a run do not fit its built-in model. config: with the settings of that model."""
-    if config.model in _RULES:
-        _RULES[config.model](config)
-
-
-def _efficientnet(config: Any) -> None:
-    if config.channels != 3:
-        raise UserError(f"channels={config.channels}: efficientnet takes colour images: use --channels=3")
-    if config.image_size < 32:
-        raise UserError(f"image_size={config.image_size}: efficientnet needs at least 32 pixels")
-    if config.fine_tune_after_steps and not config.fine_tune_from:
-        raise UserError(
-            f"fine_tune_after_steps={config.fine_tune_after_steps} without fine_tune_from: name the first block to "
-            f"train then, for example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}"
+    """Raises UserError if the settings of a run do not fit its built-in model; config has that model's settings too."""
+    size, model = config.image_size, config.model
+    if model == "efficientnet":
+        later, advice = config.fine_tune_after_steps, f"without weights everything is trained: use {FROM_SCRATCH}"
+        refuse(
+            (
+                config.channels != 3,
+                f"channels={config.channels}: efficientnet takes colour images: use --channels=3",
+            ),
+            (size < 32, f"image_size={size}: efficientnet needs at least 32 pixels"),
+            (
+                later and not config.fine_tune_from,
+                f"fine_tune_after_steps={later} without fine_tune_from: name the first block to train then, for "
+                f"example --fine_tune_from=block6a, or train everything from scratch: {FROM_SCRATCH}",
+            ),
+            (
+                config.weights == "none" and config.fine_tune_from,
+                contradiction(config, "weights", "fine_tune_from", advice),
+            ),
         )
-    if config.weights == "none" and config.fine_tune_from:
-        advice = f"without weights everything is trained: use {FROM_SCRATCH}"
-        raise contradiction(config, "weights", "fine_tune_from", advice)
-
-
-def _cnn(config: Any) -> None:
-    if config.image_size < 20:
-        raise UserError(f"image_size={config.image_size}: cnn needs at least 20 pixels")
-
-
-def _gan(config: Any) -> None:
-    size = config.image_size
-    if size % 8 or not 16 <= size <= 256:
+    elif model in ("dcgan", "wgan_gp", "r3gan"):
         near = sorted({str(min(max(near, 16), 256)) for near in (size // 8 * 8, size // 8 * 8 + 8)})
-        raise UserError(
-            f"image_size={size}: {config.model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}"
+        refuse(
+            (
+                size % 8 or not 16 <= size <= 256,
+                f"image_size={size}: {model} needs a multiple of 8 from 16 to 256: take {' or '.join(near)}",
+            ),
+            (
+                config.class_weights,
+                f"class_weight={config.class_weight}: the losses of {model} have no classes: drop it",
+            ),
         )
-    if config.class_weights:
-        raise UserError(f"class_weight={config.class_weight}: the losses of {config.model} have no classes: drop it")
-    check_augmentations("diff_augment", config.diff_augment, DIFF_AUGMENTATIONS)
-
-
-_RULES: dict[str, Callable[[Any], None]] = {
-    "cnn": _cnn,
-    "efficientnet": _efficientnet,
-    **dict.fromkeys(("dcgan", "wgan_gp", "r3gan"), _gan),
-}
+        for name in names_in(config.diff_augment):
+            check_known("diff_augment", name, "the augmentations are", DIFF_AUGMENTATIONS)
+    refuse((model == "cnn" and size < 20, f"image_size={size}: cnn needs at least 20 pixels"))

@@ -1,4 +1,4 @@
-"""Provides learning rates that change over a run."""
+"""Provides learning rates that change over a run: warm-up, cosine, and another rate from a step on."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ def learning_rate(
     updates_per_step: int = 1,
     later: tuple[int, float] | None = None,
 ) -> Any:
-    """Returns the rate for a Keras optimizer that makes `updates_per_step` updates per step: a number or a schedule.
+    """Returns the rate of a Keras optimizer with `updates_per_step` updates in a step: a number or a schedule.
 
     later: (step, the rate from that step on).
     """

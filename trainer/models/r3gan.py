@@ -23,6 +23,8 @@ from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, La
 class R3GAN(GAN):
     """Trains by the logistic loss of pairs, and gamma / 2 times R1 and R2; gamma is `gradient_penalty_weight`."""
 
+    compiles_gradients = True
+
     def __init__(
         self,
         config: TrainConfig,

@@ -32,6 +32,8 @@ def _root(squares: Any) -> tuple[Any, Any]:
 class WGANGP(GAN):
     """Makes `critic_steps` critic updates and then one generator update per step."""
 
+    compiles_gradients = True
+
     def __init__(
         self,
         config: TrainConfig,
@@ -48,11 +50,7 @@ class WGANGP(GAN):
         shared = OfGAN(width, latent_dim, conditional, diff_augment, ema_decay)
         super().__init__(config, dataset, shared, batches_per_step=critic_steps, betas=(0.0, 0.9))
         self.gradient_penalty_weight = gradient_penalty_weight
-        # Traced once for all critic updates of a step. The critic has no all-reduce, so XLA can always compile it.
-        self.compiles_gradients = config.jit_compile == "true" and not (config.remat or config.virtual_replicas)
-        self._traced_gradients = tf.function(
-            self.critic_gradients, jit_compile=self.compiles_gradients or None, autograph=False
-        )
+        self._traced_gradients = tf.function(self.critic_gradients, autograph=False)  # once for all of a step's updates
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """Returns the losses.

@@ -1,7 +1,6 @@
-"""Defines, reads and writes golden files, and judges a run by one: equal bits, rounding, or changed and where.
+"""Defines, reads and writes golden files, and compares a run with one: equal bits, rounding, or changed and where.
 
-A golden file has the numbers of a run's first steps, and what they were made of.
-
+A golden file has the numbers of a run's first steps, and what they depend on: settings, data, sources, packages.
 A tensor is described by two projections on random signs: the root mean square of their differences estimates the L2
 norm of the difference of two tensors (Achlioptas 2003, doi:10.1016/S0022-0000(03)00025-4). Imports no TensorFlow.
 """
@@ -27,7 +26,7 @@ RECORDED_STEPS = (1, 2, 4, 8, 16, 30)
 
 
 def recorded_steps(last: int) -> list[int]:
-    """Returns the steps after which a run of `last` steps is looked at."""
+    """Returns the steps after which the numbers of a run of `last` steps are recorded."""
     return sorted({*(step for step in RECORDED_STEPS if step < last), last})
 
 
@@ -35,14 +34,14 @@ def recorded_steps(last: int) -> list[int]:
 class Golden:
     """Holds a golden file; the keys of `moments`, `control` and each of `digests` are the steps."""
 
-    flags: Sequence[str]  # of the run, as `trainer.task` takes them
+    flags: Sequence[str]  # of the run, in the form of `trainer.task`
     settings: Mapping[str, Any]
     steps: Sequence[int]
     names: Sequence[str]  # of the variables in order: weights, then optimizers' slots and averages
     sizes: Sequence[int]
     learning_rate: float
-    moments: Mapping[str, Any]  # as of `moment`
-    control: Mapping[str, Any]  # how far other orders of the rows are from it
+    moments: Mapping[str, Any]  # what `moment` returns
+    control: Mapping[str, Any]  # how far runs with other orders of the rows are from it
     data: Mapping[str, Any]
     sources: Mapping[str, str]
     packages: Mapping[str, str]  # versions by name
@@ -79,23 +78,18 @@ def write_golden(path: Path, golden: Golden) -> None:
 
 
 def moment(tensors: Mapping[str, npt.NDArray[Any]], losses: Mapping[str, float]) -> dict[str, Any]:
-    """Returns what is kept of a step as JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
+    """Returns the record of a step as JSON: losses, a SHA-256 of all bits, each tensor's projections to 12 digits.
 
-    The order of the tensors counts, their names do not.
+    The order of the tensors counts, their names do not: a tensor's signs depend on its place alone.
     """
-    digest = hashlib.sha256()
-    for tensor in tensors.values():
+    digest, projections = hashlib.sha256(), []
+    for place, tensor in enumerate(tensors.values()):
         digest.update(np.ascontiguousarray(tensor).tobytes())
-    projections = [_projections(tensor, place) for place, tensor in enumerate(tensors.values())]
+        values = np.asarray(tensor, np.float64).ravel()
+        draw = np.random.Generator(np.random.Philox(key=place))
+        signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
+        projections.append([float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values])
     return {"losses": dict(losses), "digest": digest.hexdigest(), "projections": projections}
-
-
-def _projections(tensor: npt.NDArray[Any], place: int) -> list[float]:
-    """Returns the projections of a tensor; the signs depend on its place among all tensors alone."""
-    values = np.asarray(tensor, np.float64).ravel()
-    draw = np.random.Generator(np.random.Philox(key=place))
-    signs = draw.integers(0, 2, (PROJECTIONS, values.size), np.int8, endpoint=False) * 2 - 1
-    return [float(f"{projection:.12g}") for projection in signs.astype(np.float64) @ values]
 
 
 def distances(measured: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[float]:
@@ -124,16 +118,16 @@ def root_mean_square(values: Sequence[float]) -> float:
 
 
 def _number(value: float | None) -> float:
-    """Returns a number of JSON, which has null for what is not finite."""
+    """Returns a number of JSON, in which null stands for NaN and infinity."""
     return math.nan if value is None else value
 
 
 EQUAL, ROUNDING, CHANGED = "equal bits", "rounding", "CHANGED"
 METRICS = "losses or metrics of one alone"
-TIMES_CONTROL = 3.0  # of what another order of the rows does, as in `trainer.check --on_gpus`
-_ONE_TENSOR = 10.0  # times its own control: two projections estimate a norm within that, but for one case in 1e40
-# Differences that rounding alone may make: relative to a tensor's norm, or to what a hundred updates move. A weight
-# without effect (a bias before batch norm) moves by rounding alone, and its control is chance.
+TIMES_CONTROL = 3.0  # allowed multiple of the effect of another order of rows, as in `trainer.check --on_gpus`
+_ONE_TENSOR = 10.0  # the same for one tensor: two projections estimate a norm within that, but for one case in 1e40
+# Differences that rounding alone may cause: relative to a tensor's norm, or to the effect of a hundred updates. A
+# weight without effect (a bias before batch norm) moves by rounding alone, and its control is chance.
 _FLOOR_OF_FLOAT64, _FLOOR = 1e-10, 1e-6
 _UPDATES = 100
 _FIRST_NAMED = ("tensorflow", "keras", "numpy")  # of packages that differ
@@ -142,32 +136,46 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class GoldenVerdict:
-    """Holds how a run stands to its golden file. `times`: the largest multiple of the control, of 3 allowed."""
+    """Holds how a run compares with its golden file; times: the largest multiple of the control, 3 are allowed."""
 
     kind: str
     times: float = 0.0
     step: int = 0  # the first that changed
-    tensor: str = ""  # the first that changed in it, by the order of the graph; else the losses
-    reason: str = ""  # why nothing could be compared, of a changed one
+    tensor: str = ""  # the first tensor that changed in this step, in the order of the graph, or "a loss or metric"
+    reason: str = ""  # why a changed run could not be compared
 
 
 def judge(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
-    """Returns the verdict on what `trainer.proofs.golden_run.measure` wrote."""
-    names, moments = measured["names"], measured["moments"]
-    if list(measured["sizes"]) != list(golden.sizes):
-        return GoldenVerdict(CHANGED, math.inf, golden.steps[0], reason=_other_variables(golden, measured))
+    """Compares what `trainer.proofs.golden_run.measure` wrote with a golden file."""
+    names, moments, sizes = measured["names"], measured["moments"], list(measured["sizes"])
+    if sizes != list(golden.sizes):
+        reason = f"the model has {len(sizes)} variables, {len(golden.sizes)} were recorded"
+        if len(sizes) == len(golden.sizes):
+            place = next(at for at, size in enumerate(golden.sizes) if size != sizes[at])
+            reason = f"{names[place]} has {sizes[place]} numbers, {golden.sizes[place]} were recorded"
+        return GoldenVerdict(CHANGED, math.inf, golden.steps[0], reason=reason)
+    floor = _FLOOR_OF_FLOAT64 if golden.settings.get("precision") == "float64" else _FLOOR
     digests = golden.digests.get(measured["instructions"], {})
     same = (
         digests.get(step) == moments[step]["digest"]
-        # Replicas add their parts of a loss that is only shown in an order of their own.
-        and losses_apart(moments[step]["losses"], golden.moments[step]["losses"]) <= _floor(golden)
+        # The losses that are reported are summed over replicas in another order than the gradients.
+        and losses_apart(moments[step]["losses"], golden.moments[step]["losses"]) <= floor
         for step in map(str, golden.steps)
     )
     if all(same):
         return GoldenVerdict(EQUAL)
     largest = 0.0
     for step in golden.steps:
-        times, losses, ratios = _times_control(golden, step, moments[str(step)])
+        recorded, control, now = (part[str(step)] for part in (golden.moments, golden.control, moments))
+        moved = _UPDATES * golden.learning_rate * step
+        allowed = [
+            max(norm, floor * max(root_mean_square(numbers), moved * math.sqrt(size)), 1e-300)
+            for norm, numbers, size in zip(control["tensors"], recorded["projections"], golden.sizes, strict=True)
+        ]
+        norms = distances(now, recorded)
+        ratios = [norm / most for norm, most in zip(norms, allowed, strict=True)]
+        times = math.hypot(*norms) / math.hypot(*allowed)
+        losses = losses_apart(now["losses"], recorded["losses"]) / max(control["losses"], floor)
         changed = next((place for place, ratio in enumerate(ratios) if ratio > _ONE_TENSOR), None)
         largest = max(largest, times, losses)
         if times > TIMES_CONTROL or changed is not None:
@@ -178,38 +186,11 @@ def judge(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
     return GoldenVerdict(ROUNDING, largest)
 
 
-def _other_variables(golden: Golden, measured: Mapping[str, Any]) -> str:
-    count, recorded = len(measured["sizes"]), len(golden.sizes)
-    if count != recorded:
-        return f"the model has {count} variables, {recorded} were recorded"
-    place = next(at for at, size in enumerate(golden.sizes) if size != measured["sizes"][at])
-    return f"{measured['names'][place]} has {measured['sizes'][place]} numbers, {golden.sizes[place]} were recorded"
-
-
-def _times_control(golden: Golden, step: int, measured: Mapping[str, Any]) -> tuple[float, float, list[float]]:
-    """Returns how many times the control all tensors are away after `step`, the losses, and each tensor by itself."""
-    recorded, control = golden.moments[str(step)], golden.control[str(step)]
-    floor = _floor(golden)
-    moved = _UPDATES * golden.learning_rate * step
-    allowed = [
-        max(norm, floor * max(root_mean_square(numbers), moved * math.sqrt(size)), 1e-300)
-        for norm, numbers, size in zip(control["tensors"], recorded["projections"], golden.sizes, strict=True)
-    ]
-    norms = distances(measured, recorded)
-    losses = losses_apart(measured["losses"], recorded["losses"]) / max(control["losses"], floor)
-    times = math.hypot(*norms) / math.hypot(*allowed)
-    return times, losses, [norm / most for norm, most in zip(norms, allowed, strict=True)]
-
-
-def _floor(golden: Golden) -> float:
-    return _FLOOR_OF_FLOAT64 if golden.settings.get("precision") == "float64" else _FLOOR
-
-
 def causes(golden: Golden, settings: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[str]:
     """Yields how the measured run differs from the recorded one: settings, data, sources, packages, instruction set.
 
-    Packages that were installed since then are left out. First come losses and metrics that only one of them has, if
-    there are any: the others are compared.
+    Packages that were installed since then are left out. The first line names the losses and metrics that only one of
+    the runs has, if there are any.
     """
     last = str(golden.steps[-1])
     if of_one := golden.moments[last]["losses"].keys() ^ measured["moments"][last]["losses"].keys():

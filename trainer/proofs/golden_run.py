@@ -1,6 +1,7 @@
-"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some of them.
+"""Measures the first steps of a run for a golden file: losses, weights and optimizers' slots after some steps.
 
-The same steps with their rows in another order show what rounding alone changes, the control of every comparison.
+The same steps with their rows in another order show what rounding alone changes: the control of every comparison. It
+trains as a run does, by `trainer.run.training_setup`, and writes its result whole, for `trainer.golden` to read.
 """
 
 import dataclasses
@@ -33,9 +34,9 @@ State = tuple[Mapping[str, npt.NDArray[Any]], Mapping[str, float]]  # variables 
 
 
 def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path, *, control: bool) -> None:
-    """Writes to `out` what the run has after each of `steps`, and what it was made of; of several workers the chief.
+    """Writes to `out` the run's numbers after each of `steps`, and what they depend on; only the chief writes.
 
-    control: also how far the same steps with other orders of the rows are from it.
+    control: whether to measure also how far the same steps with other orders of the rows are from it.
     """
     config = dataclasses.replace(config, replicas=replicas, strategy="auto", expect_devices=0, jit_compile="false")
     cluster = read_cluster()
@@ -44,6 +45,11 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
     functions = (config.model, config.data, config.callbacks)
     files = dict(file for dotted in functions for file in own_sources(dotted))  # of the user's, by path in its package
     packages = ((package.metadata["Name"], package.version) for package in distributions())
+    # The widest vector instructions of this processor, or its architecture.
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    instructions = next((name for name in _INSTRUCTIONS if name in line.split()), platform.machine())
     content: dict[str, Any] = {
         "names": [getattr(variable, "path", variable.name) for variable in variables_of(setup.model).values()],
         "sizes": [int(values.size) for values in states[-1][0].values()],
@@ -52,12 +58,21 @@ def measure(config: TrainConfig, steps: Sequence[int], replicas: int, out: Path,
         "data": setup.content,
         "sources": {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(files.items())},
         "packages": dict(sorted((name.lower().replace("_", "-"), version) for name, version in packages if name)),
-        "instructions": _instruction_set(),
+        "instructions": instructions,
     }
     if control:
-        orders = [_states(_starting(config, cluster), steps, order) for order in _ORDERS]
-        apart = [[_apart(*pair) for pair in zip(states, others, strict=True)] for others in orders]
-        content["control"] = {str(step): _largest(at) for step, *at in zip(steps, *apart, strict=True)}
+        largest: dict[int, tuple[Any, float]] = {}  # differences of the variables, and of the losses, by step
+        for order in _ORDERS:
+            others = _states(_starting(config, cluster), steps, order)
+            for step, (values, losses), (other_values, other_losses) in zip(steps, states, others, strict=True):
+                pairs = zip(values.values(), other_values.values(), strict=True)
+                norms = [float(np.linalg.norm(np.subtract(a, b, dtype=np.float64).ravel())) for a, b in pairs]
+                before = largest.get(step, (norms, 0.0))
+                largest[step] = np.maximum(before[0], norms), max(before[1], losses_apart(losses, other_losses))
+        content["control"] = {
+            str(step): {"tensors": [float(f"{norm:.1e}") for norm in norms], "losses": float(f"{losses:.1e}")}
+            for step, (norms, losses) in largest.items()
+        }
     if cluster.is_chief:
         write_json(out, content)
 
@@ -80,33 +95,8 @@ def _states(setup: TrainingSetup, steps: Sequence[int], order: int | None = None
             yield snapshot(variables), logs.means()
 
 
-def _apart(state: State, other: State) -> tuple[list[float], float]:
-    """Returns the L2 norm of the difference of each variable, and the largest relative difference of a loss."""
-    pairs = zip(state[0].values(), other[0].values(), strict=True)
-    norms = [float(np.linalg.norm(np.subtract(a, b, dtype=np.float64).ravel())) for a, b in pairs]
-    return norms, losses_apart(state[1], other[1])
-
-
-def _largest(controls: Sequence[tuple[list[float], float]]) -> dict[str, Any]:
-    """Returns the largest of several controls, tensor by tensor, to two digits."""
-    norms, losses = zip(*controls, strict=True)
-    return {"tensors": [float(f"{norm:.1e}") for norm in np.max(norms, axis=0)], "losses": float(f"{max(losses):.1e}")}
-
-
-def _instruction_set() -> str:
-    """Returns the widest vector instructions of this processor, as `avx512f`, or its architecture."""
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.exists() else ""
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
-    flags = set(line.partition(":")[2].split())
-    return next((name for name in _INSTRUCTIONS if name in flags), platform.machine())
-
-
 def reordered(setup: TrainingSetup, seed: int) -> tuple[StepRunner, Any]:
-    """Returns a runner and its rows, in which the rows of each pass, and all draws, are permuted.
-
-    On one replica without micro-batches, a pass is the whole global batch.
-    """
+    """Returns a runner and its rows, in which the rows of each micro-batch, and all draws, are permuted."""
     rows = setup.replicas.rows // setup.replicas.micro_batches
     order = np.random.default_rng(seed).permutation(rows)
 

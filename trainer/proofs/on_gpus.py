@@ -1,4 +1,8 @@
-"""Runs the same steps on all devices of this machine in every variant, compares them in bands, and measures them."""
+"""Runs the same steps on all devices of this machine in every variant, compares them in bands, and measures them.
+
+Variants are precisions, TF32, XLA and numbers of devices (docs/gpus.md). Each trains by the same `TrainingSetup` as a
+run does, from the same weights; the result has one row for each variant, also for one that failed.
+"""
 
 import dataclasses
 import gc
@@ -33,16 +37,16 @@ from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, se
 from trainer.training.checkpoint import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner, nodes_of
 
-# How much more than the control float32 may differ: the same steps with the rows of each batch in another order, so
-# that sums are rounded otherwise.
+# Allowed multiple of the control by which float32 may differ. The control is the same steps with the rows of each
+# batch in another order, so that sums are rounded otherwise.
 TIMES_CONTROL = 3.0
-# Below these a control is chance: the spacing of float32; for a loss or a norm, in which differences may cancel, more.
+# Smaller controls are chance: the spacing of float32; more for a loss or a norm, in which differences may cancel.
 _LEAST_WEIGHTS, _LEAST_OTHERS = 1e-7, 1e-5
 
 
-# The largest relative difference of losses and of gradients from float64. TF32 and float16 round factors to 11 bits,
-# bfloat16 to 8. Each band is more than ten times what recipes gave on a CPU (docs/gpus.md); for TF32, which no CPU has,
-# that of float16 holds.
+# The largest allowed relative difference of losses and gradients from float64. TF32 and float16 round factors to 11
+# bits, bfloat16 to 8. Each band is more than ten times the difference of the recipes on a CPU (docs/gpus.md); TF32,
+# which no CPU has, gets the band of float16.
 BANDS = {"tf32": 0.03, "mixed_float16": 0.03, "mixed_bfloat16": 0.1}
 
 # Arrays by group, as moving statistics change by much more than what an optimizer trains, and would hide it.
@@ -61,7 +65,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Difference:
-    """Holds how far a variant is from another: relative numbers, and the largest that each may be; None: not judged."""
+    """Holds how far a variant is from another: relative numbers, and the largest allowed ones; None: no limit."""
 
     weights: float
     loss: float
@@ -72,7 +76,7 @@ class Difference:
 
     @property
     def problem(self) -> str:
-        """Returns what is too far from the other; "" if nothing is."""
+        """Returns which numbers are above their limits; "" if none is."""
         measured = {
             "weights": (self.weights, self.most_weights),
             "losses": (self.loss, self.most_loss),
@@ -86,7 +90,7 @@ class Difference:
 
 
 def difference(variant: Trained, reference: Trained) -> Difference:
-    """Returns how far a variant is from another, not judged.
+    """Returns how far a variant is from another, without limits.
 
     Weights: the L2 norm of the difference of a group, relative to how far the steps moved it; of all groups the
     largest; a group that did not move, as that of frozen weights, must be equal. Losses: relative to the largest loss
@@ -103,13 +107,13 @@ def difference(variant: Trained, reference: Trained) -> Difference:
 
 
 def largest(differences: Sequence[Difference]) -> Difference:
-    """Returns the largest of several differences, each kind for itself."""
+    """Returns the largest of several differences, kind by kind."""
     kinds = ("weights", "loss", "gradient")
     return Difference(*(max(getattr(difference, kind) for difference in differences) for kind in kinds))
 
 
 def float32_difference(variant: Trained, base: Trained, control: Difference) -> Difference:
-    """Returns the difference of two float32 variants, which may be three times the control."""
+    """Returns the difference of two float32 variants, whose limit is three times the control."""
     return replace(
         difference(variant, base),
         most_weights=TIMES_CONTROL * max(control.weights, _LEAST_WEIGHTS),
@@ -119,7 +123,7 @@ def float32_difference(variant: Trained, base: Trained, control: Difference) -> 
 
 
 def banded_difference(variant: Trained, reference: Trained, band: float) -> Difference:
-    """Returns the difference of a variant with shorter factors from float64, in its band."""
+    """Returns the difference of a variant with shorter factors from float64, whose limit is its band."""
     return replace(difference(variant, reference), most_loss=band, most_gradient=band)
 
 
@@ -171,7 +175,18 @@ class Running:
             logs = runner(rows, 0, COMPARED_STEPS)
         self.first_seconds = time.monotonic() - began
         losses = {name: value for name, value in logs.means().items() if is_loss(name)}
-        self.trained = Trained(before, _values(runner.model), losses, _gradient_norm(runner.model, before))
+        after = _values(runner.model)
+        # The root mean square norm of the gradients since the start. Adam's second moments are their mean squares:
+        # v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
+        squares = [
+            _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
+            for adam in reachable(runner.model)
+            if isinstance(adam, keras.optimizers.Adam)
+            for moment in adam.variables
+            if moment.name.endswith("velocity")
+        ]
+        changes = [np.square(b - a).sum() for a, b in zip(before["trained"], after["trained"], strict=True)]
+        self.trained = Trained(before, after, losses, float(np.sqrt(sum(squares or changes))))
         self.peak_gib = max(peak_device_memory_gib(runner.replicas.devices), default=None)
 
     def __call__(self, steps: int) -> float:
@@ -183,7 +198,7 @@ class Running:
         return time.monotonic() - began
 
     def sums(self) -> str:
-        """Returns what sums over devices in the traced step; "" on one."""
+        """Returns the operations that sum over devices in the traced step; "" on one device."""
         nodes = nodes_of(self._runner.traced(self._rows).graph) if self._runner.replicas.count > 1 else []
         sums = [node for node in nodes if node.op.startswith(("CollectiveReduce", "NcclAllReduce"))]
         hints = {(node.op, node.attr["communication_hint"].s.decode()) for node in sums}
@@ -191,14 +206,14 @@ class Running:
 
 
 class Trials:
-    """Trains the first steps of one model in several variants, all from the weights that the first one draws."""
+    """Trains the first steps of one model in several variants, all from the weights that the first variant draws."""
 
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
 
     def begin(self, variant: Variant, replicas: Replicas) -> Running:
         """Builds a variant and runs its first steps."""
-        gc.collect()  # a traced function and its model refer to each other: what ran before may still hold memory
+        gc.collect()  # a traced function and its model refer to each other: the variant before may still hold memory
         log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
         for device in replicas.devices:
             with suppress(ValueError):  # this device's allocator keeps no statistics
@@ -208,20 +223,20 @@ class Trials:
         return Running(runner, setup.rows_from(0), self._dataset)
 
     def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
-        """Returns what the first steps compute, and what a step costs, measured for `seconds`."""
+        """Returns the result of the first steps, and the cost of a step, measured for `seconds`."""
         running = self.begin(variant, replicas)
         rate = steps_per_second(running, seconds)
         return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
 
     def reordered(self, variant: Variant, replicas: Replicas, seed: int) -> Trained:
-        """Returns what they compute if the rows of each global batch, and all draws, stand in another order.
+        """Returns the result of the first steps with the rows of each global batch, and all draws, in another order.
 
-        Only on one replica: the order spans the global batch.
+        Only on one replica, because the order spans the global batch.
         """
         return Running(*reordered(self._setup(variant, replicas), seed), self._dataset).trained
 
     def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
-        """Builds the model with the same weights: a precision of its own would draw others."""
+        """Builds the model with the weights of the first variant, because another precision would draw others."""
         config = variant.config(self._config)
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, self._dataset)
@@ -252,25 +267,6 @@ def _values(model: keras.Model) -> Weights:
 
 def _array(variable: Any) -> npt.NDArray[np.float64]:
     return np.asarray(tf.convert_to_tensor(variable)).astype(np.float64)
-
-
-def _gradient_norm(model: keras.Model, before: Weights) -> float:
-    """Returns the root mean square norm of the gradients since the start.
-
-    Adam's second moments are their mean squares: v / (1 - beta_2^t) after t updates (Kingma and Ba 2015, section 3).
-    """
-    squares = [
-        _array(moment).sum() / max(1.0 - adam.beta_2 ** float(_array(adam.iterations)), 1e-9)
-        for adam in reachable(model)
-        if isinstance(adam, keras.optimizers.Adam)
-        for moment in adam.variables
-        if moment.name.endswith("velocity")
-    ]
-    changes = [
-        np.square(after - start).sum()
-        for after, start in zip(_values(model)["trained"], before["trained"], strict=True)
-    ]
-    return float(np.sqrt(sum(squares or changes)))
 
 
 REFERENCE = "float64 on the CPU"
@@ -304,7 +300,7 @@ class Row:
 
 @dataclass
 class GpuCheck:
-    """Holds everything that the check found."""
+    """Holds the result of the check."""
 
     model: str
     data: str
@@ -318,7 +314,7 @@ class GpuCheck:
 
     @property
     def agrees(self) -> bool:
-        """Returns whether everything that is judged is in its band."""
+        """Returns whether all numbers are within their limits."""
         return not any(row.problem for row in self.rows)
 
     def content(self) -> dict[str, Any]:
@@ -334,7 +330,7 @@ class GpuCheck:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             yield "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
-        yield "each difference, and the most that it may be (docs/gpus.md)"
+        yield "each difference, and its limit (docs/gpus.md)"
         yield from (f"left out: {line}" for line in self.left_out)
 
 
@@ -361,7 +357,7 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
 
 
 def variants(count: int, *, nccl: bool) -> tuple[list[Variant], list[str]]:
-    """Returns what is compared with float32 on one of `count` devices, and what is left out, with the reason."""
+    """Returns the variants to compare with float32 on one of `count` devices, and a line for each that is left out."""
     left_out = []
     kinds = [Variant("float32", 1), Variant("float32, TF32", 1, tf32=True)]
     kinds.append(Variant("float32, XLA", 1, jit_compile="true"))
@@ -376,7 +372,7 @@ def variants(count: int, *, nccl: bool) -> tuple[list[Variant], list[str]]:
     if count > 1 and not nccl:
         both = [kind for kind in both if kind.devices == 1 or kind.jit_compile == "false"]
         left_out.append("XLA on several devices: it sums over them by NCCL alone")
-    return both[1:], left_out  # without float32 on one device, with which the others are compared
+    return both[1:], left_out  # without float32 on one device, with which they are compared
 
 
 def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:

@@ -21,7 +21,7 @@ from trainer.base.settings.fields import (
     refuse_unknown,
     setting,
 )
-from trainer.base.settings.own_settings import taken_by
+from trainer.base.settings.own_settings import functions_taking
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, parse
@@ -130,7 +130,9 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
             f"{options.run} is not the job directory of a run: {problem or f'{RUN_INFO} in it has no settings'}"
         )
     functions = Overrides({**_as_stored(mapping(info, "config")), **flags}).own
-    fields = {field.name: field for field in dataclasses.fields(functions.settings) if "data" in taken_by(field)}
+    fields = {
+        field.name: field for field in dataclasses.fields(functions.settings) if "data" in functions_taking(field)
+    }
     known = parser.names
     if twice := fields.keys() & {*known}:
         name = min(twice)

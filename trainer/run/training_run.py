@@ -239,7 +239,7 @@ class TrainingRun:
             except Exception as error:
                 if not compiles or is_out_of_memory(error):
                     raise
-                self._keep(not_compiled(failure_of(error), model))
+                self._keep(not_compiled(failure_of(error)))
             finally:
                 stop.nothing_to_save = False
             runner, rows = self.setup.step_runner(), self.setup.rows_from(first_step)
@@ -254,7 +254,7 @@ class TrainingRun:
             goodput.enter(STEP if progress.first_call_ended else COMPILATION)
 
         def on_call(progress: Progress, logs: StepLogs) -> dict[str, float]:
-            progress.flops = progress.flops or runner.flops()
+            progress.flops = progress.flops or runner.flops
             phase = goodput.phase
             goodput.enter(OTHER)
             if phase == STEP:

@@ -1,13 +1,16 @@
 """Builds data, schedule and model of a run, for training, the check and the benchmarks alike."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
+from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.train_config import TrainConfig
@@ -41,15 +44,42 @@ class TrainingSetup:
     def rows_from(self, first_step: int, at_once: int = 1) -> Any:
         """Returns the iterator for `step_runner`: this worker's rows of every step from `first_step` on.
 
-        `at_once`: those of so many steps together, from the multiple of it before. On GPUs they are copied there while
-        earlier steps run: a copy within a step waits for all that it started.
+        `at_once`: those of so many steps together, from the multiple of it before, or their numbers alone if the GPU
+        holds all rows. On GPUs they are copied there while earlier steps run: a copy within a step waits for all that
+        it started.
         """
         steps = self.batches_from(first_step - first_step % at_once, at_once)
         return copied_ahead(steps, self.replicas) if self.replicas.devices[0].startswith("GPU") else iter(steps)
 
     def batches_from(self, first_step: int, at_once: int = 1) -> Any:
         """Returns this worker's rows of every step from `first_step` on, as `trainer.data.batches.batches` does."""
-        return batches(self.dataset.train, self.schedule, self.replicas, first_step, at_once)
+        numbers = at_once > 1 and self.gather is not None
+        return batches(self.dataset.train, self.schedule, self.replicas, first_step, at_once, numbers=numbers)
+
+    @cached_property
+    def gather(self) -> Callable[[Any], Any] | None:
+        """Returns the function from numbers to rows of data that are small enough to lie on a GPU; None for others.
+
+        It is a program of XLA, as TensorFlow's own kernels on GPUs gather no bytes. What is int32 it holds as int64:
+        TensorFlow keeps int32 on the host, and would copy all of it for each program. Text cannot lie there.
+        """
+        train, device = self.dataset.train, self.replicas.devices[0]
+        leaves = tf.nest.flatten(train.arrays)
+        small = 0 < 4 * sum(leaf.nbytes for leaf in leaves) <= free_memory(device)
+        if not small or any(leaf.dtype.hasobject for leaf in leaves):
+            return None
+
+        def placed(leaf: Any) -> Any:
+            return tf.constant(leaf, tf.int64 if leaf.dtype == np.int32 else leaf.dtype)
+
+        def gather(rows: Any) -> Any:
+            return tf.nest.map_structure(lambda part, of: tf.cast(tf.gather(part, rows), of.dtype), held, train.spec)
+
+        with tf.init_scope(), tf.device(device):
+            held = tf.nest.map_structure(placed, train.arrays)
+        log.info(f"{device} holds all examples")
+
+        return tf.function(gather, jit_compile=True, autograph=False)
 
     def step_runner(self, *, compiled: bool = False, at_once: int = 1) -> StepRunner:
         """Returns what runs steps of the model on all replicas; `compiled`: by XLA, `at_once` a program.
@@ -61,8 +91,14 @@ class TrainingSetup:
         cut = compiled and is_cut(self.config, self.replicas)
         return StepRunner(
             self.model, self.replicas, self.config.seed, as_fit, augment, soften,
-            compiled=compiled, at_once=at_once, cut=cut,
+            compiled=compiled, at_once=at_once, cut=cut, gather=self.gather if at_once > 1 else None,
         )  # fmt: skip
+
+
+def free_memory(device: str) -> float:
+    """Returns the bytes that are free on each GPU; 0 for a CPU, whose rows are in its memory anyway."""
+    gpus = ask_gpus("memory.free") if device.startswith("GPU") else []
+    return 2**20 * min((mib for (mib,) in gpus if mib), default=0.0)
 
 
 def build_setup(config: TrainConfig, replicas: Replicas) -> TrainingSetup:

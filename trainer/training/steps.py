@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import keras
@@ -54,7 +55,8 @@ class StepRunner:
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
     Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
     steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it. `cut`: a step on several replicas is two programs, of gradients and of updates.
+    multiple of it, or the numbers by which `gather` gets them on the device. `cut`: a step on several replicas is two
+    programs, of gradients and of updates; of a train_step of the model's own, XLA compiles what that says.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class StepRunner:
         compiled: bool = False,
         at_once: int = 1,
         cut: bool = False,
+        gather: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled, self.at_once, self.cut = soften, compiled, at_once, cut
+        self.soften, self.compiled, self.at_once, self.cut, self.gather = soften, compiled, at_once, cut, gather
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
@@ -101,6 +104,7 @@ class StepRunner:
         counts = tuple(keras.ops.convert_to_numpy(counter).astype(np.float64) for counter in self._counters())
         return StepLogs(self._names, values, self._results(counts), counts, self._results, waited)
 
+    @cached_property
     def flops(self) -> int:
         """Returns the FLOPs of a step over all replicas, after the first call; 0 where they are not known."""
         return self.replicas.cluster.workers * flops_of(self._graph, self.replicas.rows) if self._graph else 0
@@ -187,6 +191,8 @@ class StepRunner:
             steps = [first + number for number in range(self.at_once)]
 
         def prepared(rows: Any) -> Any:
+            if self.gather:
+                rows = self.gather(*rows)
             by_step = [tf.unstack(part, num=self.at_once) for part in tf.nest.flatten(rows)]
             batches = (tf.nest.pack_sequence_as(rows, parts) for parts in zip(*by_step, strict=True))
             data = [self._replica_rows(*of_step) for of_step in zip(batches, steps, strict=True)]
@@ -214,9 +220,9 @@ class StepRunner:
         """
         run = self.replicas.strategy.run
         rows, train = map(tf.autograph.experimental.do_not_convert, (self._replica_rows, self._replica_step))
-        if self.cut:
+        if self.cut and not self._interface.own_step:
             return run(tf.autograph.experimental.do_not_convert(self._cut_step), args=(batch, step))
-        if not self.compiled:
+        if self.cut or not self.compiled:  # a train_step of its own has a program for what needs no sum
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
         data = run(rows, args=(batch, step))
         # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
@@ -288,7 +294,7 @@ class StepRunner:
         known = tf.get_static_value(replica)
         first_row = (replica if known is None else int(known)) * rows
         return self.context(
-            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program,
+            self.seed, step, first_row, rows, self.replicas.global_batch_size, program=program, cut=self.cut,
             micro_batches=self.replicas.micro_batches, virtual_replicas=self.replicas.virtual,
         )  # fmt: skip
 

@@ -63,18 +63,19 @@ def choose(
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    choice = XlaChoice(True, "jit_compile=true") if config.jit_compile == "true" else earlier
-    cut = is_cut(config, replicas)
+    cut, interface = is_cut(config, replicas), ModelInterface.of(model)
+    parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
+    parts = f", with {parts}" if cut else ""
+    choice = XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
     reason = barrier(config, replicas.count) or why_plain
-    if cut and ModelInterface.of(model).own_step:
+    if cut and interface.own_step and not interface.compiles_gradients:
         reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
     if reason:
-        return not_compiled(reason, model) if choice and choice.compiled else XlaChoice(False, reason)
+        return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
     if choice is None:
         reason = _reason_against(config, model, replicas, steps_left, size)
         on = "a GPU" if _on_gpus(replicas.devices) else "this processor, for which TensorFlow lacks oneDNN"
-        sums = ", with sums over replicas between two programs" if cut else ""
-        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{sums}")
+        choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
     return choice
@@ -136,11 +137,10 @@ def _is_grouped(layer: keras.layers.Layer) -> bool:
     return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
 
 
-def not_compiled(why: str, model: keras.Model) -> XlaChoice:
+def not_compiled(why: str) -> XlaChoice:
     """Returns the choice where steps were to be compiled and cannot be, and logs it."""
     choice = XlaChoice(False, why)
-    rest = "; only gradients are compiled" if ModelInterface.of(model).compiles_gradients else ""
-    log.warning(f"jit_compile: {choice.sentence()}{rest}")
+    log.warning(f"jit_compile: {choice.sentence()}")
     return choice
 
 

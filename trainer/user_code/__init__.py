@@ -1,1 +1,1 @@
-"""Asks what the loop needs of a user's model and data, imports their functions and tells their mistakes in one line."""
+"""Defines what the loop needs of a user's model, imports users' functions and reports their mistakes in one line."""

@@ -1,4 +1,4 @@
-"""Starts and ends a command: loads TensorFlow quietly, turns what is raised into one line and an exit code."""
+"""Starts and ends a command: loads TensorFlow quietly, turns an exception into one line and an exit code."""
 
 import os
 import shutil
@@ -13,16 +13,16 @@ from trainer.user_code.mistakes import as_user_mistake
 
 
 def run_command(work: Callable[[], int], again: str) -> int:
-    """Runs `work` and returns its exit code, or logs what it raises and returns the exit code for that.
+    """Runs `work` and returns its exit code; logs an exception and returns the exit code of its kind.
 
-    `again`: what a second run of the same command does, such as "resumes from the last checkpoint". The traceback of an
-    error that the line explains is logged for debugging, that is, with --verbose.
+    again: what a second run of the same command does, such as "resumes from the last checkpoint". With --verbose, the
+    traceback of an error that the line explains is logged too.
     """
     start_logging()
     try:
         return work()
     except (Exception, KeyboardInterrupt) as raised:
-        # In the start of a module in C, Ctrl-C is the cause of another error.
+        # While a module in C is imported, Ctrl-C becomes the cause of another error.
         if isinstance(raised, KeyboardInterrupt) or isinstance(
             raised.__cause__ or raised.__context__, KeyboardInterrupt
         ):
@@ -39,7 +39,7 @@ def run_command(work: Callable[[], int], again: str) -> int:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Hides what C++ code prints to stderr within the block, and shows it if the block raises.
+    """Hides the stderr output of C++ code within the block, and shows it if the block raises.
 
     TensorFlow 2.21 prints device and oneDNN notices during its import, before it reads TF_CPP_MIN_LOG_LEVEL. If the
     user sets that variable, nothing is hidden.

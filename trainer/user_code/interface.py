@@ -1,4 +1,4 @@
-"""Defines what training needs from a model and what a model may offer; no other module inspects its attributes.
+"""Defines what training needs of a model and what a model may offer; no other module inspects a model's attributes.
 
 A model comes from `build(config: TrainConfig, dataset: Dataset) -> keras.Model`, which runs under the strategy's scope
 and builds the optimizers. It inherits nothing from this package, needs a `train_step` (see `Trainable`; a compiled
@@ -78,23 +78,23 @@ class Generates(Protocol):
 
 @dataclass(frozen=True)
 class ModelInterface:
-    """Holds what a model offers, with defaults for what it leaves out."""
+    """Holds the attributes of a model, with defaults for missing ones."""
 
-    batches_per_step: int  # global batches that one step reads; 1
-    stacked: bool  # whether the model has `batches_per_step`, which changes `data`
+    batches_per_step: int  # global batches that one step reads; default: 1
+    stacked: bool  # whether the model has `batches_per_step`, which adds an axis to `data`
     means_of_rows: bool  # whether gradients and scalars are means over a replica's rows (set by build_model)
-    counted_losses: bool  # whether a loss of compile() divides by a count of rows, as with masks, where passes need it
+    counted_losses: bool  # whether a loss of compile() divides by a count of rows, as with masks (set by build_model)
     own_step: bool  # whether the train_step is not Keras's
-    templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; the model as "model"
-    serve: Callable[[Any], Any]  # the template's outputs -> those of the served model; unchanged
+    templates: Callable[[], Mapping[str, keras.Model]]  # the networks to save, "model" first; default: the model
+    serve: Callable[[Any], Any]  # converts the template's outputs to those of the served model; default: unchanged
     sampler: Samples | None  # the model, if it has `sample`
-    generator: Generates | None  # the model, if nothing is missing for FID
-    missing_for_fid: tuple[str, ...]
-    generated_classes: int  # of which it generates images when it is given a label; 0
-    optimizer: Any  # of a compiled model; None
-    loss: Any  # of a compiled model; None
-    plain_compile: Callable[[], Mapping[str, Any]] | None  # arguments of compile() for the exported model; as trained
-    compiles_gradients: bool  # whether XLA compiles its gradients, if it cannot compile the whole step
+    generator: Generates | None  # the model, if it has all attributes that FID needs
+    missing_for_fid: tuple[str, ...]  # the attributes that FID needs and the model lacks
+    generated_classes: int  # number of classes of images that it generates by a label; default: 0
+    optimizer: Any  # of a compiled model; default: None
+    loss: Any  # of a compiled model; default: None
+    plain_compile: Callable[[], Mapping[str, Any]] | None  # arguments of compile() for the export; default: as trained
+    compiles_gradients: bool  # whether its own train_step lets XLA compile its gradients, if not the whole step
 
     @classmethod
     def of(cls, model: Any) -> "ModelInterface":
@@ -125,9 +125,9 @@ def has_own_step(model: Any) -> bool:
 
 
 def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the scalars of a train_step or test_step, with the values of a dict in them beside the others, as `fit`.
+    """Returns the scalars of a train_step or test_step in one flat dict, as `fit` does.
 
-    Keras's own container of compiled metrics gives such a dict.
+    Keras's own container of compiled metrics returns a dict as one of the values.
     """
     scalars: dict[str, Any] = {}
     for name, value in logs.items():
@@ -136,10 +136,10 @@ def scalars_of(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
-    """Returns the results of the model's metrics by name, without those of metrics that no step updates.
+    """Returns the results of the model's metrics by name, without metrics that no step updates.
 
-    updated: the ids of the variables that steps update.
-    Keras's own loss tracker is one beside a train_step or test_step that returns its loss without it.
+    updated: the ids of the variables that steps update. Keras's own loss tracker is not updated if a train_step or
+    test_step returns its loss without it.
     """
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for metric in model.metrics:
@@ -153,7 +153,7 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
 
 
 def numbers_of(results: Mapping[str, Any]) -> dict[str, float]:
-    """Returns results as numbers; those of a vector, as F1Score has one for each class, as name_0, name_1, …"""
+    """Returns results as numbers; the elements of a vector, as of F1Score, are named name_0, name_1, …"""
     numbers: dict[str, float] = {}
     for name, value in results.items():
         values = np.asarray(value, np.float64)

@@ -1,9 +1,9 @@
 """Imports the functions that a run names, and finds out whether the user's own code raised an exception, and where.
 
-A function is a model, a data source or callbacks, built in or the user's own, given by its dotted path.
-The last frame that is the user's decides. TensorFlow keeps frames as text in two cases: what AutoGraph rewrote (with
-the lines of the original source), and what failed in a graph (where its operation was created, and the traceback of a
-Python function in it).
+A function makes a model, data or callbacks, built in or the user's own, named by its dotted path. The last frame in
+the user's own files decides whose mistake an exception is. TensorFlow keeps frames as text in two cases: for code that
+AutoGraph rewrote (with the lines of the original source), and for what failed in a graph (where its operation was
+created, and the traceback of a Python function in it).
 """
 
 import importlib
@@ -14,7 +14,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -30,7 +30,7 @@ from trainer.base.errors import (
     without_colours,
     without_frames,
 )
-from trainer.base.settings.own_settings import refuse_missing_module, taken_by
+from trainer.base.settings.own_settings import functions_taking, refuse_missing_module
 from trainer.base.settings.train_config import TrainConfig
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -57,21 +57,6 @@ _EAGER = "numpy() is only available when eager execution is enabled"
 _OWN_LOOP = "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)"
 
 _Frame = tuple[str, int, str]  # file, line, function
-
-
-def register_user_module(name: str) -> None:
-    """Counts the files of a module's package as the user's, although they may be installed among the libraries.
-
-    Call it before its import: a package that is imported already is a library's, or registered.
-    """
-    top = name.partition(".")[0]
-    if top in sys.modules:
-        return
-    with suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec(top)
-        if spec and spec.origin:
-            is_package = bool(spec.submodule_search_locations)
-            _installed_by_user.add(os.path.dirname(spec.origin) + os.sep if is_package else spec.origin)
 
 
 def as_user_mistake(error: BaseException) -> UserError | None:
@@ -115,7 +100,7 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
 
 
 def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
-    """Yields lists of frames, each with the innermost last; the list that says most comes first."""
+    """Yields lists of frames, each with the innermost last; the most specific list comes first."""
     names = {kind.__name__ for kind in type(error).__mro__}
     text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
@@ -139,7 +124,7 @@ def _in_text(text: str) -> list[_Frame]:
 
 
 def _below_us(frames: list[_Frame]) -> list[_Frame]:
-    """Returns the frames without those that called this package: a script or a test, which is nobody's mistake."""
+    """Returns the frames below the first one of this package: a script or a test that called it made no mistake."""
     first = next((at for at, frame in enumerate(frames) if os.path.abspath(frame[0]).startswith(_OURS)), 0)
     return frames[first:]
 
@@ -169,16 +154,23 @@ def load_function(
 ) -> Callable[..., Any]:
     """Returns the function of `package.module:function`.
 
-    `takes`: the names of the positional arguments with which it will be called; None if that need not be checked.
-    `config`: gives the values of its own settings; one that no command line or recipe made has none, and the function's
-    defaults hold. Raises UserError, naming the setting, if there is no such function, or it cannot be called so.
+    takes: the names of the positional arguments with which it will be called; None if that need not be checked. config:
+    has the values of the function's own settings; without them the function's defaults are used. Raises UserError,
+    naming the setting, if there is no such function or if it cannot be called with these arguments.
     """
     module_name, colon, name = path.partition(":")
     if not (colon and module_name and name):
         raise UserError(f"{setting}={path}: write it as package.module:function")
     if os.getcwd() not in sys.path:  # a console script does not import from the current folder, `python -m` does
         sys.path.insert(0, os.getcwd())
-    register_user_module(module_name)
+    # The package's files are the user's, although they may be installed among the libraries; a package that has been
+    # imported before is a library, or known already.
+    top = module_name.partition(".")[0]
+    with suppress(ImportError, ValueError):
+        spec = None if top in sys.modules else importlib.util.find_spec(top)
+        if spec and spec.origin:
+            is_package = bool(spec.submodule_search_locations)
+            _installed_by_user.add(os.path.dirname(spec.origin) + os.sep if is_package else spec.origin)
     refuse_missing_module(module_name, f"{setting}={path}")
     try:
         module = importlib.import_module(module_name)
@@ -189,25 +181,17 @@ def load_function(
     function = getattr(module, name, None)
     if not callable(function):
         raise UserError(f"{setting}={path}: {module_name} has no function {name}")
-    names = [field.name for field in fields(config) if setting in taken_by(field)] if config else []
+    names = [field.name for field in fields(config) if setting in functions_taking(field)] if config else []
     keywords = {name: getattr(config, name) for name in names}
-    return partial(_checked(function, takes, keywords, f"{setting}={path}"), **keywords)
-
-
-def _checked(
-    function: Callable[..., Any], takes: Sequence[str] | None, named: Mapping[str, Any], origin: str
-) -> Callable[..., Any]:
-    """Returns the function. Raises UserError if it cannot be called with these arguments."""
-    try:
+    with suppress(TypeError, ValueError):  # a function in C may have no signature
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a function in C may have none
-        return function
-    try:
-        if takes is not None:
-            signature.bind(*takes, **named)
-    except TypeError as error:
-        called = ", ".join([*(takes or ()), *(f"{name}=" for name in named)])
-        raise UserError(
-            f"{origin}: it is called with ({called}), but takes {signature}: {error}: change it to take these"
-        ) from None
-    return function
+        try:
+            if takes is not None:
+                signature.bind(*takes, **keywords)
+        except TypeError as error:
+            called = ", ".join([*(takes or ()), *(f"{name}=" for name in names)])
+            raise UserError(
+                f"{setting}={path}: it is called with ({called}), but takes {signature}: {error}: change it to take "
+                "these"
+            ) from None
+    return partial(function, **keywords)

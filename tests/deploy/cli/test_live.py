@@ -75,7 +75,7 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
 def test_jobs_are_listed_with_progress(cloud: Emulator, priced: Job, session: Session, capsys: Capture) -> None:
     uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
     assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    _, _, line = capsys.readouterr().out.splitlines()
+    _, _, _, line = capsys.readouterr().out.splitlines()
     assert line.startswith("  step 30 of 1,000 (3%), ")
     assert line.endswith("; 1.80 USD so far, 36.00 at most")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli import cancel, jobs, submit, watch
+from deploy.cli import bill, cancel, jobs, submit, watch
 from deploy.platform.clients import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
@@ -280,8 +280,9 @@ def test_sigterm_answers_as_ctrl_c(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_submission_is_found_from_another_folder_by_its_name(
-    cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["submission", "display name", "number", "name"])
+def test_a_job_is_found_from_another_folder_by_any_of_its_names(
+    cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, capsys: Capture
 ) -> None:
     """The index there is made from the job's label and the record in its job directory; the same command follows it."""
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
@@ -289,10 +290,18 @@ def test_a_submission_is_found_from_another_folder_by_its_name(
     (file,) = Path("runs/submitted").glob("*.json")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    ends("SUCCEEDED")(cloud, next(iter(cloud.jobs.values())))
-    assert watch.main([file.stem, "--backend=sdk", "--region=us-central1"], session) == 0
+    (job,) = cloud.jobs.values()
+    name = {"submission": file.stem, "display name": job["displayName"], "number": job["name"].rpartition("/")[2],
+            "name": job["name"]}[kind]  # fmt: skip
+    ends("SUCCEEDED")(cloud, job)
+    regions = ["--backend=sdk", "--region=us-east1,us-central1"]
+    assert watch.main([name, *regions], session) == 0
+    monkeypatch.setattr(bill, "_billed", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+    capsys.readouterr()
+    assert bill.main([name, "--table=p.d.gcp_billing_export_v1_0A", *regions], session) == 0
+    assert f"{before['job']} (cpu): estimated" in capsys.readouterr().out
     (after_it,) = attempts()
     assert (after_it["job"], after_it["tier"], after_it["state"]) == (before["job"], "cpu", "SUCCEEDED")
     assert json.loads(next(Path("runs/submitted").glob("*.json")).read_text())["command"].endswith(" --detach")
-    with refused("20260101-000000-abcd: neither this folder nor us-central1 has such a submission"):
-        watch.main(["20260101-000000-abcd", "--backend=sdk", "--region=us-central1"], session)
+    with refused("job 'another': neither this folder nor us-east1, us-central1 has it: give its name, display name"):
+        watch.main(["another", *regions], session)

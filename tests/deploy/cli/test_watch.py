@@ -46,7 +46,7 @@ def test_a_job_that_got_no_machines_says_so(
     cloud.end(job, "EXPIRED")
     assert "error: it got no machines while it waited (--max_wait)" in watched(1)[1]
     assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    assert capsys.readouterr().out.endswith(": it got no machines while it waited (--max_wait)\n")
+    assert ": it got no machines while it waited (--max_wait)\n" in capsys.readouterr().out
 
 
 def step_by_step(flying: FlyingClock, *steps: Any) -> None:
@@ -260,15 +260,19 @@ def test_jobs_are_listed_with_time_and_cost(cloud: Emulator, session: Session, j
     cloud.end(job, "SUCCEEDED")
     job["endTime"] = "2026-11-20T11:30:00Z"
     cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
-    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    header, line = capsys.readouterr().out.splitlines()
+    assert jobs.main([*SDK, "--region=us-central1", "--labels=submission-of=x"], session) == 0
+    assert capsys.readouterr().out == "no jobs of this package in us-central1\n"
+    job["labels"] |= {"user": "ana", "team": "vision"}
+    assert jobs.main([*SDK, "--region=us-central1", "--labels=user=ana"], session) == 0
+    header, line, about = capsys.readouterr().out.splitlines()
+    assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
     assert header.startswith("created (UTC)  ")
     assert line.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", job["name"]]
     assert jobs.main([*SDK, "--region=us-east1"], session) == 0
     assert capsys.readouterr().out == "no jobs of this package in us-east1\n"
 
 
-def test_jobs_are_those_of_the_last_submission_here_if_nothing_names_a_region(
+def test_jobs_are_those_of_gclouds_region_and_of_the_submissions_here_if_no_flag_names_one(
     cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
@@ -280,9 +284,10 @@ def test_jobs_are_those_of_the_last_submission_here_if_nothing_names_a_region(
     for flags, region in (([], "us-east1"), (["--region=us-west1"], "us-west1")):
         assert jobs.main(["--backend=sdk", *flags], session) == 0
         assert capsys.readouterr().out == f"no jobs of this package in {region}\n"
-    monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")  # takes precedence, as for `submit`
+    monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
     assert jobs.main(["--backend=sdk"], session) == 0
-    assert capsys.readouterr().out == "no jobs of this package in us-central1\n"
+    regions = ("us-central1", "us-east1")
+    assert capsys.readouterr().out == "".join(f"no jobs of this package in {region}\n" for region in regions)
 
 
 def test_cancel_asks_cancels_and_waits(

@@ -68,7 +68,7 @@ SPECS: dict[str, tuple[str, str, str, str]] = {
     "a variable of Vertex AI's": (GOOD, "{pythonModule",
                                   "{env: [{name: AIP_MODEL_DIR, value: x}], pythonModule",
                                   "env[0].name=AIP_MODEL_DIR: use another name"),
-    "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is there twice"),
+    "a key twice": (GOOD, "scheduling:", "scheduling: {}\nscheduling:", "scheduling is listed twice"),
     "text for a mapping": (GOOD, "scheduling: {timeout: 3600s}", "scheduling: soon", "must be 'key: value' lines"),
     "unlike workers": (
         TWO, TWO[TWO.rindex("  - machineSpec") : TWO.rindex("    replicaCount")],

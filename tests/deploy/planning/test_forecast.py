@@ -67,6 +67,25 @@ def test_what_a_step_holds_is_compared_with_the_card(tmp_path: Path, row_gib: fl
         assert (again.verdict == FITS) == fits
 
 
+@pytest.mark.parametrize(("tier", "most"), [("t4x1", 1.0), ("h100x1", CONSTANTS.convolutions_gib[1])])
+def test_a_job_bounds_what_convolutions_try_on_a_small_card(tier: str, most: float, tmp_path: Path) -> None:
+    plan = plan_with(tmp_path)
+    work = [plan.work.operations[0]._replace(type="Conv2D"), *plan.work.operations[1:]]
+    convolutions = dataclasses.replace(plan, work=dataclasses.replace(plan.work, operations=work))
+    without, with_them = (fit_on(each, CONFIG, load_tier(tier), TABLE).needed for each in (plan, convolutions))
+    assert with_them.high - without.high == pytest.approx(most * GIB)
+
+
+@pytest.mark.parametrize(("gflop", "data_gib", "held_gib"), [(0.0, 5.0, 5.0), (0.0, 7.0, 0.0), (1.0, 5.0, 0.0)])
+def test_data_lie_on_the_card_if_a_quarter_of_it_holds_them_and_programs_run_many_steps(
+    gflop: float, data_gib: float, held_gib: float, tmp_path: Path
+) -> None:
+    plan = plan_with(tmp_path, gflop=gflop)
+    with_data = dataclasses.replace(plan, data_bytes=int(data_gib * GIB))
+    without, fit = (fit_on(each, CONFIG, load_tier("l4x1"), TABLE).needed.middle for each in (plan, with_data))
+    assert fit - without == pytest.approx(held_gib * GIB)
+
+
 def test_four_gpus_hold_a_quarter_of_the_rows_and_16_bits_half_of_them(tmp_path: Path) -> None:
     plan, large = plan_with(tmp_path, row_gib=1.0), dataclasses.replace(CONFIG, global_batch_size=64)
     one, four = (fit_on(plan, large, load_tier(name), TABLE) for name in ("l4x1", "l4x4"))

@@ -173,7 +173,7 @@ def test_a_submission_is_billed_with_all_its_attempts_a_job_alone(
 def test_a_table_that_is_none_and_a_run_of_elsewhere_are_refused(session: Session, services: Services) -> None:
     for flags, line in (
         (["x", "--table=p.d.t` --"], "write PROJECT.DATASET.gcp_billing"),
-        (["x", TABLE], "no submission"),
+        (["x", TABLE], "is not recorded in this folder: give its name, display name, number"),
     ):
         with pytest.raises(UserError, match=line):
             bill.main(flags, session)

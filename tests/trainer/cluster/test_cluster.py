@@ -95,20 +95,22 @@ def test_no_text_makes_a_traceback(text: str) -> None:
         assert 0 <= cluster.index < cluster.workers
 
 
-SET = {"TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_MAXSIZE": "4294967296"}
+MODE, SCRATCH = {"TF_GPU_THREAD_MODE": "gpu_private"}, {"TF_CUDNN_WORKSPACE_LIMIT_IN_MB": "1024"}
+SET = {**MODE, "CUDA_CACHE_MAXSIZE": "4294967296"}
 
 
-@pytest.mark.parametrize(("given", "kept"), [
-    ({}, {**SET, "CUDA_CACHE_PATH": "cache/cuda"}),
-    ({"TF_GPU_THREAD_MODE": "global"}, {**SET, "TF_GPU_THREAD_MODE": "global", "CUDA_CACHE_PATH": "cache/cuda"}),
-    ({"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
-    ({"CUDA_CACHE_DISABLE": "1"}, {"TF_GPU_THREAD_MODE": "gpu_private", "CUDA_CACHE_DISABLE": "1"}),
+@pytest.mark.parametrize(("mib", "given", "kept"), [
+    (15360, {}, {**SET, **SCRATCH, "CUDA_CACHE_PATH": "cache/cuda"}),
+    (81559, {"TF_GPU_THREAD_MODE": "x"}, {**SET, "TF_GPU_THREAD_MODE": "x", "CUDA_CACHE_PATH": "cache/cuda"}),
+    (81559, {"CUDA_CACHE_PATH": "mine"}, {**SET, "CUDA_CACHE_PATH": "mine"}),
+    (15360, {**SCRATCH, "CUDA_CACHE_DISABLE": "1"}, {**MODE, **SCRATCH, "CUDA_CACHE_DISABLE": "1"}),
 ])  # fmt: skip
 def test_a_variable_of_the_users_stays(
-    given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mib: int, given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.touch(0o755)
+    tool.write_text(f"#!/bin/sh\necho {mib}\n")
+    tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     environment = {"HOME": "x", **given}

@@ -279,7 +279,7 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
     ("flat_classifier", "masks", "its loss or metrics do not fit"),
     ("flat_classifier", "classes", 'these are numbers: use loss="sparse_categorical_crossentropy"'),
     ("classifier", "several_labels", 'these are one-hot: use loss="categorical_crossentropy"'),
-    ("classifier", "too_large_labels", "labels from 0 to 4, but the model has 4 outputs"),
+    ("classifier", "too_large_labels", "the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"),
 ])  # fmt: skip
 def test_labels_that_do_not_fit_the_outputs_are_refused(model: str, data: str, line: str) -> None:
     with refused(line):
@@ -289,7 +289,7 @@ def test_labels_that_do_not_fit_the_outputs_are_refused(model: str, data: str, l
 def test_labels_to_evaluate_with_fit_the_outputs_too() -> None:
     x = np.zeros((BATCH, 3))
     dataset = Dataset("made", NestedArrays(x, np.arange(BATCH) % 4), NestedArrays(x, np.arange(BATCH) % 5))
-    with refused("labels from 0 to 4, but the model has 4 outputs"):
+    with refused("the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"):
         build_model(settings("arrays", "classifier"), dataset)
 
 

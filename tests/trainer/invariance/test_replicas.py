@@ -1,11 +1,10 @@
-"""Tests a WGAN-GP of fifty steps in other precisions and compiled; tests/trainer/models has its replicas in float64."""
+"""Tests a WGAN-GP of fifty steps in other precisions; tests/trainer/models has its replicas in float64."""
 
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.support import run_steps, small, weights
 
@@ -40,22 +39,3 @@ def test_mixed_precision_stays_near_float32(precision: str, tolerance: float, re
     (_, single), (_, mixed) = trained(1), trained(replicas, f"--precision={precision}")
     assert np.isfinite(mixed.values).all()
     assert loss_difference(single, mixed) < tolerance * np.abs(single.values).max()
-
-
-@pytest.mark.slow  # whole steps in float64: tests/trainer/training/test_xla_choice.py
-@pytest.mark.parametrize(("replicas", "precision"), [(1, "mixed_bfloat16"), (2, "float32")])
-def test_compiled_gradients_are_the_same_gradients(replicas: int, precision: str) -> None:
-    """The whole step on one device; on two, which XLA cannot sum over, the gradients of the critic."""
-    (_, plain), (_, compiled) = trained(1), trained(replicas, "--jit_compile", f"--precision={precision}")
-    assert loss_difference(plain, compiled) < 0.02 * np.abs(plain.values).max()
-
-
-@pytest.mark.slow
-def test_jit_compile_compiles() -> None:
-    model, _ = run_steps(small("--jit_compile"), 0)
-    images, factors = tf.zeros((16, 16, 16, 1)), tf.zeros((16, 1, 1, 1))
-    compiled = model._traced_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)
-    assert "HloModule" in compiled(stage="hlo")
-    plain, _ = run_steps(small(), 0)
-    with pytest.raises(ValueError, match="jit_compile"):
-        plain._traced_gradients.experimental_get_compiler_ir(images, images, factors, 16, None)

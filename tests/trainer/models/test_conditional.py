@@ -39,7 +39,7 @@ def test_the_template_makes_the_images_that_the_step_makes() -> None:
     (("--model=cnn", "--image_size=24"), "conditional is a setting of dcgan, wgan_gp, r3gan, not of model=cnn"),
     ((f"--data={__name__}:no_labels",), "has no labels: a conditional GAN needs them, e.g. class folders"),
     ((f"--data={__name__}:one_hot",), "one integer label is needed"),
-    ((f"--data={__name__}:too_large",), "has labels from 0 to 2, but 2 classes: use labels from 0 to 1"),
+    ((f"--data={__name__}:too_large",), "has 2 classes: labels from 0 to 2: must be from 0 to 1"),
 ])  # fmt: skip
 def test_what_has_no_classes_is_refused(flags: tuple[str, ...], line: str) -> None:
     with refused(line):

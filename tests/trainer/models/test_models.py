@@ -32,7 +32,7 @@ from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
-from trainer.models.efficientnet import _freeze_below, _without_dropout
+from trainer.models.efficientnet import _freeze_below
 from trainer.models.optimizers import StepSchedule, learning_rate
 from trainer.run import job, trial_steps
 from trainer.run.export import export, plain_copy
@@ -268,7 +268,6 @@ def test_a_network_of_keras_keeps_its_layers_and_a_pretrained_one_stays_still() 
     with in_step(context(rows=2)):
         assert not np.allclose(stock(pixels, training=True), inferred, rtol=1e-5)
     inferred = stock(pixels)  # training moved the averages
-    _without_dropout(stock)
     _freeze_below(stock, "")
     with in_step(context(rows=2)):
         np.testing.assert_allclose(stock(pixels, training=True), inferred, rtol=1e-5)

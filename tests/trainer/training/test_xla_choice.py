@@ -28,6 +28,7 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.compat import parse_profile
 from trainer.reporting.progress import StepLogs
+from trainer.run import training_setup
 from trainer.run.training_run import TrainingRun
 from trainer.training import xla_choice
 from trainer.training.checkpoint import put_back, snapshot, variables_of
@@ -65,27 +66,31 @@ def test_in_float64_a_compiled_step_agrees_to_1e_10(name: str) -> None:
     assert np.abs(logs.values - others.values).max() < 1e-10
 
 
+HELD_BACK = ["--evaluation_fraction=0.25"]
 TABLE = ("--data=tests.own_data:arrays", "--global_batch_size=16", "--learning_rate=0.01")
 LOOPED = {
     "table": ("--model=tests.own_data:regression", *TABLE),
     "mlp": ("--data=digits", *FAMILIES["mlp"]),
-    "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:]),
+    "weighted": ("--model=tests.own_data:regression", "--data=tests.own_data:weighted", *TABLE[1:], *HELD_BACK),
     "embedding": ("--data=digits", *FAMILIES["embedding"]),
     "clipped": ("--data=digits", "--image_size=8", "--global_batch_size=8", f"--model={__name__}:clipped"),
     "masks": ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", *TABLE[1:]),
 }  # fmt: skip
+GANS_CUT = {name: ("--data=digits", *FAMILIES[name]) for name in ("wgan_gp", "r3gan")}
 
 
-def looped(at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0) -> tuple[list[Any], list[Any]]:
+def looped(
+    at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0, then: Sequence[str] = ()
+) -> tuple[list[Any], list[Any]]:
     """Returns all variables after these calls, and the scalars of the steps that are no Keras metric.
 
-    `killed_at`: a step at which another process goes on, from the variables alone.
+    `killed_at`: a step at which another process goes on, from the variables alone, perhaps with other flags.
     """
     setup, done, values = setup_of(*flags), 0, list[Any]()
     runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(0, at_once)
     for count in calls:
         if done == killed_at > 0:
-            before, setup = snapshot(variables_of(setup.model)), setup_of(*flags)
+            before, setup = snapshot(variables_of(setup.model)), setup_of(*flags, *then)
             put_back(variables_of(setup.model), before, setup.replicas)
             runner, rows = setup.step_runner(compiled=True, at_once=at_once), setup.rows_from(done, at_once)
         logs, done = runner(rows, done, count), done + count
@@ -96,13 +101,18 @@ def looped(at_once: int, calls: Sequence[int], *flags: str, killed_at: int = 0) 
 @pytest.mark.parametrize(
     "name", [*list(LOOPED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in list(LOOPED)[1:])]
 )
-def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str) -> None:
-    """However the steps fall into programs and calls, and where a run is killed and resumed."""
+def test_a_loop_within_a_program_has_the_bits_of_one_step_a_program(name: str, monkeypatch: Patch, caplog: Log) -> None:
+    """However the steps fall into programs and calls, and where a run is killed and resumed.
+
+    Where a program gets numbers of rows, as on a GPU that can hold all data, too: its memory is planted.
+    """
     expected, losses = looped(1, (60,), *LOOPED[name])
     for at_once, calls, killed_at in ((50, (60,), 0), (7, (1, 2, 4, 24, 29), 31)):
+        monkeypatch.setattr(training_setup, "free_memory", lambda device, many=at_once == 7: 2**40 * many)
         variables, values = looped(at_once, calls, *LOOPED[name], killed_at=killed_at)
         assert all(map(np.array_equal, expected, variables)), (at_once, calls)
         assert not values or values == losses
+        assert ("CPU:0 holds all" in caplog.text) is (at_once == 7)
 
 
 @pytest.mark.parametrize(("name", "draws", "flops"), [("mlp", 2, 144_896), ("table", 0, 2_816)])
@@ -126,7 +136,7 @@ def test_few_operations_are_started_for_each_step_of_a_program(
     ]  # fmt: skip
     started = [name for name in names if re.match(r"[\w/]+:[A-Z]\w+(#|$)", name)]
     assert 50 < len(started) <= 50 * (5 + 4 * draws)
-    assert runner.flops() == flops
+    assert runner.flops == flops
 
 
 def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
@@ -139,13 +149,16 @@ def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 @pytest.mark.parametrize(("name", "replicas"), [
     ("table", 2),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("mlp", 4), ("embedding", 2), ("clipped", 2))),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("mlp", 4), ("embedding", 2), ("clipped", 2), ("wgan_gp", 2), ("r3gan", 2),
+    )),
 ])  # fmt: skip
-def test_on_several_replicas_a_step_is_two_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
-    """Killed and resumed there, too."""
-    flags = (*LOOPED[name], "--precision=float64")
+def test_on_several_replicas_a_step_is_cut_into_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
+    """Killed there, and resumed on another number of replicas. Of a GAN the critic's gradients are a program."""
+    flags = (*(LOOPED | GANS_CUT)[name], "--precision=float64")
     alone, _ = looped(1, (8,), *flags)
-    together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3)
+    then = [f"--replicas={6 - replicas}"]
+    together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3, then=then)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-12)
 
@@ -336,6 +349,10 @@ def test_several_replicas_are_compiled_with_sums_between_two_programs(
     monkeypatch.setattr(keras.Sequential, "train_step", lambda model, data: {})
     own = chosen(devices=devices, **of_replicas)
     assert (own.compiled, "its own train_step" in own.why) == (False, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(keras.Sequential, "compiles_gradients", True, raising=False)
+        gan = chosen(devices=devices, **of_replicas)
+        assert (gan.compiled, "the gradients of its critic alone" in gan.why) == (not on_cpus, not on_cpus)
     assert chosen(told(), devices, **of_replicas).compiled is (devices == ("GPU:0", "GPU:1"))
 
 

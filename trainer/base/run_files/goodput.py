@@ -36,9 +36,9 @@ _ALIVE, _ALIVE_SECONDS = ".alive", 1.0  # a file whose time says when a killed p
 
 
 class Goodput:
-    """Counts the seconds of each class, of this process and of those before it: at any time it is in one of them.
+    """Counts the seconds of each class over this process and the earlier ones; each moment is in one class.
 
-    `began`: time.monotonic() when this process began; `before`: result.json as the last process left it.
+    began: time.monotonic() when this process began; before: result.json as the last process left it.
     """
 
     def __init__(self, began: float, before: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Goodput:
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
 
     def enter(self, phase: str) -> None:
-        """Ends the class that this process was in, and begins another."""
+        """Ends the class in which this process is, and begins another."""
         now = time.monotonic()
         self._seconds[self.phase] += now - self._since
         self._since, self.phase = now, phase
@@ -64,15 +64,15 @@ class Goodput:
             self.enter(around)
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """Counts seconds that are known of the class `source` to `target`."""
+        """Moves seconds that were counted to the class `source` to the class `target`."""
         seconds = min(seconds, self._seconds[source])
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
     def recover(self, before: Mapping[str, Any], folder: Path, *, paid: bool) -> None:
-        """Counts what a killed process did after it last wrote `before`, and the time until this one began.
+        """Counts the time after a killed process last wrote `before`, and the time until this process began.
 
-        paid: both belong to one job of Vertex AI, whose machines are paid for in that time, too.
+        paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
         """
         written, now = number(before.get("written_at")), time.time() - (time.monotonic() - self._since)
         alive, killed = folder / _ALIVE, before.get("state") == "running"

@@ -1,4 +1,8 @@
-"""Opens a job directory; a gs:// one has a local scratch folder that is uploaded."""
+"""Opens a job directory, a local folder or an address of which a local scratch folder is the copy that is uploaded.
+
+Relies on `records.py` for the files, on `mirror.py` for the bucket. A directory that `open_job_dir` returns can be
+written to, belongs to this run, and is locked against others on this machine.
+"""
 
 import dataclasses
 import os
@@ -96,7 +100,25 @@ def open_job_dir(
     `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
     the paths, for a worker that writes nothing; `lock=False` opens it for a run of another process, which locks it.
     """
-    job_dir = _locate(config, environment, make=make)
+    remotes: dict[Path, Address] = {}
+
+    def local(path: str, name: str) -> Path:
+        address = output_address(path, name)
+        if address is None:
+            return expanded(path)
+        scratch = home_of(address, config.cache_dir) / "run"
+        remotes[scratch] = address
+        return scratch
+
+    paths = outputs(config, environment)
+    if config.job_dir:
+        root = local(config.job_dir, "job_dir")
+        checkpoints, logs, model = (root / name for name in (CHECKPOINTS, LOGS, MODEL))
+    else:
+        root = local(paths["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
+        names = ("AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR")
+        checkpoints, logs, model = (local(paths[name], name) for name in names)
+    job_dir = JobDir(root, checkpoints, logs, model, Mirror(remotes if make else {}))
     if not make:
         return job_dir
     address = job_dir.mirror.where(job_dir.root)
@@ -142,28 +164,6 @@ def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) ->
         "AIP_CHECKPOINT_DIR": environment.get("AIP_CHECKPOINT_DIR") or f"{root}/{CHECKPOINTS}",
         "AIP_TENSORBOARD_LOG_DIR": environment.get("AIP_TENSORBOARD_LOG_DIR") or f"{root}/{LOGS}",
     }
-
-
-def _locate(config: TrainConfig, environment: Mapping[str, str], *, make: bool) -> JobDir:
-    remote: dict[Path, Address] = {}
-
-    def local(path: str, name: str) -> Path:
-        address = output_address(path, name)
-        if address is None:
-            return expanded(path)
-        scratch = home_of(address, config.cache_dir) / "run"
-        remote[scratch] = address
-        return scratch
-
-    named = outputs(config, environment)
-    if config.job_dir:
-        root = local(config.job_dir, "job_dir")
-        folders = root / CHECKPOINTS, root / LOGS, root / MODEL
-    else:
-        root = local(named["AIP_MODEL_DIR"].rstrip("/").rpartition("/")[0], "AIP_MODEL_DIR")
-        checkpoints, logs, model = "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR", "AIP_MODEL_DIR"
-        folders = local(named[checkpoints], checkpoints), local(named[logs], logs), local(named[model], model)
-    return JobDir(root, *folders, Mirror(remote if make else {}))
 
 
 def _refuse_damaged(job_dir: JobDir, name: str, problem: str) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.run_files.records import MANIFEST, RUN_FILES
-from trainer.base.storage.gcs import Conflict, Gcs, RefusedToken, Remote, connect
+from trainer.base.storage.gcs import Conflict, RefusedToken, Remote, connect
 from trainer.base.storage.local_files import Address
 from trainer.base.storage.staging import in_parallel
 
@@ -44,11 +44,11 @@ class Mirror:
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
         by_depth = sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
         self._addresses = dict(by_depth)  # innermost first
-        self._outlined: dict[Path, dict[str, Remote]] = {}
+        self._outlined: dict[Path, dict[str, Remote]] = {}  # files to fetch by checkpoint, then by name
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
         self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
-        self._tasks: dict[Path, Callable[[], None]] = {}  # in order; those of a path are one
+        self._tasks: dict[Path, Callable[[], None]] = {}  # in their order, at most one for a path
         self._running: Path | None = None
         self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
         self._generations: dict[Address, int] = {}
@@ -56,10 +56,6 @@ class Mirror:
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
-
-    @property
-    def _gcs(self) -> Gcs:
-        return connect()
 
     def address_of(self, path: Path) -> Address | None:
         """Returns the address of `path`; None outside the mirrored folders."""
@@ -69,54 +65,61 @@ class Mirror:
         return None
 
     def where(self, path: Path) -> str:
-        """Returns the path or address that stands for `path` in messages."""
+        """Returns what `path` is called in messages: its address, if it has one."""
         return str(self.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
         """Returns whether `folder` has any file but probes and unfinished parts, which have a leading dot."""
         if address := self.address_of(folder):
-            names = [remote.address.name[len(address.prefix) :] for remote in self._gcs.list(address, most=100)]
+            names = [remote.address.name[len(address.prefix) :] for remote in connect().list(address, most=100)]
         else:
             names = os.listdir(folder) if folder.is_dir() else []
         return any(name and not name.startswith(".") and not name.endswith("/") for name in names)
 
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
-        for scratch in self._addresses:  # the bucket counts, not what an earlier process left in the scratch folders
-            _keep_unsent(scratch)
+        for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
+            if (scratch / _UNSENT).exists():  # the newest files that could not be uploaded are kept beside
+                for older in scratch.parent.glob("unsent-*"):
+                    shutil.rmtree(older, ignore_errors=True)
+                backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                scratch.rename(backup)
+                kept = f"files that an earlier start of this run could not upload are kept in {backup}"
+                log.warning(f"{kept}: copy what you miss, or remove it")
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
         if address := self.address_of(root):
             for name in RUN_FILES:
-                if remote := self._gcs.get(address / name):
-                    self._gcs.download(remote, root / name)
+                if remote := connect().get(address / name):
+                    connect().download(remote, root / name)
         if address := self.address_of(checkpoints):
             folders: dict[Path, dict[str, Remote]] = {}
-            for remote in self._gcs.list(address):
-                if found := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
-                    folders.setdefault(checkpoints / found[1], {})[found[2]] = remote
+            for remote in connect().list(address):
+                if match := _CHECKPOINT_FILE.fullmatch(remote.address.name[len(address.prefix) :]):
+                    folders.setdefault(checkpoints / match[1], {})[match[2]] = remote
             self._incomplete = [folder for folder, files in folders.items() if MANIFEST not in files]
             self._outlined = {folder: files for folder, files in folders.items() if MANIFEST in files}
             for checkpoint, files in self._outlined.items():
                 checkpoint.mkdir(parents=True)
-                self._gcs.download(files.pop(MANIFEST), checkpoint / MANIFEST)
+                connect().download(files.pop(MANIFEST), checkpoint / MANIFEST)
 
     def fetch(self, checkpoint: Path) -> None:
         """Downloads the files of a checkpoint of which only the manifest is local."""
         if files := self._outlined.pop(checkpoint, {}):
-
-            def download(name: str, cancelled: threading.Event) -> None:
-                self._gcs.download(files[name], checkpoint / name, cancelled=cancelled)
-
-            in_parallel(download, files, self._gcs.limits.workers)
+            gcs = connect()
+            in_parallel(
+                lambda name, cancelled: gcs.download(files[name], checkpoint / name, cancelled=cancelled),
+                files,
+                gcs.limits.workers,
+            )
 
     def restore(self, folder: Path, select: Callable[[list[str]], list[str]]) -> None:
         """Downloads those files of an outlined folder which `select` returns of their names."""
         if address := self.address_of(folder):
-            remotes = {remote.address.name.removeprefix(address.prefix): remote for remote in self._gcs.list(address)}
+            remotes = {remote.address.name.removeprefix(address.prefix): remote for remote in connect().list(address)}
             for name in select([*remotes]):
                 folder.mkdir(parents=True, exist_ok=True)
-                self._gcs.download(remotes[name], folder / name)
+                connect().download(remotes[name], folder / name)
 
     def begin(self, logs: Path) -> None:
         """Starts to upload the files in `logs` as they grow."""
@@ -125,7 +128,7 @@ class Mirror:
         self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
 
     def put(self, path: Path) -> None:
-        """Queues a file, or all files of a folder, and once a minute the logs that have changed.
+        """Queues a file or all files of a folder and, once a minute, the logs that have changed.
 
         Raises the error of an earlier upload that was rejected.
         """
@@ -159,8 +162,8 @@ class Mirror:
         """Removes a folder and its queued tasks locally, and later its objects.
 
         The objects are deleted after the next upload of a folder with a manifest, or when the queue is empty: even if
-        checkpoints are written faster than they are uploaded, the bucket always has a complete one. A running upload
-        is finished.
+        checkpoints are written faster than they are uploaded, the bucket always has a complete one. An upload that is
+        running is finished first.
         """
         self._outlined.pop(folder, None)
         with self._changed:
@@ -188,7 +191,7 @@ class Mirror:
             log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """Ends the uploads after the one that runs, and marks a scratch folder with files that are not sent."""
+        """Ends the uploads after the running one, and marks scratch folders if files were not uploaded."""
         with self._changed:
             if self._tasks or self._running:
                 for scratch in self._addresses:
@@ -223,7 +226,16 @@ class Mirror:
         self._changed.notify_all()
 
     def _work(self) -> None:
-        while work := self._next():
+        """Runs the tasks in their order, each until it succeeds; ends after `close` or a rejection."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self.rejection or self._tasks or self._outdated)
+                if self._closed or self.rejection:
+                    return
+                if not self._tasks:
+                    self._tasks, self._outdated = self._outdated, {}
+                self._running = next(iter(self._tasks))
+                work = self._tasks.pop(self._running)
             while not self._succeeds(work):
                 if self._closed or self.rejection:
                     return
@@ -231,49 +243,37 @@ class Mirror:
                 self._running = None
                 self._changed.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
-        """Returns the first task; None at the end."""
-        with self._changed:
-            while not (self._closed or self.rejection):
-                if not self._tasks:
-                    self._tasks, self._outdated = self._outdated, {}
-                if self._tasks:
-                    self._running = next(iter(self._tasks))
-                    return self._tasks.pop(self._running)
-                self._changed.wait()
-            return None
-
     def _succeeds(self, work: Callable[[], None]) -> bool:
-        """Runs a task; after a failure that may pass it waits, others make `rejection`."""
+        """Runs a task. After a failure that may pass it waits for the next try; any other becomes `rejection`."""
         try:
             work()
         except FileNotFoundError as error:
             log.warning(f"{error.filename}: deleted before it could be uploaded")
         except Exception as error:
-            if isinstance(error, Conflict) or not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+            with self._changed:
                 if isinstance(error, Conflict):
-                    error = UserError(f"{error}: wait until it has ended, or use another --job_dir")
-                with self._changed:  # or a bug of this package: nothing more can be uploaded
-                    self.rejection = error
+                    self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
+                elif not isinstance(error, (RefusedToken, PlatformFault, OSError)):
+                    self.rejection = error  # a missing permission or a bug: nothing more can be uploaded
+                if self.rejection:
                     self._changed.notify_all()
-                return False
-            log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
-            with self._changed:  # a join or a new task ends the wait
-                self._changed.wait(_RETRY_SECONDS)
+                    return False
+                log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+                self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait
             if isinstance(error, RefusedToken):
                 with suppress(UserError, PlatformFault):
-                    self._gcs.log_in()
+                    connect().log_in()
             return False
         return True
 
     def _send(self, path: Path) -> None:
         if address := self.address_of(path):
-            self._generations[address] = self._gcs.upload(path, address, self._generations.get(address, 0))
+            self._generations[address] = connect().upload(path, address, self._generations.get(address, 0))
 
     def _send_folder(self, folder: Path) -> None:
         marker, address = folder / MANIFEST, self.address_of(folder / MANIFEST)
         marked = marker.is_file()
-        if marked and address and (older := self._gcs.get(address)):
+        if marked and address and (older := connect().get(address)):
             self._delete(older)
         files = sorted(file for file in folder.rglob("*") if file.is_file() and file != marker)
         for file in [*files, *[marker] * marked]:
@@ -287,20 +287,9 @@ class Mirror:
         shutil.rmtree(folder, ignore_errors=True)
         if address := self.address_of(folder):
             marker = address / MANIFEST
-            for remote in sorted(self._gcs.list(address), key=lambda remote: remote.address != marker):
+            for remote in sorted(connect().list(address), key=lambda remote: remote.address != marker):
                 self._delete(remote)
 
     def _delete(self, remote: Remote) -> None:
-        self._gcs.delete(remote)
+        connect().delete(remote)
         self._generations.pop(remote.address, None)
-
-
-def _keep_unsent(scratch: Path) -> None:
-    """Renames a scratch folder that holds what an earlier process could not upload, in place of an older one."""
-    if (scratch / _UNSENT).exists():
-        for older in scratch.parent.glob("unsent-*"):
-            shutil.rmtree(older, ignore_errors=True)
-        backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-        scratch.rename(backup)
-        kept = f"files that an earlier start of this run could not upload are kept in {backup}"
-        log.warning(f"{kept}: copy what you miss, or remove it")

@@ -1,4 +1,8 @@
-"""Defines, reads and writes plan.json: what a step of a run needs. Imports no TensorFlow: `deploy` uses it."""
+"""Defines, reads and writes plan.json: the memory and the work of a run's step. Imports no TensorFlow.
+
+`python -m trainer.plan` writes it and `deploy plan` reads it. Whatever changes a number in it changes `plan_key` too,
+so that a kept plan is never that of another run.
+"""
 
 import dataclasses
 import hashlib
@@ -28,7 +32,7 @@ _FREE = (MAY_CHANGE - {"remat"}) | {
 
 
 class LinearInRows(NamedTuple):
-    """Describes bytes, FLOPs or the like that are `fixed + per_row x rows`."""
+    """Describes a quantity, as bytes or FLOPs, that is `fixed + per_row x rows`."""
 
     fixed: float
     per_row: float
@@ -49,7 +53,7 @@ FEW_CHANNELS = " of few channels"  # ends the type of gradients of batch norm th
 
 
 class StepWork(NamedTuple):
-    """Holds `times` operations of a step that do the same: FLOPs and bytes of each, read and written."""
+    """Holds `times` equal operations of a step: the FLOPs of each, and the bytes that each reads and writes."""
 
     type: str
     times: int
@@ -59,7 +63,7 @@ class StepWork(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Holds what one replica does in a step, and how often it sums how many bytes with the others."""
+    """Holds the operations of a replica's step, and the number and bytes of its all-reduces."""
 
     operations: Sequence[StepWork]
     all_reduces: int = 0
@@ -72,38 +76,38 @@ class Work:
 
     @property
     def convolutions(self) -> int:
-        """Returns the number of convolutions among them, with those of gradients."""
+        """Returns the number of convolutions among them, gradients included."""
         return sum(work.times for work in self.operations if "Conv" in work.type)
 
     def flops(self, rows: float) -> float:
-        """Returns the FLOPs with so many rows."""
+        """Returns the FLOPs at a number of rows."""
         return sum(work.times * work.flops.at(rows) for work in self.operations)
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Holds lines whose largest is the peak in bytes, by the rows of one replica in one pass.
+    """Holds linear functions of a micro-batch's rows, whose maximum is the peak memory in bytes.
 
-    worst_order: how many times as much a step may hold if operations that do not wait for one another run in another
-    order, or as the peak with the fewest rows was above the lines.
+    worst_order: factor by which the peak may grow if independent operations run in another order, or by which the
+    measured peak at the fewest rows was above the lines.
     """
 
-    device: Sequence[LinearInRows]  # weights, optimizer, averages and what a GPU holds in a step, in float32
+    device: Sequence[LinearInRows]  # weights, optimizer, averages and activations on a GPU, in float32
     device_16_bit: Sequence[LinearInRows]  # the same with a 16-bit precision
-    cpu: Sequence[LinearInRows]  # all that a CPU holds in a step, kernels' temporaries included
+    cpu: Sequence[LinearInRows]  # on a CPU, kernels' temporaries included
     state_bytes: int
     measured_rows: Sequence[int]
     worst_order: float
 
     def lines(self, config: TrainConfig, *, gpu: bool) -> Sequence[LinearInRows]:
-        """Returns those of a GPU or a CPU, at the precision of a run."""
+        """Returns the memory lines for this device kind and precision."""
         mixed = config.precision.startswith("mixed")
         return (self.device_16_bit if mixed else self.device) if gpu else self.cpu
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """Holds plan.json: how a run's steps depend on the rows of a replica, whatever the machine."""
+    """Holds plan.json: how a step's memory and work depend on the rows of a replica, on any machine."""
 
     model: str
     data: str
@@ -119,17 +123,15 @@ class StepPlan:
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
     own_loops: bool  # whether a step has loops that `work` lacks, as of an LSTM: GPUs have other kernels for them
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
-    recomputed: Memory | None = None  # with --remat=blocks; None if the run has it, or the model no blocks
+    recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
     recomputed_work: Work | None = None
 
     def with_setting(self, config: TrainConfig, name: str, value: Any) -> tuple["StepPlan", TrainConfig]:
-        """Returns the plan and the settings of a run that differs by micro_batches, remat or shard_optimizer.
-
-        What one replica computes again, each of two does too.
-        """
+        """Returns the plan and the settings of a run that differs by micro_batches, remat or shard_optimizer."""
         changed, work = dataclasses.replace(config, **{name: value}), self.recomputed_work
         if value != BLOCKS or not self.recomputed or not work:
             return self, changed
+        # Each of two replicas recomputes what one recomputes: the operations that the work of one has gained.
         counts = (Counter({op._replace(times=0): op.times for op in step.operations}) for step in (work, self.work))
         more = [op._replace(times=times) for op, times in (next(counts) - next(counts)).items()]
         two = self.work_of_two
@@ -139,7 +141,7 @@ class StepPlan:
         ), changed
 
     def sharded_bytes(self, config: TrainConfig, devices: int, workers: int) -> float:
-        """Returns the bytes that each device holds less by --shard_optimizer, if the run has it."""
+        """Returns the bytes that --shard_optimizer saves on each device; 0 without the flag."""
         return self.slot_bytes[workers > 1] * (1 - 1 / devices) * config.shard_optimizer
 
     def total_steps(self, config: TrainConfig) -> int:
@@ -207,19 +209,15 @@ def kept_plan(config: TrainConfig) -> Path:
 def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) -> str:
     """Returns a digest of what a plan depends on: settings, the user's own sources, versions.
 
-    installed: the versions, by default this machine's. Of a path to data, its last name counts: a plan made with a
-    local folder is that of its copy in a bucket.
+    installed: the versions, by default this machine's. Only the last name in the path of data counts, so that a plan
+    made with a local folder is also the plan for its copy in a bucket.
     """
     settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
-    parts = [
-        json.dumps([PLAN_FORMAT, settings, versions() if installed is None else installed], sort_keys=True).encode()
-    ]
+    versions_used = versions() if installed is None else installed
+    parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
     parts += [file.read_bytes() for name in (config.model, config.data) for _, file in own_sources(name)]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(hashlib.sha256(part).digest())
-    return digest.hexdigest()[:20]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:20]
 
 
 def versions() -> dict[str, str]:

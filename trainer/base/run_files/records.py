@@ -2,14 +2,15 @@
 
 No other module contains these names. Imports no TensorFlow: `deploy` uses it.
 
-Readers return what is whole in a file, and what is wrong with the rest. Values of a damaged file may have other types
-than the schema says.
+Readers return the intact part of a file, and a line that says what is wrong with the rest. Values of a damaged file may
+have other types than the schema says; `number`, `mapping` and their like check them.
 """
 
 import json
 import math
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -76,7 +77,7 @@ class RunInfo(TypedDict, total=False):
 
 
 class QualityOf(TypedDict, total=False):
-    """Describes what measures of images were computed with; only those that agree in all but the name compare."""
+    """Describes how measures of images were computed; values compare only if all but the name of the features agree."""
 
     features: str  # the network, as the user named it
     features_sha256: str  # of its input and weights
@@ -211,18 +212,15 @@ def _stats_text(folder: Path) -> str:
 
 def parse_stats(text: str) -> list[StatsEntry]:
     """Returns the valid lines of a stats.jsonl's content."""
-    return [entry for line in text.splitlines() if (entry := _parse(line)) is not None]
-
-
-def _parse(line: str) -> StatsEntry | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    valid = isinstance(entry, Mapping) and whole(entry.get("step")) is not None and isinstance(entry.get("kind"), str)
-    times = ("step_seconds", "images_per_second")
-    valid = valid and all(entry.get(name) is None or number(entry[name]) is not None for name in times)
-    return cast(StatsEntry, entry) if valid else None
+    entries = []
+    for line in text.splitlines():
+        with suppress(ValueError, RecursionError):
+            entry = json.loads(line)
+            valid = isinstance(entry, dict) and whole(entry.get("step")) is not None
+            times = [entry.get(name) for name in ("step_seconds", "images_per_second")] if valid else []
+            if valid and isinstance(entry.get("kind"), str) and all(t is None or number(t) is not None for t in times):
+                entries.append(cast(StatsEntry, entry))
+    return entries
 
 
 def read_json(path: Path) -> tuple[dict[str, Any], str]:

@@ -1,8 +1,7 @@
-"""Describes a run's model for whoever serves it, and downloads what another run needs of a run: model or checkpoint.
+"""Describes a run's model for its server, and downloads a run's model or checkpoint for another run.
 
-The description is model/serving.json: written last, so a folder that has it is whole.
-
-Imports no TensorFlow: what registers a model reads it too.
+The description is model/serving.json. It is written last and has the checksums of the other files, so that a folder
+whose description can be read is complete. Imports no TensorFlow: `deploy` reads it too.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ SAME_BYTES = f"calls of {FIXED_BATCH} rows each, so that the bytes of an answer 
 
 @dataclasses.dataclass(frozen=True)
 class Servable:
-    """Holds what a server needs to know beside the network.
+    """Holds what a server needs to know about a model beside the network.
 
     `inputs`, `outputs`: [dtype, shape of a row] by name, null for a free dimension; `image`: [height, width, channels]
     if a row is an image of grey levels; `latent_dim`, `classes`: of a generator; `files`: SHA-256 by name; `scores`:
@@ -45,14 +44,14 @@ class Servable:
 
     @property
     def requested(self) -> dict[str, tuple[str, list[int | None]]]:
-        """Returns the values of a row that a server takes, as `inputs`."""
+        """Returns the inputs of a request for one row, in the form of `inputs`."""
         if self.latent_dim:
             return {name: ("int32", []) for name in ("seed", "label")[: 1 + bool(self.classes)]}
         return {name: ("uint8", [*self.image]) if self.image else spec for name, spec in self.inputs.items()}
 
     @property
     def answered(self) -> dict[str, tuple[str, list[int | None]]]:
-        """Returns the values of an answer of a server, as `outputs`."""
+        """Returns the values of the response for one row, in the form of `outputs`."""
         if self.latent_dim:
             return {"b64": ("string", [])}
         scores: dict[str, tuple[str, list[int | None]]] = {
@@ -79,7 +78,12 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
         about = dataclasses.replace(about, image=tuple(about.image))
         broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
     except FileNotFoundError as error:
-        raise UserError(f"{name}: {_why_missing(folder, Path(str(error.filename)).name)}") from None
+        why = f"there is no {Path(str(error.filename)).name}: wait until the run is done and its model is uploaded"
+        if not folder.exists() and not folder.parent.exists():
+            why = "there is no such folder"
+        elif folder.name == MODEL and not (folder.parent / RUN_INFO).exists() and not folder.exists():
+            why = f"it holds no run: there is no {RUN_INFO}"
+        raise UserError(f"{name}: {why}") from None
     except NotADirectoryError:
         raise UserError(f"{name}: it is a file: name the job directory, or its {MODEL}/") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -89,29 +93,20 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
     return about
 
 
-def _why_missing(folder: Path, file: str) -> str:
-    """Returns what the absence of a file of the model means."""
-    if not folder.exists() and not folder.parent.exists():
-        return "there is no such folder"
-    if folder.name == MODEL and not (folder.parent / RUN_INFO).exists() and not folder.exists():
-        return f"it holds no run: there is no {RUN_INFO}"
-    return f"there is no {file}: wait until the run is done and its model is uploaded"
-
-
 def model_folder(run: str) -> Path:
-    """Returns the local folder with the model of a run, or of a model directory; of one at gs://, a copy."""
+    """Returns the local folder with the model of a run or a model directory; for a gs:// address, of a copy."""
     address = parse(run, "run")
-    folder = Staged(address, "run").fetch(_of_model) if address else expanded(run)
+    folder = expanded(run)
+    if address:  # of a job directory or of its model/
+        starts = (f"{MODEL}/", "saved_model/")
+        folder = Staged(address, "run").fetch(
+            lambda name: name.startswith(starts) or name.endswith(SERVING) or ("/" not in name and "." in name)
+        )
     return folder if (folder / SERVING).is_file() else folder / MODEL
 
 
-def _of_model(name: str) -> bool:
-    """Returns whether an object below a job directory, or below its model/, is a file of the model."""
-    return name.startswith((f"{MODEL}/", "saved_model/")) or name.endswith(SERVING) or ("/" not in name and "." in name)
-
-
 _SUFFIXES = (".keras", ".h5")
-_MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first one found counts
+_MODEL_FILES = ("", "model.keras", f"{MODEL}/model.keras")  # below the given path; the first that exists is used
 _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(MANIFEST)}")
 
 

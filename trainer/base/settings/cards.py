@@ -1,4 +1,6 @@
-"""Tells how fast a card multiplies at the precision of a run, as its data sheet promises. No TensorFlow.
+"""Tells how fast a card multiplies at the precision of a run, and how much scratch memory its kernels get.
+
+No TensorFlow: plans ask before there is a run.
 
 deploy/tiers/machines.yaml has what else is known of the cards that Vertex AI has.
 """
@@ -50,3 +52,11 @@ def peak_tflops(gpu: str, config: TrainConfig) -> float:
     """Returns the rate of the GPU that its driver calls `gpu` in a run; 0 if unknown, as of a part of one (MIG)."""
     tflops = {} if "MIG" in gpu.split() else TFLOPS.get(accelerator_of(gpu), {})
     return tflops.get(arithmetic(config, tflops), 0.0)
+
+
+def scratch_mib(memory_gib: float) -> int:
+    """Returns the most that cuDNN gets for a convolution on a card of so much memory; 0: TensorFlow's own 4 or 8 GiB.
+
+    On a small card they would be a quarter or half of it.
+    """
+    return 0 if memory_gib >= 32 else 1024 if memory_gib >= 12 else 512

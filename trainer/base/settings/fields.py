@@ -1,7 +1,8 @@
-"""Describes the fields of a settings dataclass: meaning, limits, the conversion of text to a value, and the flags.
+"""Describes the fields of a settings dataclass: meaning, limits, conversion from text, and their command-line flags.
 
-A command line is `--name=value`, `--name value`, `--flag`, `--no-flag`, with `_` and `-` alike.
-Knows nothing of training: `trainer.base.settings.train_config` has the settings.
+A command line is `--name=value`, `--name value`, `--flag` or `--no-flag`, with `_` and `-` alike. It relies on argparse
+and dataclasses alone and knows nothing of training: `trainer.base.settings.train_config` has the settings. A value that
+`coerce` returns has the type of its field and is within its limits; anything else is one UserError.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import dataclasses
 import difflib
 import itertools
 import math
+import operator
 import re
 import sys
 import types
@@ -23,15 +25,16 @@ BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False),
 }  # fmt: skip
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
-_CLOSE = 0.6  # the ratio of difflib from which a name is taken for another
+_LIMITS = {"minimum": ("at least", operator.ge), "above": ("above", operator.gt), "maximum": ("at most", operator.le)}
+_CLOSE = 0.6  # similarity by difflib from which a name is suggested in place of another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Says what a setting means, its unit and its limits: `Annotated[int, Setting("hidden units", minimum=1)]`.
+    """Describes a setting: its meaning, unit and limits, as in `Annotated[int, Setting("hidden units", minimum=1)]`.
 
-    above: an exclusive minimum; reads: it may name a file, which a job must then reach.
+    above: an exclusive minimum; reads: whether it may name a file, which a job must then be able to read.
     """
 
     meaning: str
@@ -44,12 +47,12 @@ class Setting:
 
 
 def setting(default: Any, meaning: str, *, group: str = "", **limits: Any) -> Any:
-    """Returns a dataclass field whose metadata are those of `Setting(meaning, **limits)`, and the group of --help."""
+    """Returns a dataclass field whose metadata are the values of `Setting(meaning, **limits)` and the --help group."""
     return dataclasses.field(default=default, metadata={**vars(Setting(meaning, **limits)), "group": group})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the known name closest to `name`, the first of them, or a full stop."""
+    """Returns `; did you mean 'x'?` for the most similar known name, or a full stop if none is similar."""
     ratios = {candidate: difflib.SequenceMatcher(None, candidate, name).ratio() for candidate in known}
     closest = max(ratios, key=ratios.__getitem__, default="")
     return f"; did you mean '{closest}'?" if ratios.get(closest, 0.0) >= _CLOSE else "."
@@ -65,14 +68,14 @@ def value_type(field: dataclasses.Field[Any]) -> tuple[type, bool]:
 
 
 def is_switch(field: dataclasses.Field[Any]) -> bool:
-    """Returns whether the flag of a field may stand alone, for true: of a boolean, or of true, false and more."""
+    """Returns whether the flag may stand alone and then means true: booleans, and choices that include true."""
     return value_type(field)[0] is bool or "true" in (field.metadata.get("choices") or ())
 
 
 def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     """Returns a value from YAML, or the text of a flag, as the field's type. Raises UserError if it does not fit.
 
-    The text `none` is None where the field allows that.
+    The text `none` is None where the field allows that; whole numbers may be written as 1e3.
     """
     kind, optional = value_type(field)
     if kind is str and is_switch(field) and str(value).lower() in BOOLEAN_WORDS:
@@ -80,12 +83,30 @@ def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
     if optional and (value is None or str(value).lower() == "none"):
         return None
     try:
-        result = _convert(kind, value)
-    except (TypeError, ValueError, OverflowError):
+        if kind is bool:
+            result: Any = BOOLEAN_WORDS[str(value).lower()]
+        elif kind is str:
+            result, valid = value, isinstance(value, str) and not _CONTROL.search(value)
+        else:
+            number = float(value)
+            valid = not isinstance(value, bool) and math.isfinite(number) and (kind is float or number.is_integer())
+            result = kind(number)
+        if kind is not bool and not valid:
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{field.name}={value!r} must be {TYPE_NAMES[kind]}") from None
     if kind is int and abs(result) >= 2**31:
         raise UserError(f"{field.name}={value} must be below {2**31:,}")
-    _check_limits(field, result)
+    rules = field.metadata
+    if rules["choices"] and result not in rules["choices"]:
+        choices = [as_text(choice) for choice in rules["choices"]]
+        raise UserError(
+            f"{field.name}={as_text(result)} must be one of {', '.join(choices)}{nearest(str(result), choices)}"
+        )
+    unit = f" {rules['unit']}" if rules["unit"] not in ("", field.name) else ""
+    for key, (words, holds) in _LIMITS.items():
+        if rules[key] is not None and not holds(result, rules[key]):
+            raise UserError(f"{field.name}={result} must be {words} {rules[key]}{unit}")
     return result
 
 
@@ -108,49 +129,6 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _convert(kind: type, value: Any) -> Any:
-    if kind is bool:
-        return BOOLEAN_WORDS[str(value).lower()] if str(value).lower() in BOOLEAN_WORDS else _refuse()
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise TypeError
-    if kind is int:
-        return _whole_number(value)
-    if kind is float:
-        number = float(value)
-        return number if math.isfinite(number) else _refuse()
-    return value if isinstance(value, str) and not _CONTROL.search(value) else _refuse()
-
-
-def _refuse() -> Any:
-    raise ValueError
-
-
-def _whole_number(value: str | int | float) -> int:
-    """Takes 1000, '1000' and '1e3'; refuses 0.5."""
-    try:
-        if not isinstance(value, float):
-            return int(value)
-    except ValueError:
-        value = float(value)
-    return int(value) if float(value).is_integer() else _refuse()
-
-
-def _check_limits(field: dataclasses.Field[Any], value: Any) -> None:
-    rules = field.metadata
-    if rules["choices"] and value not in rules["choices"]:
-        choices = [as_text(choice) for choice in rules["choices"]]
-        raise UserError(
-            f"{field.name}={as_text(value)} must be one of {', '.join(choices)}{nearest(str(value), choices)}"
-        )
-    unit = f" {rules['unit']}" if rules["unit"] not in ("", field.name) else ""
-    if rules["minimum"] is not None and value < rules["minimum"]:
-        raise UserError(f"{field.name}={value} must be at least {rules['minimum']}{unit}")
-    if rules["above"] is not None and value <= rules["above"]:
-        raise UserError(f"{field.name}={value} must be greater than {rules['above']}{unit}")
-    if rules["maximum"] is not None and value > rules["maximum"]:
-        raise UserError(f"{field.name}={value} must be at most {rules['maximum']}{unit}")
-
-
 Field = dataclasses.Field[Any]
 VERBOSE = "print every report with all its values, and the whole traceback of an error"  # the meaning of --verbose
 
@@ -169,18 +147,18 @@ def whole(minimum: int, maximum: int) -> Callable[[str], int]:
 class Parser(argparse.ArgumentParser):
     """Parses as argparse does, but reports an error as a one-line UserError and takes `-` for `_` in flags.
 
-    usual: the only flags that --help shows; --help=all shows all. --version alone prints that of the package.
+    usual: the flags that --help shows; --help=all shows all of them. --version prints the package's version.
     """
 
     def __init__(self, *, usual: Iterable[str] = (), **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
         self._usual = {*usual}
-        self._booleans: dict[str, set[str]] = {}  # with the values that each takes
+        self._booleans: dict[str, set[str]] = {}  # the words that each boolean flag takes as its value
 
     def add_boolean(
         self, name: str, help: str, *, group: Any = None, others: Iterable[str] = (), **options: Any
     ) -> None:
-        """Declares a flag that is true alone, false as --no_NAME, and takes a value too: --NAME=false, or `others`."""
+        """Declares a flag that is true alone, false as --no_NAME, and may have a value: --NAME=false, or `others`."""
         self._booleans[name] = {*BOOLEAN_WORDS, *others}
         options = {"type": boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
@@ -203,7 +181,16 @@ class Parser(argparse.ArgumentParser):
             raise SystemExit(0)
         if "--help=all" in words:
             self._usual, words = set(), ["--help"]
-        return super().parse_known_args(self._normalized(words), namespace)
+        normalized = []
+        for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
+            flag = underscored(word)
+            if flag.startswith("--no_") and flag[5:] in self._booleans:
+                flag = f"--{flag[5:]}=false"
+            elif flag.startswith("--") and flag[2:] in self._booleans:
+                # Without a value argparse would take a positional argument for it.
+                flag += "" if following.lower() in self._booleans[flag[2:]] else "=true"
+            normalized.append(flag)
+        return super().parse_known_args(normalized, namespace)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         """Returns the namespace. Raises UserError with the nearest name for an unknown flag."""
@@ -224,20 +211,6 @@ class Parser(argparse.ArgumentParser):
         advice = "write --name=value" if "expected one argument" in message else f"see {self.prog} --help"
         raise UserError(f"{message} ({advice})")
 
-    def _normalized(self, arguments: Sequence[str]) -> list[str]:
-        """Returns the arguments with underscores in the flags' names and a value for each boolean flag."""
-        result = []
-        for index, argument in enumerate(arguments):
-            flag = underscored(argument)
-            name, following = flag[2:], arguments[index + 1 : index + 2]
-            if flag.startswith("--no_") and flag[5:] in self._booleans:
-                flag = f"--{flag[5:]}=false"
-            elif flag.startswith("--") and name in self._booleans:
-                has_value = following and following[0].lower() in self._booleans[name]
-                flag += "" if has_value else "=true"  # else argparse would take a positional argument for its value
-            result.append(flag)
-        return result
-
 
 def underscored(argument: str) -> str:
     """Returns `--job-dir=a-b` as `--job_dir=a-b`."""
@@ -255,7 +228,7 @@ def refuse_unknown(
 ) -> None:
     """Raises UserError for the first argument that is not a flag, or whose name is not in `known`.
 
-    listed: which flags --help=all lists; hint: returns what else to say of the unknown name.
+    listed: what --help=all lists, in words; hint: returns what else to say about the unknown name.
     """
     for argument in arguments:
         name = argument.partition("=")[0].removeprefix("--")
@@ -273,7 +246,7 @@ def boolean(text: str) -> bool:
 
 
 def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the values of these flags, on which others depend, before the command line is parsed."""
+    """Returns the values of these flags before the command line is parsed, because other flags depend on them."""
     values = {}
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         flag, equals, value = underscored(argument).partition("=")
@@ -285,34 +258,27 @@ def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str
 def add_setting_flags(parser: Parser, fields: Sequence[Field], *, hidden: bool = False) -> None:
     """Declares a flag for each field, in the groups that the fields name.
 
-    The namespace gets the text of each flag that is given; `hidden` leaves the flags out of --help.
+    The namespace then has the text of each flag on the command line; `hidden` leaves the flags out of --help.
     """
     groups: dict[str, Any] = {}
     for field in fields:
-        name = "" if hidden else field.metadata["group"]
+        rules, kind = field.metadata, value_type(field)[0]
+        name = "" if hidden else rules["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name or None)
+        parts = [rules["meaning"]]
+        if rules["choices"]:
+            parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
+        parts += [f"{words} {rules[key]:.10g}" for key, (words, _) in _LIMITS.items() if rules[key] is not None]
+        if rules["unit"]:
+            parts.append(f"in {rules['unit']}")
+        required = field.default is dataclasses.MISSING
+        parts[-1] += " (required)" if required else f" (default: {as_text(field.default) or 'none'})"
+        help_text = argparse.SUPPRESS if hidden else "; ".join(parts).replace("%", "%%")
         options: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "type": str}
-        help_text = argparse.SUPPRESS if hidden else _help(field)
-        kind, _ = value_type(field)
         if is_switch(field):
             others = () if kind is bool else field.metadata["choices"]
             parser.add_boolean(field.name, help_text, group=groups[name], others=others, **options)
         else:
             metavar = {int: "INT", float: "NUMBER", str: "TEXT"}[kind]
             groups[name].add_argument(f"--{field.name}", help=help_text, metavar=metavar, **options)
-
-
-def _help(field: Field) -> str:
-    rules = field.metadata
-    parts = [rules["meaning"]]
-    if rules["choices"]:
-        parts.append(f"one of {', '.join(map(as_text, rules['choices']))}")
-    limits = {"minimum": "at least", "above": "above", "maximum": "at most"}
-    parts += [f"{word} {rules[key]:.10g}" for key, word in limits.items() if rules[key] is not None]
-    if rules["unit"]:
-        parts.append(f"in {rules['unit']}")
-    default = f"default: {as_text(field.default) or 'none'}"
-    if field.default is dataclasses.MISSING:
-        default = "required"
-    return f"{'; '.join(parts)} ({default})".replace("%", "%%")

@@ -4,9 +4,9 @@
 `config.depth`, whether the function is the user's or that of a built-in model. Whatever handles the fields of a
 settings class handles these too.
 
-The parameters are read from the source, without importing it. An import would run the function's package, which may
-need TensorFlow: too slow at the desk, and too early in a job, where nothing may run before the strategy is made. So the
-syntax tree is read.
+The parameters are read from the syntax tree of the source, without importing it. An import would run the user's
+package, which may need TensorFlow: too slow at the desk, and too early in a job, where nothing may run before the
+strategy is made. A function whose source cannot be read has no settings, and `OwnSettings.hint` says why.
 """
 
 import ast
@@ -31,18 +31,18 @@ from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, MODELS, T
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _PLAIN = (bool, int, float, str)
-_NAMES: dict[str, Any] = {  # that a type is written with
+_NAMES: dict[str, Any] = {  # the names of which a type may be composed
     **{kind.__name__: kind for kind in _PLAIN},
     "Annotated": Annotated, "Literal": Literal, "Optional": Optional, "Union": Union,
 }  # fmt: skip
 _ALLOWED = "use bool, int, float, str, a Literal of values of one of them, or any of these with `| None`"
-_MOST_STEPS = 20  # from one name to the next: imports may form a circle
-_MEANINGS = {**TYPE_NAMES, str: "text"}  # in --help, of a parameter that is not described
+_MOST_STEPS = 20  # imports to follow for a name: they may form a circle
+_MEANINGS = {**TYPE_NAMES, str: "text"}  # in --help, for a parameter without a description
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """Describes a keyword-only parameter; `about`: what its type says of it, as `Annotated[int, Setting(…)]`."""
+    """Describes a keyword-only parameter; `about`: the Setting in its annotation, as `Annotated[int, Setting(…)]`."""
 
     name: str
     kind: type  # bool, int, float or str
@@ -67,25 +67,25 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Holds what the source of a function shows: keyword-only parameters, and the names of others with a default."""
+    """Holds the keyword-only parameters of a function, and the names of its other parameters with a default."""
 
     parameters: tuple[Parameter, ...]
     positional: tuple[str, ...]
 
 
 class Unreadable(Exception):
-    """Reports that the parameters of a function do not stand in a source; the text says why."""
+    """Reports that the parameters of a function cannot be read from a source; the text says why."""
 
 
 _NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
 
 
 def read_signature(path: str, origin: str, first: str = "") -> Signature:
-    """Returns the signature of `package.module:function`, or of a class, as its source states it.
+    """Returns the signature of `package.module:function`, or of a class, from its source.
 
-    `first`: a folder that is searched before those from which Python imports; `origin`: names the setting in errors.
-    Parameters whose names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if the
-    source cannot be imported, Unreadable if the source is not found or does not define the function by `def`.
+    first: a folder that is searched before Python's own path; origin: the setting that errors name. Parameters whose
+    names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if the source cannot be
+    imported, Unreadable if the source is not found or does not define the function by `def`.
     """
     module_name, _, name = path.partition(":")
     try:
@@ -109,7 +109,7 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
 def refuse_missing_module(name: str, origin: str) -> None:
     """Raises UserError, with the nearest name, if Python does not find the package of a module. Imports nothing.
 
-    `origin`: the setting that names it, and its value.
+    origin: the setting that names the module, and its value.
     """
     top = name.partition(".")[0]
     missing = f"{origin}: cannot import {name} (No module named {top!r})"
@@ -135,20 +135,6 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
         top = f"{top}.{part}"
         spec = PathFinder.find_spec(top, [*spec.submodule_search_locations])
     return spec
-
-
-def _parsed(source: str) -> ast.Module:
-    """Parses source while neither the garbage collector nor, with it, another thread runs.
-
-    Python 3.11 (3.11.7 too) fails if another thread parses in between: https://github.com/python/cpython/issues/106905
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return ast.parse(source)
-    finally:
-        if collects:
-            gc.enable()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,11 +168,18 @@ class _Module:
             raise UserError(f"{origin}: cannot import {name} ({reason(error)})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
+        # Python 3.11 fails if another thread parses meanwhile, as the garbage collector lets it:
+        # https://github.com/python/cpython/issues/106905
+        collects = gc.isenabled()
+        gc.disable()
         try:
-            tree = _parsed(source)
+            tree = ast.parse(source)
         except (SyntaxError, ValueError, MemoryError) as error:
             place = f"{file}:{error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else reason(error)
             raise UserError(f"{origin}: cannot import {name} ({place})") from None
+        finally:
+            if collects:
+                gc.enable()
         package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
         return cls(name, first, origin, package, file, source, tree)
 
@@ -232,7 +225,7 @@ class _Module:
 
 
 def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, origin: str) -> Parameter:
-    """Returns one parameter. Raises UserError if its type or its default cannot be those of a setting."""
+    """Returns a parameter. Raises UserError if its type or its default cannot be those of a setting."""
     where = f"{origin}: {module.place(argument)}: its setting {argument.arg}"
     try:
         value = REQUIRED if default is None else _evaluated(module, default)
@@ -265,7 +258,7 @@ def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, ori
 
 
 def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
-    """Returns a literal, a type, or what a name of the module stands for, if it is one of these; runs no code.
+    """Evaluates a literal, a type, or a name of the module that is bound to a literal or a type; runs no code.
 
     Raises one of _NO_VALUE for anything else.
     """
@@ -291,7 +284,7 @@ def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
 
 
 def _described(annotation: Any) -> tuple[set[type], Setting]:
-    """Returns the plain types that an annotation allows, and what Literal and Annotated say of the values."""
+    """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
@@ -311,7 +304,7 @@ def _described(annotation: Any) -> tuple[set[type], Setting]:
 
 
 FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings
-_FUNCTIONS = "functions"  # in the metadata of a field: those that take it
+_FUNCTIONS = "functions"  # key of a field's metadata: the functions that take the setting
 
 
 def is_dotted(value: str) -> bool:
@@ -321,9 +314,10 @@ def is_dotted(value: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OwnSettings:
-    """Finds the settings of the functions that `named` names; `first`: a folder to search before Python's own.
+    """Finds the settings of the functions that a run names.
 
-    named: the values of the settings in FUNCTIONS; those that name no function are ignored.
+    named: the values of the settings in FUNCTIONS; values that name no function are ignored; first: a folder that is
+    searched before Python's own path.
     """
 
     named: Mapping[str, str]
@@ -331,8 +325,8 @@ class OwnSettings:
 
     @cached_property
     def settings(self) -> type[TrainConfig]:
-        """Returns TrainConfig with a field for each setting. Raises UserError if one of them is not possible."""
-        taken: dict[str, tuple[Parameter, tuple[str, ...]]] = {}
+        """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
+        parameters: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
         for function, signature in self._read[0].items():
             for parameter in signature.parameters:
                 ours = parameter.name.removeprefix("no_")
@@ -341,18 +335,18 @@ class OwnSettings:
                         f"{self._shown(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
                         f"read config.{ours}, or rename the parameter"
                     )
-                first, functions = taken.get(parameter.name, (parameter, ()))
+                first, functions = parameters.get(parameter.name, (parameter, ()))
                 if functions and str(parameter) != str(first):
                     raise UserError(
                         f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {first.name}, as "
                         f"{first} and as {parameter}: give it one type and default, or two names"
                     )
-                taken[parameter.name] = (first, (*functions, function))
-        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in taken.values())
-        return _subclass(tuple(taken.values()), groups)
+                parameters[parameter.name] = (first, (*functions, function))
+        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in parameters.values())
+        return _subclass(tuple(parameters.values()), groups)
 
     def hint(self, name: str) -> str:
-        """Returns why the unknown flag `name` may not be a setting of the functions; empty if nothing is known."""
+        """Returns why the unknown flag `name` is perhaps not a setting of the functions; "" without an explanation."""
         signatures, unreadable = self._read
         for function, signature in signatures.items():
             if name in signature.positional:
@@ -367,14 +361,14 @@ class OwnSettings:
         return f" ({name} is a setting of {', '.join(models)}, not of {self._shown('model')})" if models else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values without those that only other built-in models take, as those of a recipe may be."""
+        """Returns the values without the settings of other built-in models, which a recipe may still have."""
         names = {field.name for field in dataclasses.fields(self.settings)}
         others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
         return {name: value for name, value in values.items() if name not in others}
 
     @cached_property
     def _read(self) -> tuple[dict[str, Signature], dict[str, str]]:
-        """Returns by function its signature or, of others, why it cannot be read."""
+        """Returns the signatures by function and, for functions that cannot be read, the reasons by function."""
         signatures, unreadable = {}, {}
         for function in FUNCTIONS:
             name = self.named.get(function)
@@ -403,12 +397,12 @@ def settings_of_models() -> dict[str, dict[str, Parameter]]:
 
 
 @lru_cache(maxsize=64)
-def _subclass(taken: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
-    """Returns the settings class with these fields. It is the same for the same, so that configs can be compared."""
-    if not taken:
+def _subclass(parameters: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
+    """Returns the settings class with these fields: one class for equal fields, so that configs can be compared."""
+    if not parameters:
         return TrainConfig
     fields = []
-    for (parameter, functions), group in zip(taken, groups, strict=True):
+    for (parameter, functions), group in zip(parameters, groups, strict=True):
         metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
         field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
         fields.append((parameter.name, parameter.field.type, field))
@@ -426,31 +420,26 @@ def refuse_missing_modules(config: TrainConfig) -> None:
             refuse_missing_module(path.partition(":")[0], f"{function}={path}")
 
 
-def refuse_missing(settings: type[TrainConfig], values: Mapping[str, Any]) -> None:
-    """Raises UserError if a setting without a default has no value in `values`."""
-    for field in dataclasses.fields(settings):
-        if field.default is REQUIRED and field.name not in values:
-            raise UserError(f"{field.name} is missing, one of the {field.metadata['group']}: use --{field.name}=VALUE")
-
-
-def taken_by(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
-    """Returns which of FUNCTIONS take a field as their setting; none for a setting of the trainer."""
+def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """Returns the names in FUNCTIONS whose functions take a field as their setting; () for the trainer's own."""
     return tuple(field.metadata.get(_FUNCTIONS, ()))
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Returns the settings that a resumed run must share, by name.
+    """Returns the settings that a resumed run must not change, by name.
 
-    A setting that only functions take that may change, as callbacks, may change too.
+    A setting of functions that may themselves change, as callbacks, may change too.
     """
     may_change = {
-        field.name for field in dataclasses.fields(config) if {*(taken_by(field) or (field.name,))} <= MAY_CHANGE
+        field.name
+        for field in dataclasses.fields(config)
+        if {*(functions_taking(field) or (field.name,))} <= MAY_CHANGE
     }
     return {name: value for name, value in dataclasses.asdict(config).items() if name not in may_change}
 
 
 def own_sources(dotted: str) -> Iterator[tuple[str, Path]]:
-    """Yields name and path of the files of the package that a user's function is in; nothing for names of ours."""
+    """Yields name and path of the source files of the package with a user's function; nothing for built-in names."""
     top = dotted.partition(":")[0].partition(".")[0]
     spec = PathFinder.find_spec(top) if is_dotted(dotted) and top != "trainer" else None
     folders = [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []

@@ -1,7 +1,8 @@
 """Resolves a recipe and flags to one TrainConfig. Imports no TensorFlow.
 
 A flag overrides the recipe, the recipe overrides the default. A command line is parsed once, into Overrides; `deploy`
-resolves the same Overrides before it submits a job, so that it submits nothing that the trainer would refuse.
+resolves the same Overrides before it submits a job, so that it submits nothing that the trainer would refuse. The
+result has every setting, also those of the user's functions, and has passed `rules.check`.
 """
 
 import argparse
@@ -26,20 +27,20 @@ from trainer.base.settings.fields import (
     refuse_unknown,
     setting,
 )
-from trainer.base.settings.own_settings import FUNCTIONS, OwnSettings, refuse_missing
+from trainer.base.settings.own_settings import FUNCTIONS, REQUIRED, OwnSettings
 from trainer.base.settings.rules import check
 from trainer.base.settings.train_config import DATA_KINDS, DATA_SOURCES, MODELS, USUAL, TrainConfig
 from trainer.base.settings.yaml_file import read_yaml
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-LENGTHS = ("steps", "epochs")  # either of them replaces the other of a recipe
+LENGTHS = ("steps", "epochs")  # a flag of either replaces both of a recipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Overrides:
-    """Holds the settings that a command line gives: typed values, each within its own limits, in their order.
+    """Holds the settings of a command line: typed values, each within its own limits, in their order.
 
-    `first`: a folder where the user's own functions are looked for first; see `OwnSettings`.
+    first: a folder that is searched first for the user's own functions; see `OwnSettings`.
     """
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -47,13 +48,13 @@ class Overrides:
 
     @classmethod
     def read(cls, texts: Mapping[str, str], first: str = "") -> "Overrides":
-        """Returns the overrides of the texts of flags. Raises UserError for a text that does not fit its field."""
+        """Converts the texts of flags to typed overrides. Raises UserError for a text that does not fit its field."""
         overrides = cls(texts, first)
         return overrides.replace(**coerce_all(overrides.own.settings, texts, "flags"))
 
     @classmethod
     def parse(cls, arguments: Sequence[str], first: str = "") -> "Overrides":
-        """Returns the overrides of a command line. Raises UserError for a mistake in it."""
+        """Parses a command line to typed overrides. Raises UserError for a mistake in it."""
         return cls.read(parse_flags(arguments, first), first)
 
     def replace(self, **values: Any) -> "Overrides":
@@ -95,7 +96,7 @@ class Overrides:
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """Returns the settings of the recipe, but for those that the flags replace; {} without a recipe."""
+        """Returns the settings of the recipe that no flag replaces; {} without a recipe."""
         origin = f"recipe={self.values.get('recipe', '')}"
         settings = coerce_all(self.own.settings, self.own.without_others(self._in_recipe), origin)
         _check_length(settings, origin)
@@ -106,9 +107,12 @@ class Overrides:
     def resolve(self) -> TrainConfig:
         """Returns flags over recipe over defaults. Raises UserError if settings contradict each other."""
         _check_length(self.values, "flags")
-        settings = self.own.settings
-        values = {**self.recipe, **coerce_all(settings, self.values, "flags")}  # of the functions named in the end
-        refuse_missing(settings, values)
+        settings = self.own.settings  # of the functions that the flags or, without these, the recipe name
+        values = {**self.recipe, **coerce_all(settings, self.values, "flags")}
+        for field in dataclasses.fields(settings):
+            if field.default is REQUIRED and field.name not in values:
+                origin = f"{field.name} is missing, one of the {field.metadata['group']}"
+                raise UserError(f"{origin}: use --{field.name}=VALUE")
         config = settings(**values)
         if config.steps is None and config.epochs is None:
             config = dataclasses.replace(config, epochs=1)
@@ -127,7 +131,7 @@ class Overrides:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """Holds one command line of the trainer: the resolved settings, and flags that are none of a run's settings."""
+    """Holds one command line of the trainer: the resolved settings, and the flags that are not settings of a run."""
 
     config: TrainConfig
     print_config: bool = setting(False, "print the resolved settings and stop", group="run")
@@ -145,7 +149,7 @@ def flags_of(settings: type[TrainConfig]) -> tuple[dataclasses.Field[Any], ...]:
 def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
     """Parses and resolves a command line. Raises UserError for a mistake, SystemExit(0) for --help.
 
-    `help_options`: what --help of another command says, as options of `Parser`.
+    help_options: options of `Parser` for the --help of another command than trainer.task.
     """
     texts = parse_flags(arguments, **help_options)
     flags = {field.name: coerce(field, texts.pop(field.name, "false")) for field in _OF_COMMAND}
@@ -153,41 +157,36 @@ def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
 
 
 def own_settings(arguments: Sequence[str], first: str = "") -> OwnSettings:
-    """Returns the settings of the functions that a command line names, in a recipe or by flags.
+    """Returns the settings of the functions that a command line names, by flags or in a recipe.
 
-    They must be known before the other flags can be parsed. Raises UserError if one of them is not possible.
+    They must be known before the other flags can be parsed. Raises UserError if a parameter cannot be a setting.
     """
     return Overrides(flag_values(arguments, ("recipe", *FUNCTIONS)), first).own
 
 
 def parse_flags(arguments: Sequence[str], first: str = "", **help_options: Any) -> dict[str, str]:
-    """Returns the text of each flag given. Raises UserError for an unknown one, SystemExit(0) for --help."""
+    """Returns the text of each flag by name. Raises UserError for an unknown flag, SystemExit(0) for --help."""
     functions = own_settings(arguments, first)
     flags = flags_of(functions.settings)
-    options_of_help = help_options or _help_of_task()
-    usual = [*USUAL, *(name for parent in options_of_help.get("parents", ()) for name in parent.names)]
-    if flag_values(arguments, ("recipe", *FUNCTIONS)):  # and with it settings of its own
+    recipes = ",\n  ".join([", ".join(recipe_names()[:5]), ", ".join(recipe_names()[5:])])
+    of_help = help_options or {
+        "prog": "python -m trainer.task",
+        "usage": "%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
+        "description": _DESCRIPTION.format(
+            recipes=recipes, sources=", ".join(DATA_SOURCES), kinds=", ".join(DATA_KINDS)
+        ),
+        "epilog": _EPILOG,
+    }
+    usual = [*USUAL, *(name for parent in of_help.get("parents", ()) for name in parent.names)]
+    if flag_values(arguments, ("recipe", *FUNCTIONS)):  # --help then shows the settings of these functions too
         usual += {field.name for field in flags} - {field.name for field in flags_of(TrainConfig)}
-    # Description and epilog have their own lines.
-    parser = Parser(usual=usual, formatter_class=argparse.RawDescriptionHelpFormatter, **options_of_help)
+    # The lines of description and epilog are kept as they are.
+    parser = Parser(usual=usual, formatter_class=argparse.RawDescriptionHelpFormatter, **of_help)
     add_setting_flags(parser, flags)
     options, unknown = parser.parse_known_args(arguments)
     names = [field.name for field in flags]
     refuse_unknown(unknown, [*names, "help"], functions.hint)
     return {name: text for name, text in vars(options).items() if name in names}
-
-
-def _help_of_task() -> dict[str, Any]:
-    return {
-        "prog": "python -m trainer.task",
-        "usage": "%(prog)s --recipe=NAME --job_dir=FOLDER [--setting=value …]",
-        "description": _DESCRIPTION.format(
-            recipes=",\n  ".join([", ".join(recipe_names()[:5]), ", ".join(recipe_names()[5:])]),
-            sources=", ".join(DATA_SOURCES),
-            kinds=", ".join(DATA_KINDS),
-        ),
-        "epilog": _EPILOG,
-    }
 
 
 def to_yaml(config: TrainConfig) -> str:

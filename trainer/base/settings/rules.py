@@ -1,13 +1,14 @@
-"""Names the values that a run measures, and checks the settings of a run against each other. No TensorFlow.
+"""Names the metrics of a run, and checks the settings of a run against each other. Imports no TensorFlow.
 
-What a built-in model needs stands beside it.
+A config that `check` accepts has no two settings that contradict each other; what a built-in model needs of its
+settings is checked by `trainer.models.model_settings`, which `check` calls.
 """
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from importlib import import_module
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.train_config import (
     AUGMENTATIONS,
@@ -23,7 +24,7 @@ from trainer.base.tracker import read_addresses
 
 _EVALUATION_METRICS = ("val_loss", "val_accuracy")  # of a built-in classifier that has examples for evaluation
 
-# What steps of a built-in model report. Those of a user's own model are known only when it runs.
+# What the steps of a built-in model report. The metrics of a user's own model are known only when it runs.
 _CLASSIFIER = ("accuracy", "loss")
 STEP_METRICS = {
     "mlp": _CLASSIFIER,
@@ -44,23 +45,8 @@ FALLING = tuple(name for name, better in _BETTER.items() if better == "lower")
 _NO_DIRECTION = ("wasserstein_distance",)  # neither higher nor lower is better
 
 
-def check_metric_names(config: TrainConfig) -> None:
-    """Raises UserError if a setting names a metric that a run of this built-in model never has."""
-    model, fid = config.model, config.fid_every_steps
-    if model not in STEP_METRICS:
-        return
-    evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
-    if evaluated and fid:
-        raise UserError(f"fid_every_steps={fid}: {model} generates no images: drop the flag")
-    of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
-    of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
-    check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
-    check_known("best_metric", config.best_metric, "this run measures", measured)
-    check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
-
-
 def check_known(setting: str, value: str, subject: str, known: Iterable[str]) -> None:
-    """Raises UserError, with the nearest name, if a setting names a metric that is not in `known`; empty is allowed."""
+    """Raises UserError, with the nearest name, if the value of a setting is not in `known`; "" is allowed."""
     names = sorted(known)
     if value and value not in names:
         raise UserError(f"{setting}={value}: {subject} {', '.join(names) or 'nothing'}{nearest(value, names)}")
@@ -71,57 +57,74 @@ _RULES_OF_MODELS = "trainer.models.model_settings"  # which imports no TensorFlo
 
 def check(config: TrainConfig) -> None:
     """Raises UserError if the settings contradict each other, or do not fit the built-in model."""
-    if config.channels == 2:
-        raise UserError("channels=2: images have 1 channel (grey) or 3 (colour)")
-    if not config.data:
-        raise UserError(
+    data, model, fid = config.data, config.model, config.fid_every_steps
+    is_path = any(sign in data for sign in "/.\\:") or os.path.exists(data)
+    sources = ", ".join(DATA_SOURCES)
+    refuse(
+        (config.channels == 2, "channels=2: images have 1 channel (grey) or 3 (colour)"),
+        (
+            not data,
             "data is missing: use --data=FOLDER (or gs://BUCKET/FOLDER) with your images, one folder a class for a "
-            "classifier, or --data=digits to try the recipe without any"
-        )
-    is_name = not any(sign in config.data for sign in "/.\\:") and not os.path.exists(config.data)
-    if is_name and config.data not in DATA_SOURCES:
-        known = f"{nearest(config.data, DATA_SOURCES)} Known: {', '.join(DATA_SOURCES)}"
-        raise UserError(
-            f"data={config.data}: no such data{known}, an existing path, or your own package.module:function"
-        )
-    check_augmentations("augment", config.augment, AUGMENTATIONS)
-    local_path(config.cache_dir, "cache_dir")  # raises UserError for an address
-    for name in ("replicas", "expect_devices"):
-        if config.strategy == "one_device" and getattr(config, name) > 1:
-            raise contradiction(config, "strategy", name, "drop one of them")
-    if 0 < config.replicas < config.expect_devices:
-        raise contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used")
-    config.rows_per_replica(config.replicas or 1)
-    if config.initial_checkpoint and config.initial_model:
-        raise contradiction(config, "initial_checkpoint", "initial_model", "drop one of them")
-    if config.model in MODELS:
-        import_module(_RULES_OF_MODELS).check(config)
-    if config.profiled and config.steps and config.profiled[-1] > config.steps:
-        raise UserError(
-            f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones"
-        )
+            "classifier, or --data=digits to try the recipe without any",
+        ),
+        (
+            not is_path and data not in DATA_SOURCES,
+            f"data={data}: no such data{nearest(data, DATA_SOURCES)} Known: {sources}, an existing path, or your own "
+            "package.module:function",
+        ),
+    )
+    for name in config.augmentations:
+        check_known("augment", name, "the augmentations are", AUGMENTATIONS)
     layers = names_in(config.remat.removeprefix(LAYERS)) if config.remat.startswith(LAYERS) else ()
-    if config.remat not in ("", BLOCKS) and not layers:
-        raise UserError(f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers")
-    _ = config.class_weights  # raises UserError for another form
-    for name in ("label_smoothing", "mixup"):
-        if getattr(config, name) and config.model not in CLASSIFIERS:
-            raise UserError(
-                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: drop it; a model of "
-                "your own may have them in its loss or its data"
-            )
+    local_path(config.cache_dir, "cache_dir")  # these raise UserError for a value of another form
+    config.rows_per_replica(config.replicas or 1)
     read_addresses(config.track)
-    check_metric_names(config)
+    _ = config.class_weights
+    last_profiled, one_device = max(config.profiled, default=0), config.strategy == "one_device"
+    own = "drop it; a model of your own may have them in its loss or its data"
+    refuse(
+        (one_device and config.replicas > 1, contradiction(config, "strategy", "replicas", "drop one of them")),
+        (
+            one_device and config.expect_devices > 1,
+            contradiction(config, "strategy", "expect_devices", "drop one of them"),
+        ),
+        (
+            0 < config.replicas < config.expect_devices,
+            contradiction(config, "replicas", "expect_devices", "devices that are paid for would not be used"),
+        ),
+        (
+            config.initial_checkpoint and config.initial_model,
+            contradiction(config, "initial_checkpoint", "initial_model", "drop one of them"),
+        ),
+        (
+            config.steps and last_profiled > config.steps,
+            f"profile_steps={config.profile_steps}, but the run ends at step {config.steps}: take earlier ones",
+        ),
+        (
+            config.remat not in ("", BLOCKS) and not layers,
+            f"remat={config.remat} must be {BLOCKS}, or {LAYERS}NAME,… with names of layers",
+        ),
+        *(
+            (
+                getattr(config, name) and model not in CLASSIFIERS,
+                f"{name}={getattr(config, name)}: only {', '.join(CLASSIFIERS)} have soft labels: {own}",
+            )
+            for name in ("label_smoothing", "mixup")
+        ),
+        (fid and model in CLASSIFIERS, f"fid_every_steps={fid}: {model} generates no images: drop the flag"),
+    )
+    if model in MODELS:
+        import_module(_RULES_OF_MODELS).check(config)
+    if model in STEP_METRICS:  # the metrics of a user's own model are checked when it runs
+        evaluated = _EVALUATION_METRICS if model in CLASSIFIERS else ()
+        of_a_step, measured = STEP_METRICS[model], [*evaluated, *(OF_IMAGES if fid else ())]
+        of_an_epoch = {*of_a_step, *evaluated} - {*_NO_DIRECTION}
+        check_known("early_stopping", config.early_stopping, f"{model} can stop by", of_an_epoch)
+        check_known("best_metric", config.best_metric, "this run measures", measured)
+        check_known("tuning_metric", config.tuning_metric, "this run reports", [*of_a_step, *measured])
 
 
-def check_augmentations(setting: str, value: str, known: Collection[str]) -> None:
-    """Raises UserError, with the nearest name, if a setting names an augmentation that is not in `known`."""
-    for name in names_in(value):
-        if name not in known:
-            raise UserError(f"{setting}={value}: no such augmentation{nearest(name, known)} Known: {', '.join(known)}")
-
-
-def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> UserError:
-    """Returns the error for two settings whose values exclude each other."""
+def contradiction(config: TrainConfig, setting: str, other: str, advice: str) -> str:
+    """Returns the error line for two settings whose values exclude each other."""
     both = f"{setting}={getattr(config, setting)} and {other}={getattr(config, other)}"
-    return UserError(f"{both} contradict each other: {advice}")
+    return f"{both} contradict each other: {advice}"

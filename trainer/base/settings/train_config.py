@@ -1,6 +1,7 @@
-"""Defines the settings of a run, with meaning, unit and limits; those of a model alone stand beside it.
+"""Defines the settings of a run, with meaning, unit and limits. Imports no TensorFlow.
 
-Imports no TensorFlow.
+The settings of one model alone are keyword-only parameters of its `build`. Limits of one setting are checked by
+`fields.coerce`, contradictions of several by `rules.check`; what other modules derive from several settings is here.
 """
 
 import dataclasses
@@ -8,7 +9,7 @@ import math
 import re
 from functools import partial
 
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import setting
 
 # Names of built-in functions; a user's own `package.module:function` is used as it is.
@@ -47,7 +48,7 @@ _run, _training, _data, _devices, _output, _images = (
 class TrainConfig:
     """Holds every setting of a run. Field names are the flags, the keys of a recipe and the keys of run.json.
 
-    A resolved one is of a subclass, with the settings of its model, data and callbacks: `OwnSettings`.
+    A resolved config is of a subclass that `OwnSettings` makes, with the settings of its model, data and callbacks.
     """
 
     recipe: str = _run("", "name or path of the recipe")
@@ -64,11 +65,11 @@ class TrainConfig:
     )
 
     micro_batches: int = _training(
-        1, "passes that an update takes a replica's rows in, for less memory", unit="passes", minimum=1
+        1, "split each replica's batch into so many micro-batches and accumulate gradients, to save memory", minimum=1
     )
     remat: str = _training("", "recompute activations, for less memory: blocks, or layers:NAME,…; empty: nothing")
     virtual_replicas: int = _training(
-        0, "parts in which each batch is computed on any number of replicas, for equal bits; 0: none", minimum=0
+        0, "fixed shards per batch, for bit-identical results on any number of replicas; 0: off", minimum=0
     )
     class_weight: str = _training("", "weights of classes in the loss, as 0:1,1:6.5; other classes have 1")
     evaluation_batch_size: int = _training(
@@ -79,10 +80,10 @@ class TrainConfig:
         "constant", "shape of the learning rate after the warm-up", choices=("constant", "cosine")
     )
     warmup_steps: int = _training(0, "steps of a linear increase to learning_rate", unit="steps", minimum=0)
-    early_stopping: str = _training("", "stop when this metric of an epoch, as val_loss, no longer improves")
+    early_stopping: str = _training("", "stop when this epoch metric, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
     max_minutes: float = _training(
-        0.0, "end, saved and exported, after this time over all starts; 0: never", unit="minutes", minimum=0
+        0.0, "end, saved and exported, after this training time, restarts included; 0: never", unit="minutes", minimum=0
     )
     on_nan: str = _training(
         "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
@@ -102,13 +103,13 @@ class TrainConfig:
         "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
     )
     communication: str = _devices(
-        "auto", "sums over workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
+        "auto", "all-reduce between workers; auto, nccl: NCCL on GPUs, else ring", choices=("auto", "ring", "nccl")
     )
     worker_timeout_seconds: int = _devices(
-        600, "how long workers wait for a worker that is late, silent or behind", unit="seconds", minimum=1
+        600, "how long to wait for a worker that is late, silent or behind the others", unit="seconds", minimum=1
     )
     replicas: int = _devices(
-        0, "local devices, 0 for all GPUs; of a CPU, logical ones", unit="devices", minimum=0, maximum=64
+        0, "local devices, 0 for all GPUs; on a CPU, logical devices", unit="devices", minimum=0, maximum=64
     )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
@@ -123,15 +124,13 @@ class TrainConfig:
         choices=("auto", "true", "false"),
     )
     deterministic: bool = _devices(False, "bit-identical results on GPUs too, as on CPUs; slower")
-    shard_optimizer: bool = _devices(
-        False, "keep on each replica its part of the optimizer's slots, for less memory, and gather the weights"
-    )
+    shard_optimizer: bool = _devices(False, "shard the optimizer's state over replicas (ZeRO-1), to save memory")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
-        False, "train although a comparison finds other numbers on one replica than on two"
+        False, "train although the comparison before training finds other numbers on one replica than on two"
     )
     steps_per_loop: int = _devices(
-        0, "most steps in one call to the device; 0: as many as take about 3 seconds", unit="steps", minimum=0
+        0, "maximum number of steps per tf.function call; 0: as many as take about 3 seconds", unit="steps", minimum=0
     )
 
     checkpoint_every_steps: int = _output(
@@ -233,21 +232,23 @@ class TrainConfig:
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
-            if count < 2 or count & (count - 1):
-                lower = 1 << max(count.bit_length() - 1, 1)
-                raise UserError(
-                    f"virtual_replicas={count} is no power of 2, by which sums are added in pairs: take {lower}"
-                )
-            if count % replicas:
-                raise UserError(
-                    f"virtual_replicas={count} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them"
-                )
-            if self.micro_batches > 1:
-                raise UserError(
-                    f"virtual_replicas={count} and micro_batches={self.micro_batches} contradict each other: each "
-                    f"virtual replica is a pass already: drop --micro_batches, or use --virtual_replicas={2 * count}"
-                )
-            factors = {f"virtual_replicas={count}": count}
+            flag, lower = f"virtual_replicas={count}", 1 << max(count.bit_length() - 1, 1)
+            refuse(
+                (
+                    count < 2 or count & (count - 1),
+                    f"{flag} is no power of 2, by which sums are added in pairs: take {lower}",
+                ),
+                (
+                    count % replicas,
+                    f"{flag} does not divide over {replicas} replicas: use 1, 2, 4 … {count} of them",
+                ),
+                (
+                    self.micro_batches > 1,
+                    f"{flag} and micro_batches={self.micro_batches} contradict each other: each virtual replica is a "
+                    f"micro-batch: drop --micro_batches, or use --virtual_replicas={2 * count}",
+                ),
+            )
+            factors = {flag: count}
         else:
             factors = {f"{replicas} replicas": replicas, f"micro_batches={self.micro_batches}": self.micro_batches}
         if self.mixup and self.micro_batches % 2:
@@ -260,8 +261,8 @@ class TrainConfig:
             raise UserError(f"global_batch_size={batch} does not divide over {over}: take {near}")
         return batch // replicas
 
-    def passes(self, replicas: int) -> int:
-        """Returns in how many passes each of `replicas` takes its rows."""
+    def micro_batches_on(self, replicas: int) -> int:
+        """Returns the number of micro-batches of a replica's rows on this many replicas."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
 

@@ -1,36 +1,38 @@
-"""Says by the settings of a run and the number of its devices why XLA does not compile its steps. No TensorFlow.
+"""Decides from the settings of a run and its number of devices whether XLA compiles its steps. No TensorFlow.
 
-trainer/training/xla_choice.py adds what the model and the processor tell; a plan asks for GPUs before there is a model.
+trainer/training/xla_choice.py adds what model and processor show; a plan needs the answer before there is a model.
 """
 
 from collections.abc import Callable
 
 from trainer.base.settings.train_config import TrainConfig
 
-# A shorter run would lose more by compiling, some 10 ms an operation, than its steps gain.
+# A shorter run loses more by compiling, some 10 ms an operation, than its steps gain.
 FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
-# Of a step of which several may be one program of XLA: to start a longer one costs less than a tenth of it.
+# The largest step of which several are compiled into one program: starting a larger one costs less than a tenth of it.
 MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
-_NODES = 3  # of a traced step, for each operation that starts a kernel: 2.8 to 4.5 in our recipes
+_NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 4.5 in our recipes
 
 
 def barrier(config: TrainConfig, replicas: int) -> str:
-    """Returns why no step on so many replicas can be compiled, "" if one may be."""
-    if config.remat:
-        return f"XLA may keep what remat={config.remat} computes again"
-    if config.virtual_replicas:
-        return f"XLA would add the gradients of virtual_replicas={config.virtual_replicas} in another order"
-    if config.micro_batches > 1:
-        return f"XLA would keep all of micro_batches={config.micro_batches} in memory at once"
-    if config.shard_optimizer and replicas > 1:
-        return "XLA has no variables that live within a step, which shard_optimizer needs"
-    return ""
+    """Returns why XLA must not compile a step on this many replicas; "" if it may."""
+    parts, shards = config.micro_batches, config.virtual_replicas
+    barriers = (
+        (config.remat, f"XLA may keep what remat={config.remat} computes again"),
+        (shards, f"XLA would add the gradients of virtual_replicas={shards} in another order"),
+        (parts > 1, f"XLA would keep all of micro_batches={parts} in memory at once"),
+        (
+            config.shard_optimizer and replicas > 1,
+            "XLA has no variables that live within a step, which shard_optimizer needs",
+        ),
+    )
+    return next((line for is_barrier, line in barriers if is_barrier), "")
 
 
 def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> str:
-    """Returns why jit_compile=auto runs plain steps where no barrier is, "" if it compiles them.
+    """Returns why jit_compile=auto does not compile steps that have no barrier; "" if it compiles them.
 
-    size: returns the number of operations of a traced step; it is called only if all else speaks for compiling.
+    size: returns the number of operations of a traced step; it is called last, because tracing takes time.
     """
     if config.deterministic:
         return "deterministic=true"
@@ -41,9 +43,9 @@ def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> 
 
 
 def compiles(config: TrainConfig, replicas: int, steps: int, kernels: int) -> bool:
-    """Returns whether a run on GPUs compiles its steps, as far as its settings and counts tell.
+    """Returns whether a run on GPUs compiles its steps, as far as its settings and counts decide it.
 
-    kernels: the operations of a step that start one.
+    kernels: the number of operations of a step that start a kernel.
     """
     if config.jit_compile == "false" or barrier(config, replicas):
         return False

@@ -1,4 +1,7 @@
-"""Reads YAML files of settings, machines or prices, and refuses what no such file needs."""
+"""Reads YAML files of settings, machines or prices by PyYAML's safe loader.
+
+Refuses what could only be a mistake or an attack: duplicate keys, huge files, aliases that expand to huge documents.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -50,12 +53,12 @@ class _StrictLoader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Returns a mapping. Raises YAMLError if a key is there twice."""
+        """Returns a mapping. Raises YAMLError if a key is listed twice."""
         merge = "tag:yaml.org,2002:merge"  # of `<<: *anchor`, whose keys those of the mapping itself replace
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         duplicates = [key for index, key in enumerate(keys) if key in keys[:index]]
         if duplicates:
-            raise yaml.YAMLError(f"{duplicates[0]} is there twice")
+            raise yaml.YAMLError(f"{duplicates[0]} is listed twice")
         return super().construct_mapping(node, deep)
 
 

@@ -1,14 +1,14 @@
 """Lists, reads, writes and deletes objects of Cloud Storage. No other module uses google-cloud-storage.
 
-Requests are repeated by the client's own policy with a deadline, those with a refused token too. This module adds what
-the client leaves to its caller: it reads a long object in pieces, so that a late connection reset costs one piece only;
-it verifies the checksum of every object read and reads it again if it is wrong; an upload names the generation that it
+The client's own policy retries requests up to a deadline, also after a refused token. This module adds what the client
+leaves to its caller: it reads a long object in pieces, so that a late connection reset costs one piece only; it
+verifies the checksum of every object and reads it again if it is wrong; an upload names the generation that it
 replaces, so that a lost response does not write twice. Errors are one line that says what to do.
 https://cloud.google.com/storage/docs/retry-strategy
 
-Each request has a limit on its whole time: a timeout of the socket limits the wait for the next byte only, so that a
-byte every few seconds would hold a request without end. So it runs in a thread of its own, which is abandoned when its
-time is over: a daemon, which ends with its socket or with the process, and whose result nobody takes.
+Each request has a limit on its whole time, because a socket's timeout limits only the wait for the next byte: one byte
+every few seconds would hold a request forever. So a request runs in a daemon thread, which is abandoned when its time
+is over; its result is then ignored.
 """
 
 import base64
@@ -43,41 +43,41 @@ class TransferLimits:
     pause: float = 4  # longest backoff between two attempts; the first is up to 1 second
     connect: float = 10
     read: float = 20  # wait for the next byte, and the whole time of a request that moves no content
-    rate: int = 40_000  # bytes a second of content: what brings fewer is cut like a connection that says nothing
+    rate: int = 40_000  # bytes a second of content: a slower transfer is cut like a silent connection
     tries: int = 3  # of an upload that conflicts with another one
     downloads: int = 3  # of an object that arrives with a wrong checksum
     workers: int = 16  # concurrent transfers
-    piece: int = 2 * 2**20  # bytes per read request, which are held in memory; they take less than `retry`
+    piece: int = 2 * 2**20  # bytes per read request, held in memory; reading them takes less than `retry`
 
 
 LIMITS = TransferLimits()
 _TURN_SECONDS = 0.1
-_START = uuid.uuid4().hex  # of this process: another machine may have the same name and number
+_START = uuid.uuid4().hex  # identifies this process: another machine may have the same name and process number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
 _LOCATE = "read its location (roles/storage.bucketViewer)"
 _WRITE = "write it (roles/storage.objectUser)"
-_IN_MEMORY = 64 * 2**20  # bytes; smaller files are read at once before the upload, because they may grow meanwhile
+_IN_MEMORY = 64 * 2**20  # bytes; smaller files are read whole before the upload, because they may grow meanwhile
 
 
 class Cancelled(Exception):
-    """Ends a transfer because another one failed, or a signal came."""
+    """Ends a transfer because another one failed or a signal arrived."""
 
 
 class TooSlow(ConnectionError):
-    """Ends a request whose time is over; the client's retries repeat it like a connection that was cut."""
+    """Ends a request whose time is over; the client retries it like a connection that was cut."""
 
 
 class RefusedToken(UserError):
-    """Reports credentials that Cloud Storage refuses: they may be valid again, as after a new login."""
+    """Reports credentials that Cloud Storage refuses; after a new login the same request may succeed."""
 
 
 class NoPermission(UserError):
-    """Reports what the account of this machine may not do; that of a job may be permitted."""
+    """Reports a missing permission of this machine's account; the account of a job may have it."""
 
 
 class Conflict(PlatformFault):
-    """Reports an object that is changed by others while it is replaced."""
+    """Reports an object that another process changes while it is replaced."""
 
 
 @dataclass(frozen=True, slots=True)  # a bucket may have a million
@@ -94,7 +94,7 @@ class Remote:
 
     @property
     def writer(self) -> str:
-        """Returns who wrote it, and when."""
+        """Returns who wrote the object, and when."""
         written = f", {self.updated:%Y-%m-%d %H:%M:%S} UTC" if self.updated else ""
         return (self.metadata or {}).get("trainer-writer", "an unknown program") + written
 
@@ -127,7 +127,7 @@ class Gcs:
         self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
 
     def log_in(self) -> None:
-        """Reads the credentials anew, as after a refused token: the user may have logged in again."""
+        """Reads the credentials again, as after a refused token: the user may have logged in meanwhile."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old Python versions and optional packages
             from google.cloud import storage
@@ -164,7 +164,7 @@ class Gcs:
         return _remote(address.bucket, blob) if blob else None
 
     def location(self, bucket: str) -> str:
-        """Returns where a bucket lies, as US or EUROPE-WEST4."""
+        """Returns the location of a bucket, as US or EUROPE-WEST4."""
         about = self._request(lambda: self.client.get_bucket(bucket, **self._once), Address(bucket, ""), _LOCATE)
         return str(about.location)
 
@@ -199,12 +199,18 @@ class Gcs:
             raise UserError(f"{remote.address}: stored with Content-Encoding gzip: upload it without this encoding")
         import google_crc32c
 
+        def read_piece(start: int, end: int) -> bytes:
+            blob = self._blob(remote.address, remote.generation)
+            return bytes(blob.download_as_bytes(start=start, end=end, raw_download=True, checksum=None, **self._once))
+
         for _ in range(self.limits.downloads):
             target.seek(0)
             target.truncate()
             checksum = google_crc32c.Checksum()
             for start in range(0, remote.size, self.limits.piece):
-                piece = self._piece(remote, start, cancelled)
+                end = min(start + self.limits.piece, remote.size) - 1
+                request = functools.partial(read_piece, start, end)
+                piece = self._request(request, remote.address, _READ, end - start, cancelled)
                 target.write(piece)
                 checksum.update(piece)
                 on_bytes(len(piece))
@@ -215,16 +221,6 @@ class Gcs:
             f"{remote.address}: wrong checksum after {self.limits.downloads} downloads: it is damaged on its way, or "
             "where it is stored: upload it again"
         )
-
-    def _piece(self, remote: Remote, start: int, cancelled: threading.Event) -> bytes:
-        end = min(start + self.limits.piece, remote.size) - 1
-
-        def request() -> bytes:
-            blob = self._blob(remote.address, remote.generation)
-            content = blob.download_as_bytes(start=start, end=end, raw_download=True, checksum=None, **self._once)
-            return bytes(content)
-
-        return self._request(request, remote.address, _READ, end - start, cancelled)
 
     def upload(self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False) -> int:
         """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
@@ -237,13 +233,13 @@ class Gcs:
         if isinstance(content, Path) and size <= _IN_MEMORY:
             content = content.read_bytes()
             size = len(content)
-        checksum, known = crc32c_of(content), bool(replaced)  # that is, written by this process before
+        checksum, ours = crc32c_of(content), bool(replaced)  # ours: this process has written the object before
         for _ in range(1 if strict else self.limits.tries):
             send = functools.partial(self._send, content, size, address, replaced)
             present: Remote | None = self._request(send, address, _WRITE, size) or self.get(address)
             if present and (present.size, present.crc32c) == (size, checksum):
                 return present.generation
-            if known and present and present.metadata != writer():
+            if ours and present and present.metadata != writer():
                 break
             replaced = present.generation if present else 0
         raise Conflict(f"{address}: another run writes it: {present.writer if present else 'one that deleted it'}")
@@ -254,12 +250,12 @@ class Gcs:
 
         blob = self._blob(address)
         blob.metadata = writer()
-        repeated = {"retry": self._temporary} if size > self.limits.piece else {}  # by the client, in several requests
-        # Opened for each attempt: one that was abandoned may still read.
+        retries = {"retry": self._temporary} if size > self.limits.piece else {}  # the client sends it in several parts
+        # Opened for each attempt, because an abandoned one may still be reading.
         with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
             try:
                 blob.upload_from_file(
-                    stream, size=size, checksum="crc32c", if_generation_match=replaced, **{**self._once, **repeated}
+                    stream, size=size, checksum="crc32c", if_generation_match=replaced, **{**self._once, **retries}
                 )
             except PreconditionFailed:
                 return None
@@ -286,15 +282,11 @@ class Gcs:
         moved_bytes: int = 0,
         cancelled: threading.Event = NEVER,
     ) -> T:
-        """Sends a request, repeats it while that may help, and returns its answer. `needed`: see `explained`."""
+        """Sends a request, with retries while they may help, and returns its answer. `needed`: see `explained`."""
         seconds = self.limits.read + moved_bytes / self.limits.rate
-
-        def attempt() -> T:
-            return in_time(work, seconds, cancelled)
-
         with explained(str(address), needed):
-            repeated: Callable[[], T] = self._refused(self._temporary(attempt))
-            return repeated()
+            retried: Callable[..., T] = self._refused(self._temporary(in_time))
+            return retried(work, seconds, cancelled)
 
 
 def writer() -> dict[str, str]:
@@ -363,41 +355,55 @@ def explained(subject: str, needed: str = "") -> Iterator[None]:
     except (UserError, PlatformFault, Cancelled):
         raise
     except Exception as error:
-        explanation = _explain(error, subject, needed)
-        if explanation is None:
-            raise
-        raise explanation from error
+        from google.api_core import exceptions as api
+        from google.auth import exceptions as auth
+        from requests import RequestException
+        from urllib3.exceptions import HTTPError
 
-
-def _explain(error: Exception, subject: str, needed: str) -> Exception | None:
-    from google.api_core import exceptions as api
-    from google.auth import exceptions as auth
-    from requests import RequestException
-    from urllib3.exceptions import HTTPError
-
-    cause = error.cause if isinstance(error, api.RetryError) else error
-    text = " ".join(str(cause).split())
-    refused = is_refused_token(cause)
-    if refused or isinstance(cause, auth.DefaultCredentialsError):
-        return (RefusedToken if refused else UserError)(
-            f"{subject}: no valid Google credentials: run `{login_command()}`, or set "
-            f"GOOGLE_APPLICATION_CREDENTIALS to a key file ({text.partition('. ')[0][:160]})"
+        cause = error.cause if isinstance(error, api.RetryError) else error
+        text = " ".join(str(cause).split())
+        refused, network = is_refused_token(cause), (RequestException, HTTPError, ConnectionError, TimeoutError)
+        missing, is_disk = isinstance(cause, api.NotFound), isinstance(error, OSError)
+        rules: tuple[tuple[bool, type[UserError | PlatformFault], str], ...] = (
+            (
+                refused or isinstance(cause, auth.DefaultCredentialsError),
+                RefusedToken if refused else UserError,
+                f"no valid Google credentials: run `{login_command()}`, or set GOOGLE_APPLICATION_CREDENTIALS to a key "
+                f"file ({text.partition('. ')[0][:160]})",
+            ),
+            (
+                "requester pays" in text.lower() or "userprojectmissing" in text.lower(),
+                UserError,
+                "its bucket charges the reader (requester pays): copy the data to your own bucket",
+            ),
+            (
+                isinstance(cause, api.Forbidden),
+                NoPermission,
+                f"no permission to {needed}: have it granted to the account that runs this",
+            ),
+            (
+                missing and ("bucket does not exist" in text.lower() or "/o/" not in text),
+                UserError,
+                "bucket not found: check its name, or create it (gcloud storage buckets create)",
+            ),
+            (missing, PlatformFault, "deleted or replaced while it was read"),
+            (
+                isinstance(cause, api.ClientError) and cause is error,  # it was not retried
+                UserError,
+                f"Cloud Storage rejected the request: {shortened(text)}",
+            ),
+            (
+                isinstance(error, (api.GoogleAPIError, auth.GoogleAuthError, *network)),
+                PlatformFault,
+                f"request to Cloud Storage failed: {shortened(text)}",
+            ),
+            (
+                is_disk and not isinstance(error, FileNotFoundError),
+                UserError,
+                f"cannot be stored on the local disk ({getattr(error, 'strerror', '')}): see --cache_dir",
+            ),
         )
-    if "requester pays" in text.lower() or "userprojectmissing" in text.lower():
-        return UserError(f"{subject}: its bucket charges the reader (requester pays): copy the data to your own bucket")
-    if isinstance(cause, api.Forbidden):
-        return NoPermission(f"{subject}: no permission to {needed}: have it granted to the account that runs this")
-    if isinstance(cause, api.NotFound):
-        if "bucket does not exist" in text.lower() or "/o/" not in text:
-            return UserError(
-                f"{subject}: bucket not found: check its name, or create it (gcloud storage buckets create)"
-            )
-        return PlatformFault(f"{subject}: deleted or replaced while it was read")
-    if isinstance(cause, api.ClientError) and cause is error:  # was not retried
-        return UserError(f"{subject}: Cloud Storage rejected the request: {shortened(text)}")
-    network = (api.GoogleAPIError, auth.GoogleAuthError, RequestException, HTTPError, ConnectionError, TimeoutError)
-    if isinstance(error, network):
-        return PlatformFault(f"{subject}: request to Cloud Storage failed: {shortened(text)}")
-    if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-        return UserError(f"{subject}: cannot be stored on the local disk ({error.strerror}): see --cache_dir")
-    return None
+        for matches, kind, line in rules:
+            if matches:
+                raise kind(f"{subject}: {line}") from error
+        raise

@@ -1,8 +1,8 @@
-"""Finds the login of this machine: application default credentials or gcloud's, of which one suffices for everything.
+"""Finds the login of this machine: application default credentials or gcloud's; either is enough for all commands.
 
-Python programs use the first if there are any, else they ask gcloud for a token; gcloud uses its own login if there is
-one, else it gets a token of the first, in a file. On Vertex AI the metadata server answers for the job's account.
-https://docs.cloud.google.com/docs/authentication/application-default-credentials
+Python programs use application default credentials or, without them, a token of gcloud; gcloud uses its own login or,
+without it, a token of the application default credentials, in a file. On Vertex AI the metadata server answers for the
+job's account. https://docs.cloud.google.com/docs/authentication/application-default-credentials
 """
 
 import configparser
@@ -24,9 +24,9 @@ from trainer.base.errors import reason, shortened
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _ADC = "application_default_credentials.json"
 _TIMEOUT_S = 60.0  # of gcloud
-# A token lives an hour at most. gcloud may give one that it keeps since a while: a refused one is renewed anyway.
+# A token is valid for an hour at most, and gcloud may return an older one; a refused token is renewed anyway.
 _LIFE = timedelta(minutes=30)
-# What gcloud writes if the network fails, in the same sentence that asks for a new login.
+# What gcloud prints if the network fails, in the same sentence that asks for a new login.
 _NETWORK = re.compile(
     r"ConnectionPool|Max retries|timed? ?out|[Cc]onnection|Failed to resolve|Unable to reach|\b50[0-4]\b"
 )
@@ -46,38 +46,26 @@ def credentials(anew: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _credentials(*_environment: str) -> Any:
-    token_file = gcloud_property("auth", "access_token_file")  # which CI systems set; it needs no gcloud
-    if not _has_default_credentials() and token_file:
-        return _credentials_of(token_file)
-    if not _has_default_credentials() and gcloud_account() and shutil.which("gcloud"):
-        return _gcloud_credentials()
     import google.auth
-
-    return google.auth.default(scopes=_SCOPES)[0]
-
-
-def _credentials_of(token_file: str) -> Any:
-    """Returns credentials of the token in a file. Raises DefaultCredentialsError if it cannot be read."""
-    from google.auth.exceptions import DefaultCredentialsError
-    from google.oauth2.credentials import Credentials
-
-    try:
-        return Credentials(token=Path(token_file).read_text(encoding="ascii").strip())
-    except (OSError, ValueError) as error:
-        raise DefaultCredentialsError(f"access_token_file={token_file}: {reason(error)}") from None
-
-
-def _gcloud_credentials() -> Any:
-    """Returns credentials that ask gcloud for a token, also of an account that gcloud impersonates."""
     from google.auth.credentials import Credentials
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.oauth2.credentials import Credentials as TokenCredentials
 
+    token_file = gcloud_property("auth", "access_token_file")  # CI systems set it, without gcloud
+    if not _has_default_credentials() and token_file:
+        try:
+            return TokenCredentials(token=Path(token_file).read_text(encoding="ascii").strip())
+        except (OSError, ValueError) as error:
+            raise DefaultCredentialsError(f"access_token_file={token_file}: {reason(error)}") from None
+    if _has_default_credentials() or not (gcloud_account() and shutil.which("gcloud")):
+        return google.auth.default(scopes=_SCOPES)[0]
     lock = threading.Lock()
 
     class GcloudCredentials(Credentials):
         token: str | None
 
         def refresh(self, request: Any) -> None:
-            """Asks gcloud for a token; threads that wait for one take that of the first. Raises RefreshError."""
+            """Asks gcloud for a token, once for all threads that wait for it. Raises RefreshError."""
             refused = self.token
             with lock:
                 if self.token is refused or not self.valid:
@@ -88,7 +76,10 @@ def _gcloud_credentials() -> Any:
 
 
 def _gcloud_token() -> str:
-    """Returns a token of gcloud's. Raises RefreshError if a new login helps, TransportError if a retry may."""
+    """Returns a token of gcloud, also for an account that it impersonates.
+
+    Raises RefreshError if a new login is needed, TransportError if a retry may help.
+    """
     from google.auth.exceptions import RefreshError, TransportError
 
     command = ["gcloud", "auth", "print-access-token", "--quiet"]
@@ -134,18 +125,14 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="gcloud-") as folder:  # of mode 0700
         file = Path(folder, "token")
+        from google.auth.transport.requests import Request
+
+        login = credentials()
+        if not login.valid:  # it expires soon
+            login.refresh(Request())
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
-            opened.write(_token())
+            opened.write(str(login.token))
         yield {**os.environ, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(file)}
-
-
-def _token() -> str:
-    from google.auth.transport.requests import Request
-
-    login = credentials()
-    if not login.valid:  # as shortly before its end
-        login.refresh(Request())
-    return str(login.token)
 
 
 def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -1,7 +1,8 @@
 """Checks the addresses of a run, and downloads its data to a cache: once, in parallel, verified and atomically.
 
 Each address has one folder in the cache: `local`, the copy, with complete files only; `parts`, unfinished downloads;
-`lock`, so that two processes do not download the same. Files whose size and checksum match are not downloaded again.
+`lock`, so that two processes do not download the same data. Files whose size and checksum match are not downloaded
+again. Requests are those of `gcs.py`, with their retries and errors.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError, refuse
 from trainer.base.log import ProgressBar, log
 from trainer.base.storage.gcs import LIMITS, Remote, TooSlow, connect, crc32c_of, explained, in_time
 from trainer.base.storage.local_files import Address, expanded, output_address, parse
@@ -34,7 +35,7 @@ _LOG_SECONDS = 30.0
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
-    """Checks the addresses among these settings within 15 seconds; local paths pass unchecked.
+    """Checks the addresses among these settings within 15 seconds; local paths are not checked.
 
     inputs: settings that name something to read, and their values; outputs: settings that name folders to write to.
     Raises UserError for the first address that cannot be used, or PlatformFault if Cloud Storage fails.
@@ -46,7 +47,15 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
     def run() -> None:
         for setting, address, written in checks:
             try:
-                _check(address, written)
+                gcs = connect(_LIMITS)
+                if written:
+                    probe = address / f".probe-{uuid.uuid4().hex}"
+                    gcs.upload(b"", probe)
+                    if remote := gcs.get(probe):
+                        gcs.delete(remote)
+                listed = gcs.list(address, most=1)
+                if not (listed or written or (address.name and gcs.get(address))):
+                    raise UserError(f"no objects found: check with `gcloud storage ls {address}`")
             except (UserError, PlatformFault) as error:
                 text = str(error)
                 raise type(error)(text if text.startswith(setting) else f"{setting}: {text}") from error
@@ -58,18 +67,6 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
             raise PlatformFault(
                 f"{checks[0][0]}: no response within {SECONDS:.0f} seconds: check the network and the credentials"
             ) from None
-
-
-def _check(address: Address, written: bool) -> None:
-    gcs = connect(_LIMITS)
-    if written:
-        probe = address / f".probe-{uuid.uuid4().hex}"
-        gcs.upload(b"", probe)
-        if remote := gcs.get(probe):
-            gcs.delete(remote)
-    listed = gcs.list(address, most=1)
-    if not (listed or written or (address.name and gcs.get(address))):
-        raise UserError(f"no objects found: check with `gcloud storage ls {address}`")
 
 
 def stage(path: str, name: str, cache_dir: str = "") -> Path:
@@ -92,11 +89,11 @@ def home_of(address: Address, cache_dir: str = "") -> Path:
     return cache_home(cache_dir) / f"{address.bucket}-{digest}"
 
 
-_listed: dict[Address, list[Remote]] = {}  # by `listing`, until they are staged
+_listed: dict[Address, list[Remote]] = {}  # what `listing` returned, until it is staged
 
 
 def listing(address: Address) -> list[Remote]:
-    """Returns the objects of an address; `Staged` then stages these, so that a run reads what it has compared."""
+    """Returns the objects of an address; `Staged` then downloads these, so that a run reads what it has compared."""
     gcs = connect()
     remotes = gcs.list(address)
     if not remotes and address.name and (single := gcs.get(address)):
@@ -108,7 +105,7 @@ def listing(address: Address) -> list[Remote]:
 
 @contextmanager
 def naming(local: Path, address: Address | None) -> Iterator[None]:
-    """Names the address in place of its local copy in errors within the block: the user does not know the copy."""
+    """Replaces the local copy's path by the address in errors of the block: the user does not know the copy."""
     try:
         yield
     except (UserError, PlatformFault) as error:
@@ -138,24 +135,47 @@ class Staged:
     def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
         """Downloads objects, removes files without an object, and returns the local copy.
 
-        is_needed: tells by a name below the folder whether the object is downloaded.
+        is_needed: returns for a name below the folder whether the object is downloaded.
         """
         chosen = {below: remote for below, remote in self.objects.items() if is_needed(below)}
-        with explained(self._setting), self._alone():
-            _clear(self.local, self.objects.keys())
-            with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
-                same = list(pool.map(lambda item: _is_same(self.local / item[0], item[1]), chosen.items()))
-            missing = {below: chosen[below] for below, whole in zip(chosen, same, strict=True) if not whole}
-            if missing:
-                self._fetch(missing, quiet)
-            elif not quiet:
-                size = sum(remote.size for remote in chosen.values())
-                log.info(f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already")
+        kept, parts = {str(self.local / name) for name in self.objects}, self.home / "parts"
+
+        def is_present(below: str) -> bool:
+            file, remote = self.local / below, chosen[below]
+            try:
+                return not file.is_symlink() and file.stat().st_size == remote.size and crc32c_of(file) == remote.crc32c
+            except OSError:
+                return False
+
+        with explained(self._setting):
+            self.home.mkdir(parents=True, exist_ok=True)
+            with open(self.home / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may download the same address
+                shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed
+                parts.mkdir()
+                self.local.parent.mkdir(exist_ok=True)
+                # What no object has goes, also a file in place of a folder and the other way round.
+                if not self.local.is_dir() and str(self.local) not in kept:
+                    self.local.unlink(missing_ok=True)
+                for folder, _, files in os.walk(self.local, topdown=False):
+                    for file in files:
+                        if os.path.join(folder, file) not in kept:
+                            os.unlink(os.path.join(folder, file))
+                    if not os.listdir(folder):
+                        os.rmdir(folder)
+                with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
+                    present = list(pool.map(is_present, chosen))
+                missing = [below for below, whole in zip(chosen, present, strict=True) if not whole]
+                if missing:
+                    self._download({below: chosen[below] for below in missing}, parts, quiet)
+                elif not quiet:
+                    size = sum(remote.size for remote in chosen.values()) / 1e6
+                    log.info(f"{self._setting}: {len(chosen):,} files, {size:,.1f} MB, are in {self.local} already")
         return self.local
 
-    def _fetch(self, missing: dict[str, Remote], quiet: bool) -> None:
-        size = sum(remote.size for remote in missing.values())
-        free = shutil.disk_usage(self.home).free
+    def _download(self, missing: dict[str, Remote], parts: Path, quiet: bool) -> None:
+        """Downloads these objects in parallel, each to a file of `parts` that then replaces the local one."""
+        size, free = sum(remote.size for remote in missing.values()), shutil.disk_usage(self.home).free
         if size > free:
             raise UserError(
                 f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f} GB free in {self.home}: "
@@ -165,24 +185,12 @@ class Staged:
         with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
             def transfer(below: str, cancelled: threading.Event) -> None:
-                part, whole = self.home / "parts" / str(numbers[below]), self.local / below
+                part, whole = parts / str(numbers[below]), self.local / below
                 self._gcs.download(missing[below], part, advance, cancelled)
                 whole.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(part, whole)
 
             in_parallel(transfer, missing, self._gcs.limits.workers)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Locks this address against other processes within the block, and removes stale parts."""
-        self.home.mkdir(parents=True, exist_ok=True)
-        with open(self.home / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            parts = self.home / "parts"
-            shutil.rmtree(parts, ignore_errors=True)
-            parts.mkdir()
-            self.local.parent.mkdir(exist_ok=True)
-            yield
 
 
 def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
@@ -190,44 +198,15 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
     files = set(names)
     for name in sorted(files):
         parts = name.split("/")
-        reason = ""
-        if any(part in ("", ".", "..") for part in parts):
-            reason = "it contains an empty part, . or .. between slashes"
-        elif _FORBIDDEN.search(name):
-            reason = "it contains a backslash or a control character"
-        elif max(map(_bytes, parts)) > _LONGEST_NAME or _bytes(f"{root}/{name}") > _LONGEST_PATH:
-            reason = "it is too long"
-        else:
-            beside = next(("/".join(parts[:n]) for n in range(1, len(parts)) if "/".join(parts[:n]) in files), None)
-            reason = f"{beside[:100]!r} is an object too" if beside else ""
-        if reason:
-            raise UserError(f"{setting}: the object {name[:100]!r} cannot be a local file: {reason}: rename it")
-
-
-def _bytes(name: str) -> int:
-    return len(name.encode(errors="surrogatepass"))
-
-
-def _is_same(file: Path, remote: Remote) -> bool:
-    try:
-        return not file.is_symlink() and file.stat().st_size == remote.size and crc32c_of(file) == remote.crc32c
-    except OSError:
-        return False
-
-
-def _clear(local: Path, names: Iterable[str]) -> None:
-    """Removes files without an object from the local copy, also a file in place of a folder and vice versa."""
-    kept = {str(local / name) for name in names}
-    if not local.is_dir():
-        if str(local) not in kept:
-            local.unlink(missing_ok=True)
-        return
-    for folder, _, files in os.walk(local, topdown=False):
-        for file in files:
-            if os.path.join(folder, file) not in kept:
-                os.unlink(os.path.join(folder, file))
-        if not os.listdir(folder):
-            os.rmdir(folder)
+        *lengths, length = (len(part.encode(errors="surrogatepass")) for part in (*parts, f"{root}/{name}"))
+        folders = {"/".join(parts[:count]) for count in range(1, len(parts))} & files
+        why = f"{setting}: the object {name[:100]!r} cannot be a local file"
+        refuse(
+            ({"", ".", ".."} & {*parts}, f"{why}: it contains an empty part, . or .. between slashes: rename it"),
+            (_FORBIDDEN.search(name), f"{why}: it contains a backslash or a control character: rename it"),
+            (max(lengths) > _LONGEST_NAME or length > _LONGEST_PATH, f"{why}: it is too long: rename it"),
+            (folders, f"{why}: {min(folders, default='')[:100]!r} is an object too: rename it"),
+        )
 
 
 def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
@@ -245,7 +224,7 @@ def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection
     with ThreadPoolExecutor(workers) as pool:
         try:
             for transfer in [pool.submit(run, item) for item in items]:
-                while not transfer.done():  # in turns: Python notices a Ctrl-C just before a wait only after it
+                while not transfer.done():  # with a timeout: Python notices Ctrl-C only when the wait has ended
                     wait([transfer], timeout=1)
         finally:
             cancelled.set()
@@ -255,7 +234,7 @@ def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection
 
 @contextmanager
 def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a thread-safe function that adds transferred bytes, or subtracts those that must be fetched again.
+    """Yields a thread-safe function that adds transferred bytes, or subtracts bytes that are downloaded again.
 
     Shows a bar on a terminal, a log line every 30 seconds elsewhere, and logs bytes and speed at the end.
     """

@@ -11,28 +11,30 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from trainer.base.errors import UserError, reason
+from trainer.base.errors import UserError, reason, refuse
 from trainer.base.log import log
 from trainer.base.tracker import Address, Opened, Point, TrackedRun
 
-# The package's own retries would hold up the next report; it would send its use to its makers, and print.
+# MLflow's own retries would delay the next report; it would also send telemetry, and print to stdout.
 _ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true",
                 "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}  # fmt: skip
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _ID = "trainer.run"  # a tag: our id of the run
-_METRICS, _TAGS = 1000, 100  # most of one request
+_METRICS, _TAGS = 1000, 100  # at most in one request
 
 
 class MlflowRuns:
-    """Finds a run by our id in a tag, so that no start makes a second one. Meets `Tracker`."""
+    """Finds a run by our id in a tag, so that no restart creates a second one. Meets `Tracker`."""
 
     def __init__(self, address: Address) -> None:
         """Raises UserError if the package that the address needs is missing."""
         text, whole = f"track={address.text}", find_spec("sqlalchemy") and find_spec("alembic")
-        if find_spec("mlflow") is None:
-            raise UserError(f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'")
-        if address.server.startswith("sqlite") and not whole:
-            raise UserError(f"{text}: a database file needs the whole package: pip install mlflow")
+        missing = f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'"
+        is_file = address.server.startswith("sqlite")
+        refuse(
+            (find_spec("mlflow") is None, missing),
+            (is_file and not whole, f"{text}: a database file needs the whole package: pip install mlflow"),
+        )
         os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
         from mlflow import MlflowClient
 
@@ -42,66 +44,57 @@ class MlflowRuns:
         self._run, self._tags, self._parameters = "", dict[str, str](), dict[str, str]()
 
     def begin(self, run: TrackedRun) -> Opened:
-        with self._refusals():
-            return self._begin(run)
+        from mlflow.exceptions import MlflowException
 
-    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+        client, name, server = self._client, self._address.name, self._address.server
         with self._refusals():
-            self._send(run, points)
-
-    def _begin(self, run: TrackedRun) -> Opened:
-        experiment = self._experiment()
-        before = self._find(experiment, run.id)
-        if before is None:
-            parent = self._find(experiment, run.parent) if run.parent else None
-            tags = {_ID: run.id, **({"mlflow.parentRunId": parent.info.run_id} if parent else {})}
-            before = self._client.create_run(experiment, tags=tags, run_name=run.name)
-        self._run, self._tags, self._parameters = before.info.run_id, before.data.tags, before.data.params
-        if before.info.status != "RUNNING":
-            self._client.update_run(self._run, status="RUNNING")
-        steps = {metric.key: metric.step for metric in before.data.to_proto().metrics}
-        server = self._address.server
-        link = f"{server}/#/experiments/{experiment}/runs/{self._run}" if server.startswith("http") else server
+            if (experiment := client.get_experiment_by_name(name)) is None:
+                try:
+                    client.create_experiment(name)
+                except MlflowException:  # another run may have created it at the same time
+                    if client.get_experiment_by_name(name) is None:
+                        raise
+                experiment = client.get_experiment_by_name(name)
+            if experiment.lifecycle_stage != "active":
+                raise UserError(f"{self._text}: the experiment was deleted: restore it, or use another name")
+            number = str(experiment.experiment_id)
+            known = self._find(number, run.id)
+            if known is None:
+                parent = self._find(number, run.parent) if run.parent else None
+                tags = {_ID: run.id, **({"mlflow.parentRunId": parent.info.run_id} if parent else {})}
+                known = client.create_run(number, tags=tags, run_name=run.name)
+            self._run, self._tags, self._parameters = known.info.run_id, known.data.tags, known.data.params
+            if known.info.status != "RUNNING":
+                client.update_run(self._run, status="RUNNING")
+        steps = {metric.key: metric.step for metric in known.data.to_proto().metrics}
+        link = f"{server}/#/experiments/{number}/runs/{self._run}" if server.startswith("http") else server
         return Opened(link, lambda name: steps.get(_allowed(name), -1))
 
-    def _send(self, run: TrackedRun, points: Sequence[Point]) -> None:
+    def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         metrics = [Metric(_allowed(name), value, int(1000 * point.time), point.step)
                    for point in points for name, value in point.values.items()]  # fmt: skip
         values = {_allowed(name): value for name, value in run.parameters.items()}
         fresh = {name: value for name, value in values.items() if name not in self._parameters}
-        # A parameter of MLflow never changes: another value of it, as more replicas on resuming, is a tag.
+        # A parameter of MLflow never changes: a new value, as of `replicas` after a restart, becomes a tag.
         changed = {name: value for name, value in values.items() if self._parameters.get(name, value) != value}
         described = {"mlflow.note.content": run.description} if run.description else {}
         all_tags = {**{_allowed(name): value for name, value in run.tags.items()}, **changed, **described}
         tags = {name: value for name, value in all_tags.items() if self._tags.get(name) != value}
         parts = [[Param(*item) for item in fresh.items()], [RunTag(*item) for item in tags.items()]]
-        while metrics or any(parts):
-            self._client.log_batch(self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts))
-            metrics, parts = metrics[_METRICS:], [part[_TAGS:] for part in parts]
-        self._tags, self._parameters = {**self._tags, **tags}, {**self._parameters, **fresh}
-        if run.state != "running":
-            self._client.set_terminated(self._run, _STATES[run.state])
+        with self._refusals():
+            while metrics or any(parts):
+                self._client.log_batch(self._run, metrics[:_METRICS], *(part[:_TAGS] for part in parts))
+                metrics, parts = metrics[_METRICS:], [part[_TAGS:] for part in parts]
+            self._tags, self._parameters = {**self._tags, **tags}, {**self._parameters, **fresh}
+            if run.state != "running":
+                self._client.set_terminated(self._run, _STATES[run.state])
         for file in run.files:
             try:
                 self._client.log_artifact(self._run, str(file))
-            except Exception as error:  # of the server's store of files, which may be another one
+            except Exception as error:  # of the server's artifact store, which may be another server
                 log.warning(f"{self._text}: {file} is not sent: {reason(error)}")
-
-    def _experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
-
-        name = self._address.name
-        if (experiment := self._client.get_experiment_by_name(name)) is None:
-            try:
-                return str(self._client.create_experiment(name))
-            except MlflowException:  # another run may have made it at the same time
-                if (experiment := self._client.get_experiment_by_name(name)) is None:
-                    raise
-        if experiment.lifecycle_stage != "active":
-            raise UserError(f"{self._text}: the experiment was deleted: restore it, or use another name")
-        return str(experiment.experiment_id)
 
     def _find(self, experiment: str, identity: str) -> Any:
         runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)
@@ -109,7 +102,7 @@ class MlflowRuns:
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Raises UserError for what the server refuses within the block, but not for what a later try may send."""
+        """Raises UserError if the server refuses a request in the block for good; other errors pass unchanged."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -125,5 +118,5 @@ class MlflowRuns:
 
 
 def _allowed(name: str) -> str:
-    """Returns a name that MLflow takes: loss.2 for loss@2."""
+    """Returns a name that MLflow allows: loss.2 for loss@2."""
     return re.sub(r"[^\w\-./: ]", "_", name.replace("@", "."))[:250]

@@ -1,6 +1,7 @@
-"""Sends runs to trackers: a thread for each follows the files of a running training, and holds nothing up.
+"""Sends runs to trackers: a thread for each tracker follows the files of a running training and never delays it.
 
-stats.jsonl is the queue: what a tracker cannot take now is sent when it answers, or by `python -m deploy track`.
+stats.jsonl is the queue: what a tracker does not accept now is sent when it answers again, or by `python -m deploy
+track`. Relies on `records.py` for the files and on `tracker.py` for the interface. Each point is sent once.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -23,7 +24,6 @@ from trainer.base.log import log
 from trainer.base.run_files.records import (
     MODEL,
     SAMPLE_FILES,
-    StatsEntry,
     items,
     mapping,
     number,
@@ -33,19 +33,19 @@ from trainer.base.run_files.records import (
 )
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses, text_of
 
-TAGS = "TRAINER_TAGS"  # a variable of a job: tags as JSON, which only whoever submits it knows
-# The state in result.json -> that of a tracker. A run that neither runs nor says how it ended was killed.
+TAGS = "TRAINER_TAGS"  # environment variable of a job: tags as JSON, which only the submitting machine knows
+# The state in result.json -> the state in a tracker. A run that does not run and has another state was killed.
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
-# Of result.json: times of the clock, and what points of their own hold.
+# Values of result.json that are clock times, or that other points have.
 _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
 _NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "losses", "metrics")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFiles:
-    """Reads the files of a run, which may grow, and be replaced when the run goes back to a checkpoint.
+    """Reads the files of a run, which may grow, and shrink when the run goes back to a checkpoint.
 
-    `where`: the path or address of the job directory, for people; `more`: values beside those of result.json.
+    where: the path or address of the job directory, for people; more: values beside those of result.json.
     """
 
     folder: Path
@@ -55,20 +55,29 @@ class RunFiles:
     more: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def points(self, *, ended: bool) -> list[Point]:
-        """Returns all points: of a run that goes on without the newest step, of which more may come.
+        """Returns a point for each step; for a run that has `ended`, the last point holds `result/…`.
 
-        Of one that has `ended` the last one holds `result/…`.
+        For a running one the newest step is left out, because more lines of it may follow. Means over an epoch are
+        named `epoch/NAME`. After a rollback names end in @2, after the second one in @3: the run then reports other
+        values than it would have without it.
         """
         started = str(read_run_info(self.folder)[0].get("started", "1970-01-01T00:00:00Z"))
-        began = datetime.fromisoformat(started).timestamp()
-        points = points_of(read_stats(self.folder)[0], began)
+        time = datetime.fromisoformat(started).timestamp()  # of lines without a time of their own
+        points = []
+        entries = groupby(read_stats(self.folder)[0], lambda entry: (entry["step"], entry.get("rollbacks", 0)))
+        for (step, rollbacks), group in entries:
+            values: dict[str, float] = {}
+            for entry in group:
+                before, after = "epoch/" if entry["kind"] == "epoch" else "", f"@{rollbacks + 1}" if rollbacks else ""
+                values |= {f"{before}{name}{after}": value for name, value in _numbers(entry)}
+                time = number(entry.get("time")) or time
+            points.append(Point(step, time, values))
         result = read_result(self.folder)[0]
         if not ended or result.get("state") not in ("done", "budget"):
             return points if ended else points[:-1]
-        numbers = {name: value for name, value in result.items() if name not in _NOT_RESULTS}
-        values = {**dict(_flat("", numbers)), **dict(_numbers(mapping(result, "final")))}
-        named = {f"result/{name}": value for name, value in values.items()}
-        time = points[-1].time if points else began
+        results = {name: value for name, value in result.items() if name not in _NOT_RESULTS}
+        flat = {**dict(_flat("", results)), **dict(_numbers(mapping(result, "final")))}
+        named = {f"result/{name}": value for name, value in flat.items()}
         return [*points, Point(result.get("steps", 0), time, {**named, **self.more})]
 
     def run(self, *, ended: bool) -> TrackedRun:
@@ -79,33 +88,29 @@ class RunFiles:
         grids = sorted(self.folder.glob(SAMPLE_FILES))[-1:] if ended else []
         where = self.where.rstrip("/")
         identity, name = str(info.get("id") or digest([config, where])), self.name or where.rsplit("/", 1)[-1]
-        return TrackedRun(identity, name, self.folder, self.parent, config, _tags(info, result, where), state, grids)
-
-
-def points_of(entries: Iterable[StatsEntry], time: float = 0.0) -> list[Point]:
-    """Returns a point for each step; `time`, in seconds since 1970, is that of lines without one.
-
-    Means over an epoch are named `epoch/NAME`. What follows a rollback is not what the run would have reported without
-    one: its names end in @2, after the second rollback in @3.
-    """
-    points = []
-    for (step, rollbacks), group in groupby(entries, lambda entry: (entry["step"], entry.get("rollbacks", 0))):
-        values: dict[str, float] = {}
-        for entry in group:
-            before, after = "epoch/" if entry["kind"] == "epoch" else "", f"@{rollbacks + 1}" if rollbacks else ""
-            values |= {f"{before}{name}{after}": value for name, value in _numbers(entry)}
-            time = number(entry.get("time")) or time
-        points.append(Point(step, time, values))
-    return points
+        data = {key: value for key, value in mapping(info, "data").items() if key in ("files", "content")}
+        submitted, job = json.loads(os.environ.get(TAGS) or "{}"), os.environ.get("CLOUD_ML_JOB_ID")
+        page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"
+        tags: dict[str, Any] = {
+            "commit": info.get("git_commit"), "data_fingerprint": digest(data) if data else "",
+            "devices": ", ".join(map(str, items(info, "devices"))), "gpus": ", ".join(map(str, items(info, "gpus"))),
+            "rollbacks": result.get("rollbacks", 0), "restarts": result.get("restarts", 0),
+            "error": result.get("error"), "job_dir": where,
+            "model": f"{where}/{MODEL}" if result.get("state") in ("done", "budget") else "",
+            **{f"version.{package}": version for package, version in mapping(info, "versions").items()}, **submitted,
+            "job": page.format(**submitted, job=job) if submitted and job else "",
+        }  # fmt: skip
+        known = {name: text_of(value) for name, value in tags.items() if value not in (None, "")}
+        return TrackedRun(identity, name, self.folder, self.parent, config, known, state, grids)
 
 
 def digest(content: Any) -> str:
-    """Returns 16 hexadecimal digits of the SHA-256 of what JSON can hold."""
+    """Returns 16 hexadecimal digits of the SHA-256 of content that JSON can hold."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _numbers(entry: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yields names and values: losses and metrics by their own names, what others hold as `gpus/0/memory_gib`."""
+    """Yields names and values: losses and metrics by their own names, nested values by paths as `gpus/0/memory_gib`."""
     yield from _flat("", {name: value for name, value in entry.items() if name not in _NOT_VALUES})
     yield from _flat("", {**mapping(entry, "losses"), **mapping(entry, "metrics")})
 
@@ -118,27 +123,11 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _flat(f"{name}/{key}" if name else str(key), inner)
 
 
-def _tags(info: Mapping[str, Any], result: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Returns the tags of a run and of its job on Vertex AI; facts that are not known are left out."""
-    data = {key: value for key, value in mapping(info, "data").items() if key in ("files", "content")}
-    submitted, job = json.loads(os.environ.get(TAGS) or "{}"), os.environ.get("CLOUD_ML_JOB_ID")
-    page = "https://console.cloud.google.com/vertex-ai/locations/{region}/training/{job}?project={project}"
-    tags: dict[str, Any] = {
-        "commit": info.get("git_commit"), "data_fingerprint": digest(data) if data else "",
-        "devices": ", ".join(map(str, items(info, "devices"))), "gpus": ", ".join(map(str, items(info, "gpus"))),
-        "rollbacks": result.get("rollbacks", 0), "restarts": result.get("restarts", 0), "error": result.get("error"),
-        "job_dir": where, "model": f"{where}/{MODEL}" if result.get("state") in ("done", "budget") else "",
-        **{f"version.{name}": version for name, version in mapping(info, "versions").items()}, **submitted,
-        "job": page.format(**submitted, job=job) if submitted and job else "",
-    }  # fmt: skip
-    return {name: text_of(value) for name, value in tags.items() if value not in (None, "")}
-
-
 _POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
-_ENDING_S, _LEAVING_S = 60.0, 3.0  # and for the rest to be sent: at its end, and after a signal or a failure
+_BEGINNING_S = 15.0  # for which a training waits for a tracker's first answer
+_ENDING_S, _LEAVING_S = 60.0, 3.0  # for which it waits until the rest is sent: at its end; after a signal or failure
 _BATCH = 200  # points
-_SHARE = 0.01  # of a core's time, at most, to read the files again
+_SHARE = 0.01  # the largest share of a core's time for reading the files again
 _BUILT_IN = {"mlflow": "mlflow_runs:MlflowRuns", "wandb": "wandb_runs:WandbRuns", "vertex": "vertex_runs:VertexRuns"}
 
 
@@ -207,7 +196,7 @@ class Sender(threading.Thread):
                 self.refusal, over = error, True
             except Exception as error:
                 if not self.outage:
-                    log.warning(f"{self.text}: {reason(error)}: the training goes on, and is sent later")
+                    log.warning(f"{self.text}: {reason(error)}: training continues; metrics will be sent later")
                 pause, self.outage = min(2 * pause, _LONGEST_PAUSE_S), reason(error)
             self.begun.set()
             if not over:
@@ -237,7 +226,7 @@ class Tracking:
     def begin(self) -> None:
         """Begins to send, once run.json is there. Raises UserError if a tracker refuses it."""
         if self._senders:
-            return  # the run has gone back to a checkpoint: its files say so
+            return  # the run has gone back to a checkpoint, which the senders see in its files
         self._senders = [Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses]
         for sender in self._senders:
             sender.start()

@@ -57,7 +57,7 @@ class VertexApi:
         return self.call("GET", content["name"])  # the sender limits how long it takes
 
     def made(self, collection: str, identity: str, key: str, body: Json) -> Json:
-        """Returns the resource with this id, which is made if it is not there; `key`: of the id in the request."""
+        """Returns the resource with this id, and creates it if it is missing; key: the id's name in the request."""
         name = f"{collection}/{identity}"
         if (resource := self.call("GET", name, allowed=404)) is not None:
             return resource
@@ -65,11 +65,11 @@ class VertexApi:
         return self.call("GET", name) or {}
 
     def listed(self, collection: str, key: str) -> list[Json]:
-        """Returns the resources of a collection, of which this package makes less than a page."""
+        """Returns the resources of a collection; this package never creates more than a page of them."""
         return list((self.call("GET", collection, pageSize=_MOST) or {}).get(key, []))
 
     def tensorboard(self) -> str:
-        """Returns the name of the TensorBoard instance that this package makes once a region."""
+        """Returns the name of the TensorBoard instance that this package creates once in a region."""
         instances = f"{self.parent}/tensorboards"
         boards = {board.get("displayName"): board for board in self.listed(instances, "tensorboards")}
         board = boards.get(_DISPLAY_NAME) or self.call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
@@ -77,7 +77,7 @@ class VertexApi:
 
 
 class VertexRuns:
-    """Goes on with a run by its id. Meets `Tracker`; raises UserError if project or region are not known."""
+    """Resumes a run by its id. Meets `Tracker`; raises UserError if project or region are not known."""
 
     def __init__(self, address: Address) -> None:
         self._name, self._text = address.name, f"track={address.text}"

@@ -12,7 +12,7 @@ from typing import Any
 from trainer.base.errors import UserError, reason
 from trainer.base.tracker import Address, Opened, Point, TrackedRun
 
-# Nothing but what `send` gives: no code, packages, host, console or load of the machine.
+# Only what `send` passes is logged: no code, packages, host name, console output or load of the machine.
 _SETTINGS: dict[str, Any] = {
     "silent": True, "console": "off", "disable_git": True, "disable_code": True, "save_code": False,
     "disable_job_creation": True, "x_disable_stats": True, "x_disable_meta": True, "x_disable_machine_info": True,
@@ -22,7 +22,7 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 
 
 class WandbRuns:
-    """Goes on with a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
+    """Resumes a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
 
     def __init__(self, address: Address) -> None:
         if find_spec("wandb") is None:

@@ -190,7 +190,7 @@ def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_pa
     assert losses == LOSSES
     assert tracker.states[-1] == "finished"
     assert set(tracker.states[:-1]) == {"running"}
-    assert caplog.messages[0] == f"track={address}: the answer is lost: the training goes on, and is sent later"
+    assert caplog.messages[0] == f"track={address}: the answer is lost: training continues; metrics will be sent later"
     assert re.fullmatch(rf"track={re.escape(address)}: \d+ steps sent: .*", caplog.messages[-1])
 
 
