@@ -318,7 +318,7 @@ def status_line(entry: StatsEntry, progress: Progress) -> str:
     parts += [f"{name} {value:.4g}" for name, value in {**entry["losses"], **entry["metrics"]}.items()]
     if entry["images_per_second"]:
         parts += [f"{entry['images_per_second']:,.0f} {progress.unit}/s", f"{entry['step_seconds']:.3g} s/step"]
-    if rate := entry.get("tflop_per_second"):
+    if (rate := entry.get("tflop_per_second") or 0.0) >= 0.01:  # a small network on a CPU has too few to say
         mfu = entry.get("mfu")
         parts.append(f"{rate:.3g} TFLOP/s" + (f" (MFU {100 * mfu:.2g} %)" if mfu else ""))
     if waits := input_wait(entry):
