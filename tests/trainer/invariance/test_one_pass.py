@@ -118,7 +118,7 @@ def test_a_step_has_the_numbers_of_a_plain_one(
     many_rows: the layers run on all rows for the critic at once, as on GPUs. Without it, more replicas have the numbers
     of one: tests/trainer/models/test_models.py.
     """
-    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: many_rows)
+    monkeypatch.setattr("trainer.models.image_layers._planned", [None] * many_rows)
     config = small(f"--model={model}", "--precision=float64", "--width=4", *flags)
     found, logs = run_steps(config, 5)
     monkeypatch.setattr(WGANGP, "train_step", plain_wgan_gp_step)

@@ -88,7 +88,7 @@ def test_a_model_that_fails_has_its_own_line(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_each_of_two_replicas_does_what_a_traced_step_of_two_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm over replicas has more operations than TensorFlow's kernel; 16 rows lie between those traced."""
-    monkeypatch.setattr("trainer.models.image_layers._has_gpu", lambda: True)
+    monkeypatch.setattr("trainer.models.image_layers._planned", [None])
     config = small("--data=digits", "--critic_steps=2")
     dataset = load_dataset(config)
     alone, of_two = (work_of_replicas(config, dataset, replicas) for replicas in (1, 2))
