@@ -21,7 +21,13 @@ SHORT = ["--global_batch_size=8", "--report_every_steps=2", "--evaluation_batch_
 LOSSES = {"conditional_gan": {"generator_loss", "discriminator_loss"}}
 # Its batch norm of maps of one pixel magnifies rounding some tenfold a step: it is not compared.
 LARGE = "fine_tuning"
-SLOW = {"text", "segmentation", "multi_label", "pytorch_style"}  # such models: tests/trainer/data/test_user_data.py
+SLOW = {
+    "text",
+    "segmentation",
+    "multi_label",
+    "pytorch_style",
+    "conditional_gan",
+}  # such models: tests/trainer/data/test_user_data.py
 
 
 def settings(name: str, *more: str) -> TrainConfig:

@@ -84,11 +84,12 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
                 np.testing.assert_array_equal(copy, value, err_msg=f"{name} on device {device} of worker {worker}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "cluster"), [
     ("mlp", "2 workers x 2 micro-batches"),
-    pytest.param("mlp", "2 workers x 2 devices", marks=pytest.mark.slow),  # in programs of XLA
-    pytest.param("dcgan", "2 workers x 2 devices", marks=pytest.mark.slow),
-    pytest.param("wgan_gp", "3 workers", marks=pytest.mark.slow),
+    ("mlp", "2 workers x 2 devices"),  # in programs of XLA
+    ("dcgan", "2 workers x 2 devices"),
+    ("wgan_gp", "3 workers"),
 ])  # fmt: skip
 def test_any_cluster_gives_the_numbers_of_one_worker(
     model: str, cluster: str, features: list[str], tmp_path: Path, monkeypatch: Patch

@@ -72,6 +72,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
     assert built.build().stat().st_mtime_ns == before  # the same sources are not built again
 
 
+@pytest.mark.slow
 def test_every_dist_folder_holds_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Built by others, at other times: here so that the environment says so, which setuptools takes for the time."""
     wheels = []
@@ -147,6 +148,7 @@ def test_a_package_that_does_not_build_says_why(tmp_path: Path, dist: Path) -> N
     assert not (dist / user_package(str(folder)).folder).exists()
 
 
+@pytest.mark.slow
 def test_an_installed_copy_has_tiers_and_sends_the_same_sources(dist: Path, tmp_path: Path) -> None:
     site, desk = tmp_path / "site", tmp_path / "desk"
     zipfile.ZipFile(trainer_package().build()).extractall(site)

@@ -76,6 +76,7 @@ def start(clean: Path, cloud: Emulator, tmp_path: Path, capsys: Capture, monkeyp
     return started
 
 
+@pytest.mark.slow
 def test_a_wheel_of_the_bucket_is_installed_and_run(start: Any, wheel: str, cloud: Emulator) -> None:
     """The job's account reads it, with a token of the metadata server."""
     cloud.accounts = {}

@@ -26,9 +26,9 @@ from trainer.run.training_setup import build_setup, set_precision_and_seed
 
 BATCH = 16
 KINDS = [
-    "weighted", "rows", "batches", "tf_batches", "tf_endless", "named_inputs", "batches_and_arrays", "windows",
+    "weighted", "rows", "batches", "tf_batches",
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
-        "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens", "list_of_rows", "tf_examples", "masks",
+        "tf_endless", "named_inputs", "batches_and_arrays", "windows", "arrays", "pair", "inputs_alone", "several_labels", "classes", "tokens", "list_of_rows", "tf_examples", "masks",
         "both",
     )),
 ]  # fmt: skip
@@ -123,6 +123,7 @@ def test_examples_that_are_drawn_train_as_in_fit_on_one_replica_alone(caplog: Lo
 
 
 @pytest.mark.exports
+@pytest.mark.slow
 def test_a_model_of_a_fixed_batch_trains_and_is_saved_as_in_fit(tmp_path: Path) -> None:
     config = settings("windows", "stateful", "--precision=float32", f"--job_dir={tmp_path}", "--steps=6")
     run_job(config)
@@ -205,8 +206,9 @@ def test_a_share_can_be_held_back(data: str) -> None:
 
 
 MODELS = [
-    ("regression", "weighted"), ("two_outputs", "named_inputs"), ("segmenter", "masks"),
+    ("two_outputs", "named_inputs"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("regression", "weighted"), ("segmenter", "masks"),
         ("regression", "tf_batches"), ("summed", "weighted"), ("multi_label", "several_labels"),
         ("classifier", "classes"),
     )),

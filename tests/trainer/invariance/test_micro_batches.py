@@ -38,7 +38,7 @@ ONE_REPLICA_TOO = (
     pytest.param(("--model=r3gan",), id="r3gan", marks=SLOW),
     pytest.param(("--model=dcgan",), id="dcgan", marks=SLOW),
     pytest.param(("--model=wgan_gp", "--conditional"), id="conditional", marks=SLOW),
-    pytest.param(("--model=examples.conditional_gan:build",), id="own train_step"),
+    pytest.param(("--model=examples.conditional_gan:build",), id="own train_step", marks=SLOW),
     pytest.param(own("by_weight", "weighted"), id="by_weight"),
     *(pytest.param(own(*names), id=names[0], marks=SLOW) for names in [
         ("masked_text", "next_tokens"), ("regularized", "weighted"), ("scalar_loss", "arrays"),

@@ -19,8 +19,9 @@ from trainer.training.callbacks import rises
 from trainer.user_code.interface import numbers_of
 
 CASES: list[Any] = [
-    ("regression", "weighted_pair"), ("two_outputs", "named_pair"), ("multi_label", "several_labels"),
+    ("two_outputs", "named_pair"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("regression", "weighted_pair"), ("multi_label", "several_labels"),
         ("by_weight", "weighted_pair"), ("regression", "tf_batches"), ("smoothed", "pair"),
         ("summed", "weighted_pair"), ("segmenter", "masks"),
         ("classifier", "classes"), ("regularized", "weighted_pair"),

@@ -51,9 +51,9 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize(("name", "replicas"), [
-    ("mlp", 4), ("wgan_gp", 2),
+    ("wgan_gp", 2),
     *(pytest.param(name, replicas, marks=pytest.mark.slow) for name, replicas in [
-        ("tests.models:classifier", 2),
+        ("tests.models:classifier", 2), ("mlp", 4),
         ("mlp", 2), ("cnn", 4), ("dcgan", 4), ("wgan_gp", 4), ("conditional", 2), ("conditional dcgan", 2),
     ]),
 ])  # fmt: skip

@@ -151,7 +151,7 @@ def settings(name: str, replicas: int) -> TrainConfig:
 
 
 @pytest.mark.parametrize(("name", "means"), [
-    ("for_fit", True), ("with_step", False), pytest.param("calls_super", True, marks=pytest.mark.slow),
+    ("with_step", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("for_fit", "calls_super")),
 ])  # fmt: skip
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))

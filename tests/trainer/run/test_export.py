@@ -268,7 +268,9 @@ def unsaved(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
-@pytest.mark.parametrize(("model", "file"), [("autoencoder", "model.keras"), ("unsaved", "model.weights.h5")])
+@pytest.mark.parametrize(("model", "file"), [
+    ("unsaved", "model.weights.h5"), pytest.param("autoencoder", "model.keras", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_models_that_fit_trains_are_exported_and_used(
     model: str, file: str, tmp_path: Path, capsys: Capture, caplog: Log
 ) -> None:
@@ -340,7 +342,8 @@ def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) 
     assert leaf.shape.as_list() == [None, 4]
 
 
-@pytest.mark.parametrize("flags", [pytest.param((), marks=pytest.mark.slow), ("--save_optimizer",)])
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [(), ("--save_optimizer",)])
 def test_a_process_without_the_users_code_loads_a_compiled_model(tmp_path: Path, flags: tuple[str, ...]) -> None:
     folder, model = exported("of_keras", tmp_path / "model", *flags)
     command = [sys.executable, "-I", "-c", COMPILED, str(folder), "quiet" if flags else "told"]

@@ -22,7 +22,8 @@ from trainer.run.training_setup import build_setup
 
 Runs = Callable[..., Path]
 CASES: list[Any] = [
-    ("regression", "weighted_pair", (2,)), ("two_outputs", "named_pair", (2,)),
+    ("regression", "weighted_pair", (2,)),
+    pytest.param("two_outputs", "named_pair", (2,), marks=pytest.mark.slow),
     pytest.param("segmenter", "masks", (2,), marks=pytest.mark.slow),
 ]  # fmt: skip
 SMALL = ("--tensorboard=false", "--checkpoint_every_steps=4", "--steps_per_loop=4")

@@ -119,8 +119,8 @@ def verdict_after(tmp_path: Path, config: TrainConfig, steps: int) -> dict[str, 
 
 @pytest.mark.parametrize(("model", "flags", "drawn"), [
     ("annealed", ["--callbacks=tests.planted_dependences:annealing"], []),
-    ("counted", [], []),
-    ("drawn_later", [], ["tf.random.normal"]),
+    pytest.param("counted", [], [], marks=pytest.mark.slow),
+    pytest.param("drawn_later", [], ["tf.random.normal"], marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_what_begins_after_the_compared_steps_is_found_later(
     model: str, flags: list[str], drawn: list[str], tmp_path: Path, caplog: Log

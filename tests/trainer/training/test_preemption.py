@@ -239,6 +239,7 @@ def check_same(folder: Path, undisturbed: Path) -> None:
     assert ours["callbacks"] == pytest.approx(theirs["callbacks"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_signal_before_or_in_the_midst_of_a_measurement_leaves_it_to_the_same_command(
     small_config: Make, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,10 +103,8 @@ def plan(monkeypatch: pytest.MonkeyPatch, **when: object) -> None:
 
 
 @pytest.mark.usefixtures("_console")
-@pytest.mark.parametrize("what", [
-    "checkpoint",
-    *(pytest.param(what, marks=pytest.mark.slow) for what in ("stats", "sample", "model", "served model")),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("what", CASES)
 @pytest.mark.exports
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, what: str
