@@ -78,7 +78,8 @@ def parser_of(verb: str) -> Parser:
     elif verb == "check":
         parser.add_argument("files", nargs="+", metavar="FILE")
         parser.add_argument("--replicas", type=_counts, default=[1], help="numbers of replicas (default: 1)")
-        parser.add_argument("--workers", type=_counts, default=[1], help="numbers of workers with one (default: 1)")
+        workers = "numbers of workers, with one replica each (default: 1)"
+        parser.add_argument("--workers", type=_counts, default=[1], help=workers)
         parser.add_argument("--junit", default="", metavar="FILE", help="the verdicts as JUnit's XML")
     else:
         parser.add_argument("--out", required=True)

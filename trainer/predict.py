@@ -66,8 +66,8 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
 def _parser() -> Parser:
     parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
     parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
-    parser.add_argument("--rows_file", metavar="FILE", help="a line of JSON a row, answered as by the server; --out is "
-                        "then a folder")  # fmt: skip
+    parser.add_argument("--rows_file", metavar="FILE", help="JSON lines, one per row, answered as the server does; "
+                        "--out is then a folder")  # fmt: skip
     parser.add_boolean("same_bytes", f"{SAME_BYTES}; without it --evaluation_batch_size rows")
     return parser
 

@@ -277,7 +277,7 @@ def planned(
     dry_run: the job of --measure is shown and not sent, and the plan is without it.
     """
     if asked.measure and asked.max_cost is None:
-        raise UserError(f"measure={asked.measure}: a job is paid for: say what it may cost at most, as --max_cost=1")
+        raise UserError(f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1")
     if asked.measure:  # mistakes come before steps are measured here
         load_tier(asked.measure)
         checked_address("bucket", asked.bucket)

@@ -95,7 +95,7 @@ class Record:
     def _refuse(self, error: OSError) -> None:
         if not self._refused:
             line = f"the numbers of this script cannot be written to its job directory: {error}; the script goes on"
-            say(f"{line}; its account needs roles/storage.objectAdmin there (docs/permissions.md)", "WARNING")
+            say(f"{line}; its account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")
         self._refused = True
 
     def _add(self, step: int, values: Mapping[str, Any]) -> None:

@@ -75,10 +75,10 @@ def cost_question(
         basis = f"by plan {low:.2f} to {high:.2f} USD (an estimate)"
     subject = "this job" if alternatives or sum(counts) == 1 else f"these {sum(counts)} jobs together"
     text = f"{subject} may cost {limit:.2f} USD until the timeout; {basis}"
-    refusal = f"{text}: not submitted: say what it may cost, as --max_cost=20"
+    refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
     if not alternatives:
-        refusal = f"{text}: not submitted: say what each may cost, as --max_cost=20, or send fewer at once: together " \
-                  f"{LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
+        refusal = f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at once: " \
+                  f"together {LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
     allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= LIMIT_UNASKED)
     much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
     if unpriced:

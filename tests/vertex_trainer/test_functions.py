@@ -129,7 +129,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
         with pytest.raises(UserError, match=line):
             submit("l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
-    with pytest.raises(UserError, match="not submitted: say what it may cost, as --max_cost=20"):
+    with pytest.raises(UserError, match="not submitted: set a limit, such as --max_cost=20"):
         submit("h100x8", settings=TINY, session=session, **WHERE)
     unpriced: Any = {"machine_type": "a4-highgpu-8g", "accelerator": "NVIDIA_B200:8"}
     with pytest.raises(
@@ -303,7 +303,7 @@ def test_fit_on_a_tier_asks_follows_and_returns_the_history(
     cloud.run = lambda google, job: google.end(job, "FAILED", "out of memory")
     with pytest.raises(PlatformFault, match="out of memory"):
         fit("mlp", "digits", on="l4x1", max_cost=5, session=session, progress=False, **where)
-    with pytest.raises(UserError, match="not submitted: say what it may cost"):
+    with pytest.raises(UserError, match="not submitted: set a limit"):
         fit("mlp", "digits", on="h100x8", session=session, progress=False, **where)
 
 

@@ -63,12 +63,12 @@ _DRAWS = {
 }  # fmt: skip
 _OTHERWISE = (
     "a loss or a metric must be a mean of one value a row: what is computed from a whole batch (a correlation, pairs "
-    "within the batch, the root of a mean) is another thing on half of its rows; add_loss takes a mean over the rows "
+    "within the batch, the root of a mean) differs on half of its rows; add_loss takes a mean over the rows "
     "at hand, and a masked sum over a mask's sum is mean_with_sample_weight (docs/training.md)"
 )
 REMEDY = (
-    "change that, train on one replica (--replicas=1), or go on with --allow_replica_dependence and numbers of this "
-    "many replicas alone"
+    "change that, train on one replica (--replicas=1), or use --allow_replica_dependence: the numbers then hold for "
+    "this many replicas only"
 )
 _FEW_ROWS, _NARROW = 16, ("float32", "float16", "bfloat16")
 _OF_METRICS = 1e-6  # relative: a metric of the user's may compute in float32, and nothing is trained by it

@@ -54,7 +54,7 @@ OUT_OF_RANGE = re.compile(
     r"|indices\[[\d,]+\] = -?\d+ is not in \[0, \d+\)"
 )
 _EAGER = "numpy() is only available when eager execution is enabled"
-_OWN_LOOP = "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)"
+_OWN_LOOP = "run a loop that reads values by NumPy as a script, on the same machines (docs/any_script.md)"
 
 _Frame = tuple[str, int, str]  # file, line, function
 
@@ -79,7 +79,7 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     text = message_of(cause)
     text += f"; {_OWN_LOOP}" if _EAGER in text else ""
     return UserError(
-        f"{place}: {text}; this is in your own code: change it there, or the flags that it read "
+        f"{place}: {text}; this is in your own code: fix it there, or change the flags that it reads "
         "(--verbose prints the whole traceback)"
     )
 

@@ -201,7 +201,7 @@ def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
 
 
 @pytest.mark.parametrize(("flag", "line"), [
-    ("--measure=l4x1", "measure=l4x1: a job is paid for: say what it may cost at most, as --max_cost=1"),
+    ("--measure=l4x1", "measure=l4x1: a job costs money: set a limit, such as --max_cost=1"),
     ("--measure=l4x9 --max_cost=1", "tier l4x9: no such tier"),
     ("--measure=l4x1 --max_cost=1", "bucket is missing"),
     ("--max_cost=1", "--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them"),

@@ -184,9 +184,7 @@ def test_what_costs_much_is_asked_about(
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks
     if asks:
-        with pytest.raises(
-            UserError, match=r"may cost .* USD until the timeout; .*: not submitted: say what it may cost"
-        ):
+        with pytest.raises(UserError, match=r"may cost .* USD until the timeout; .*: not submitted: set a limit"):
             submit.main(command, session)
         assert {*cloud.requests} == {"GET /storage/v1/b/my-bucket"}  # its region, for the price of reading data
         monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)

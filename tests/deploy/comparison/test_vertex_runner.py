@@ -88,7 +88,9 @@ def test_a_dry_run_sums_over_tiers_and_repeats_and_submits_nothing(
     unknown = "the price of a4x-highgpu-4g + 4 x NVIDIA_GB200 is not known (--prices=FILE)"
     assert f"unpriced: 3 jobs, each on a4x-highgpu-4g + 4 x NVIDIA_GB200 in us-central1: {unknown}" in shown
     assert "all jobs together: 144.00 USD at most, and 3 without a known price; " in shown
-    both = r"unpriced is not known: .* as --prices=FILE; without it these 2 jobs .*: say what each may cost, as --max"
+    both = (
+        r"unpriced is not known: .* as --prices=FILE; without it these 2 jobs .*: set a limit for each, such as --max"
+    )
     with pytest.raises(UserError, match=both):
         command("h100x8", str(unpriced))
     with pytest.raises(UserError, match=r"these 9 jobs together may cost 539\.99 USD .*, or send fewer at once"):

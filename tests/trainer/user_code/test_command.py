@@ -52,8 +52,8 @@ def test_every_command_ends_so(main: object, capsys: Capture) -> None:
         "usage: python -m trainer.check", "on one and on two replicas", "--on_gpus", "--seconds INT", "--recipe",
         "0 the steps agree; 2 they do not",
     ]),
-    (evaluate.main, ["python -m trainer.evaluate", "(default: that of the run)", "0 for all GPUs"]),
-    (predict.main, ["python -m trainer.predict", "(default: that of the run)", "0 for all GPUs"]),
+    (evaluate.main, ["python -m trainer.evaluate", "(default: that of the run)", "0: all GPUs"]),
+    (predict.main, ["python -m trainer.predict", "(default: that of the run)", "0: all GPUs"]),
 ])  # fmt: skip
 def test_each_command_has_help_of_its_own(main: Callable[[list[str]], int], lines: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="0"):

@@ -39,8 +39,7 @@ AUGMENTATIONS = ("flip", "crop")
 
 # One function a group of --help, the first with what a model of one's own needs.
 _run, _training, _data, _devices, _output, _images = (
-    partial(setting, group=group)
-    for group in ("run", "training", "data", "devices", "output", "images, of sources of this package and of GANs")
+    partial(setting, group=group) for group in ("run", "training", "data", "devices", "output", "images and GANs")
 )
 
 
@@ -97,7 +96,9 @@ class TrainConfig:
         4096, "prepared data larger than this are read row by row, in constant memory", unit="MiB", minimum=0
     )
     cache_dir: str = _data("", "folder for the cache of gs:// data; empty: ~/.cache/vertex-trainer")
-    data_changed: str = _data("refuse", "data that changed since the run began", choices=("refuse", "accept"))
+    data_changed: str = _data(
+        "refuse", "whether a run may resume after its data have changed", choices=("refuse", "accept")
+    )
 
     strategy: str = _devices(
         "auto", "strategy; auto: by devices and TF_CONFIG", choices=("auto", "one_device", "mirrored", "multi_worker")
@@ -109,7 +110,7 @@ class TrainConfig:
         600, "how long to wait for a worker that is late, silent or behind the others", unit="seconds", minimum=1
     )
     replicas: int = _devices(
-        0, "local devices, 0 for all GPUs; on a CPU, logical devices", unit="devices", minimum=0, maximum=64
+        0, "number of local devices; 0: all GPUs; on a CPU: logical devices", unit="devices", minimum=0, maximum=64
     )
     expect_devices: int = _devices(0, "stop when fewer accelerators than this are visible", unit="devices", minimum=0)
     precision: str = _devices(
@@ -140,7 +141,7 @@ class TrainConfig:
         0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
     )
     keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
-    save_optimizer: bool = _output(False, "keep the optimizer's state in model.keras too, for fit to go on")
+    save_optimizer: bool = _output(False, "save the optimizer's state in model.keras, so that fit can continue")
     best_metric: str = _output(
         "", "metric whose best checkpoint is kept; none: early_stopping's, else val_accuracy, fid or val_loss"
     )
