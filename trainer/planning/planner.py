@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError, reason
@@ -36,6 +37,7 @@ from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
+from trainer.invariance.compat import all_layers
 from trainer.invariance.gradients import optimizers_of, with_tables_as_of
 from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
@@ -61,7 +63,7 @@ class MeasuredStep:
             config, global_batch_size=rows * replicas, replicas=replicas, strategy="auto", expect_devices=0,
             precision=precision, jit_compile="false", micro_batches=1, virtual_replicas=0, shard_optimizer=False,
         )  # fmt: skip
-        self._times_rows = rows_of_run / rows
+        self._times_rows, self._synchronizes = rows_of_run / rows, config.sync_batch_norm
         set_precision_and_seed(config)
         with as_on_gpus():
             setup = setup_with(config, make_replicas(config), dataset)
@@ -93,6 +95,15 @@ class MeasuredStep:
     def trained_bytes(self) -> int:
         """Returns the bytes of the weights that have gradients."""
         return sum(map(_bytes, self.model.trainable_variables))
+
+    @property
+    def sums_within(self) -> bool:
+        """Returns whether a step on several replicas sums over them before its update, as batch norm over all rows."""
+        interface = ModelInterface.of(self.model)
+        if interface.own_step:
+            return not interface.compiles_gradients
+        norms = (layer for layer in all_layers(self.model) if isinstance(layer, keras.layers.BatchNormalization))
+        return any(layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms)
 
     def sharded_bytes(self, *, averages: bool) -> int:
         """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if it is refused."""
@@ -151,7 +162,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
         work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
-        own_loops=not all(op.times for op in _counted(first)),
+        sums_within=first.sums_within, own_loops=not all(op.times for op in _counted(first)),
         cpu=CpuSteps(LinearInRows(many - per_row * large.rows, per_row), cores),
         recomputed=recomputed and recomputed[0],
         recomputed_work=recomputed and recomputed[1],

@@ -147,6 +147,6 @@ def not_compiled(why: str) -> XlaChoice:
 def failure_of(error: Exception) -> str:
     """Returns why XLA could not compile a step, by what the step raised."""
     if isinstance(error, NotCompilable):
-        return message_of(error).removeprefix("NotCompilable: ")
+        return message_of(error).rpartition("NotCompilable: ")[2]
     unknown = re.search(r"Detected unsupported operations[^:]* on XLA_\w+: (\w+)", str(error))
     return f"XLA has no kernel for {unknown[1]}" if unknown else f"XLA fails: {message_of(error)}"

@@ -17,6 +17,7 @@ from deploy.planning.step_time import (
     all_reduce_seconds,
     cpu_step_seconds,
     device_seconds,
+    is_compiled,
     step_seconds,
 )
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
@@ -212,6 +213,16 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
     small = step_seconds(plan_with(tmp_path, gflop=0.0), tf32, h100, 1)
     host = 1000 * CONSTANTS.compiled.operation_seconds
     assert (small.low, small.high) == pytest.approx((low * (small.middle - host), high * small.middle))
+
+
+def test_steps_that_sum_within_are_compiled_on_one_gpu_alone(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_with(tmp_path), sums_within=True)
+    forced = dataclasses.replace(CONFIG, jit_compile="true")
+    assert [is_compiled(plan, CONFIG, 1), is_compiled(plan, CONFIG, 4), is_compiled(plan, forced, 4)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_cpus_take_what_this_one_took_by_their_number() -> None:

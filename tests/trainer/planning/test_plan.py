@@ -57,13 +57,19 @@ def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.Monkey
     kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
     assert list(one.slot_bytes) == [2 * kernels] * 2  # of Adam
     assert one.work == other.work
-    assert not one.own_loops
+    assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
     assert one.recomputed
     assert one.recomputed_work
     assert 1 < one.recomputed_work.flops(32) / one.work.flops(32) < 1.5
     assert json.loads((tmp_path / "out" / "forecast.json").read_text())["tiers"][0]["fit"]["verdict"] == "fits"
+
+
+@pytest.mark.parametrize(("model", "sums"), [("classifier", False), ("own_batch_norm", True)])
+def test_batch_norm_over_replicas_sums_within_a_step(model: str, sums: bool) -> None:
+    config = small(f"--model=tests.models:{model}", "--data=digits")
+    assert MeasuredStep(config, load_dataset(config), 8).sums_within == sums
 
 
 def test_loops_of_a_model_are_counted_by_no_time() -> None:

@@ -121,6 +121,7 @@ class StepPlan:
     slot_bytes: Sequence[int]  # that --shard_optimizer shards on one machine, and over several (without averages)
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
+    sums_within: bool  # whether a step on several replicas sums over them before its update, where XLA cannot
     own_loops: bool  # whether a step has loops that `work` lacks, as of an LSTM: GPUs have other kernels for them
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
