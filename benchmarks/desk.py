@@ -20,7 +20,7 @@ from google.auth.credentials import AnonymousCredentials
 from benchmarks.runner import compare, elapsed, make_parser, program, save
 from deploy.cli import submit
 from deploy.platform.api import SYSTEM_CLOCK
-from deploy.platform.clients import BACKENDS, Gcloud, Sdk, Session
+from deploy.platform.gcloud_and_sdk import BACKENDS, Gcloud, Sdk, Session
 from deploy.platform.rest import Platform
 from tests.deploy.emulator import Emulator
 

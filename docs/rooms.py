@@ -17,7 +17,7 @@ ENTRY = {"task", "check", "evaluate", "predict", "generate", "plan", "golden", "
 CHAINS = {
     "trainer": """
 entry
-proofs, planning
+checks, planning
 run
 measures
 training

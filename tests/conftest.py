@@ -32,8 +32,8 @@ SMALL = [
 
 def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
-    # tests/trainer/run/test_trial_steps.py has the proof before training
-    os.environ.setdefault("TRAINER_SKIP_REPLICA_PROOF", "1")
+    # tests/trainer/run/test_replica_check.py has the check before training
+    os.environ.setdefault("TRAINER_SKIP_REPLICA_CHECK", "1")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more

@@ -9,7 +9,7 @@ from tests.support import refused, run_job
 from trainer.base.run_files.records import read_stats
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.run import trial_steps
+from trainer.run import replica_check
 
 TOLD = "what is computed from a whole batch (a correlation, pairs within the batch, the root of a mean)"
 REFUSED = "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)"
@@ -32,21 +32,21 @@ def settings(name: str, *more: str) -> TrainConfig:
     )),
 ])  # fmt: skip
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 2)
-    assert trial_steps.compare(settings(name)) == ([], [], [])
+    monkeypatch.setattr(replica_check, "COMPARED_STEPS", 2)
+    assert replica_check.compare(settings(name)) == ([], [], [])
 
 
 @pytest.mark.slow
 def test_an_example_whose_numbers_are_of_a_whole_batch_is_told(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(trial_steps, "COMPARED_STEPS", 1)
-    problems, _, _ = trial_steps.compare(settings("collaborative_filtering_movielens"))
+    monkeypatch.setattr(replica_check, "COMPARED_STEPS", 1)
+    problems, _, _ = replica_check.compare(settings("collaborative_filtering_movielens"))
     assert TOLD in problems[-1]
     assert all("twice as large" not in line for line in problems)
 
 
 def test_an_example_with_a_loop_of_its_own_is_refused() -> None:
     with refused(REFUSED):
-        trial_steps.compare(settings("reptile"))
+        replica_check.compare(settings("reptile"))
 
 
 # A subclassed model, callbacks, no get_config; tests/test_examples.py has a GAN.

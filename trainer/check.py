@@ -51,7 +51,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
         "--seconds", type=whole(0, 600), default=3, metavar="INT",
         help="for which --on_gpus measures each speed; at most 600 (default: %(default)s)",
     )  # fmt: skip
-    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.trial_steps
+    flags.add_argument("--verdict", default="", help=argparse.SUPPRESS)  # for trainer.run.replica_check
     flags.add_argument("--from_state", type=Path, help=argparse.SUPPRESS)
     options, settings = parser.parse_known_args(arguments)
     about = {"prog": parser.prog, "usage": _USAGE, "description": __doc__, "epilog": _EPILOG}
@@ -69,7 +69,7 @@ def _check(arguments: Sequence[str] | None) -> int:
     if options.xla:
         set_gpu_environment(cache_home(config.cache_dir) / "cuda")
         with quiet_start():
-            from trainer.run.trial_steps import failure_of_compiled_step
+            from trainer.run.replica_check import failure_of_compiled_step
         if failure := failure_of_compiled_step(config):
             log.error("%s", failure)
             return USER_MUST_CHANGE
@@ -88,7 +88,7 @@ def _check(arguments: Sequence[str] | None) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.run.trial_steps import COMPARED_STEPS, compare, compare_bits, compare_few_rows, other_numbers
+        from trainer.run.replica_check import COMPARED_STEPS, compare, compare_bits, compare_few_rows, other_numbers
     tf.config.set_visible_devices([], "GPU")
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -113,7 +113,7 @@ def _check_gpus(config: TrainConfig, seconds: float) -> int:
     job_dir = open_job_dir(config) if config.job_dir or on_vertex() else None
     set_gpu_environment(cache_home(config.cache_dir) / "cuda")
     with quiet_start():
-        from trainer.proofs.on_gpus import check_on_gpus
+        from trainer.checks.on_gpus import check_on_gpus
 
     def write(content: Mapping[str, Any]) -> str:
         if job_dir is None:

@@ -30,7 +30,7 @@ from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import write_whole
-from trainer.proofs.golden_file import (
+from trainer.checks.golden_file import (
     CHANGED,
     EQUAL,
     METRICS,
@@ -39,7 +39,7 @@ from trainer.proofs.golden_file import (
     Golden,
     GoldenVerdict,
     causes,
-    judge,
+    compare_with_golden,
     read_golden,
     recorded_steps,
     write_golden,
@@ -120,9 +120,9 @@ def _record(arguments: Sequence[str]) -> int:
     digests: dict[str, Mapping[str, str]] = {result.pop("instructions"): bits}
     if out.exists():
         golden = read_golden(out)
-        judged = {**result, "instructions": ""}
-        same = golden.settings == settings and not next(causes(golden, settings, judged)).startswith(METRICS)
-        if same and judge(golden, judged).kind != CHANGED:
+        without_bits = {**result, "instructions": ""}
+        same = golden.settings == settings and not next(causes(golden, settings, without_bits)).startswith(METRICS)
+        if same and compare_with_golden(golden, without_bits).kind != CHANGED:
             golden.digests |= digests
             write_golden(out, golden)
             log.info(f"{out} holds these numbers already: the bits of {', '.join(digests)} are added")
@@ -150,7 +150,7 @@ def _check(arguments: Sequence[str]) -> int:
             results = [measured(golden.flags, golden.steps, *way) for way in ways]
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
-        verdicts = [(way, judge(golden, result)) for way, result in zip(ways, results, strict=True)]
+        verdicts = [(way, compare_with_golden(golden, result)) for way, result in zip(ways, results, strict=True)]
         line = described(verdicts, list(causes(golden, settings, results[0])))
         changed = any(verdict.kind == CHANGED for _, verdict in verdicts)
         failures[file.stem] = line if changed else ""
@@ -199,7 +199,7 @@ def _named(ways: Sequence[Way]) -> str:
 def measured(
     flags: Sequence[str], steps: Sequence[int], replicas: int = 1, workers: int = 1, *, control: bool = False
 ) -> dict[str, Any]:
-    """Returns what `trainer.proofs.golden_run.measure` writes for a run with these flags of trainer.task.
+    """Returns what `trainer.checks.golden_run.measure` writes for a run with these flags of trainer.task.
 
     Each run has its own processes, because the number of a process's devices is fixed when TensorFlow starts: one on
     this machine's CPU, or one for each worker of a cluster on loopback. All are ended if one fails or takes too long.
@@ -245,7 +245,7 @@ def _measure(arguments: Sequence[str]) -> int:
     config = resolve(settings).config
     refuse_missing_modules(config)
     with quiet_start():
-        from trainer.proofs.golden_run import measure
+        from trainer.checks.golden_run import measure
     measure(config, options.after, options.on, Path(options.out), control=options.control)
     return DONE
 

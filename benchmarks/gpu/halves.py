@@ -12,9 +12,9 @@ import tensorflow as tf
 from benchmarks.gpu.part import keep, nvidia, turn
 from benchmarks.runner import make_parser
 from trainer.base.settings.resolution import resolve
+from trainer.checks.on_gpus import checked
 from trainer.cluster import strategy
-from trainer.proofs.on_gpus import checked
-from trainer.run.trial_steps import compare_bits
+from trainer.run.replica_check import compare_bits
 
 RECIPES = ("wgan_gp_digits", "cnn_mnist", "dcgan_mnist")
 HALF_MIB = 3_072  # other parts may run beside this one

@@ -24,9 +24,9 @@ from benchmarks.runner import make_parser, possible
 from trainer.base.run_files.plan_file import kept_plan, peak_of, read_plan
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
+from trainer.checks.on_gpus import steps_per_second
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.compat import parse_profile
-from trainer.proofs.on_gpus import steps_per_second
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.training.xla_choice import MOST_AT_ONCE

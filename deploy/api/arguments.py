@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from deploy.tiers.options import Value, options_of, read_texts, texts_of
+from deploy.tiers.option_flags import Value, options_of, read_texts, texts_of
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text, refuse_unknown, underscored
 from trainer.base.settings.own_settings import settings_of_models

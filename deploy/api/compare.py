@@ -14,13 +14,13 @@ from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.job import Program
 from deploy.job.script import Script
 from deploy.job.work import JobOptions
-from deploy.platform.clients import SESSION, Session
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
 from deploy.report.plots import axes
 from deploy.report.text_tables import figures, html_table
 from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.options import Value, option, options_of, read_prices
+from deploy.tiers.option_flags import Value, option, options_of, read_prices
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError

@@ -13,8 +13,8 @@ from deploy.job.following import with_reason
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
 from deploy.job.vertex_job import VertexJob
 from deploy.platform.api import STATES, JobStatus, retried
-from deploy.platform.clients import BACKENDS, SESSION, Session
 from deploy.platform.errors import api_errors
+from deploy.platform.gcloud_and_sdk import BACKENDS, SESSION, Session
 from deploy.tiers.gcp_config import (
     GcpConfig,
     needed_project,
@@ -23,7 +23,7 @@ from deploy.tiers.gcp_config import (
     read_region,
     regions_in,
 )
-from deploy.tiers.options import Value, option, read_texts, texts_of
+from deploy.tiers.option_flags import Value, option, read_texts, texts_of
 from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL, read_labels
 from trainer.base.errors import UserError

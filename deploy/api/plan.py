@@ -23,14 +23,14 @@ from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compile
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.platform import buckets
-from deploy.platform.clients import SESSION, Session
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
 from deploy.report.plots import pareto_front
 from deploy.report.text_tables import figures, html_table, markdown_table, money, terminal_table
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
 from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.options import Value, option, option_of, read_prices, seconds, switch, usd
+from deploy.tiers.option_flags import Value, option, option_of, read_prices, seconds, switch, usd
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError

@@ -16,11 +16,11 @@ from deploy.job.script import Script
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import CHECK_S, JobOptions, Order, Training
 from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
-from deploy.platform.clients import SESSION, Session
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.images import check_asked_image, installs, remembered
-from deploy.tiers.options import Value, option, switch
+from deploy.tiers.option_flags import Value, option, switch
 from deploy.tiers.output import printed_on, say
 from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine

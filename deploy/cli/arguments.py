@@ -11,7 +11,7 @@ from deploy.api.arguments import LISTED, package_folder, read_settings, split_wo
 from deploy.job.job import Program
 from deploy.job.script import read_script
 from deploy.job.work import JobOptions
-from deploy.tiers.options import declare
+from deploy.tiers.option_flags import declare
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings

@@ -16,11 +16,11 @@ from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
 from deploy.platform import buckets
 from deploy.platform.api import FINAL_STATES, retried
-from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.options import declare
+from deploy.tiers.option_flags import declare
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage.gcs import connect

@@ -8,8 +8,8 @@ from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.job.following import LiveLines
 from deploy.platform.api import STOPPED, JobStatus
-from deploy.platform.clients import SESSION, Session
-from deploy.tiers.options import declare, parsed
+from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.tiers.option_flags import declare, parsed
 from deploy.tiers.output import say
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE

@@ -15,12 +15,12 @@ from deploy.job.ledger import Submission
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import JobOptions, Order, Work, Written
 from deploy.platform.api import retried
-from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.registry import find_version
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.images import Image
-from deploy.tiers.options import declare, parsed
+from deploy.tiers.option_flags import declare, parsed
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import SAME_BYTES

@@ -14,12 +14,12 @@ from functools import cache
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
 from deploy.platform.api import Clock, retried, unreadable_as_lost
-from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import billing_errors
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
-from deploy.tiers.options import declare
+from deploy.tiers.option_flags import declare
 from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 from deploy.cli.arguments import parser
 from deploy.job.work import JobOptions
-from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import api_errors
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.registry import checked_alias, checked_name, read_registration, register_run
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
-from deploy.tiers.options import declare
+from deploy.tiers.option_flags import declare
 from trainer.base.errors import DONE
 
 

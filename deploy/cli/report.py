@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.report.html_page import write_report
-from deploy.tiers.options import declare, read_prices
+from deploy.tiers.option_flags import declare, read_prices
 from trainer.base.errors import DONE
 from trainer.base.storage import is_remote, local_path
 

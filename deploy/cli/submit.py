@@ -15,10 +15,10 @@ from deploy.job.job import Job
 from deploy.job.ledger import attempt_label
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import CREATE, with_tensorboard
-from deploy.platform.clients import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.errors import exit_code
+from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
-from deploy.tiers.options import declare, parsed
+from deploy.tiers.option_flags import declare, parsed
 from deploy.tiers.output import forget_stdout, say
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.storage import local_path, make_writable, write_whole

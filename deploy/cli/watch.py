@@ -7,8 +7,8 @@ from deploy.api.jobs import attach
 from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
 from deploy.job.following import show
 from deploy.platform.api import WatchLine
-from deploy.platform.clients import SESSION, Session
 from deploy.platform.errors import exit_code
+from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.local import on_signals
 from trainer.base.errors import INTERRUPTED
 

@@ -26,8 +26,8 @@ from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import Order, Training, Work
 from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.api import Clock, JobStatus, retried
-from deploy.platform.clients import Session
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config

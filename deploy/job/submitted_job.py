@@ -12,8 +12,8 @@ from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_interrupted
 from deploy.job.vertex_job import VertexJob
 from deploy.platform.api import ApiError, JobStatus
-from deploy.platform.clients import Session
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.registry import read_registration, register_run
 from deploy.tiers.output import say
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError

@@ -17,8 +17,8 @@ from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import buckets
 from deploy.platform.api import JobStatus, WatchLine, console_page, retried
-from deploy.platform.clients import BACKENDS, Session
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
+from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
 from deploy.report.plots import axes
 from deploy.report.text_tables import html_table

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.platform.clients import BACKENDS
+from deploy.platform.gcloud_and_sdk import BACKENDS
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.images import (
     INSTALL,
@@ -23,7 +23,7 @@ from deploy.tiers.images import (
     write_start,
 )
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.options import factor, option, seconds, switch, usd
+from deploy.tiers.option_flags import factor, option, seconds, switch, usd
 from deploy.tiers.output import say
 from deploy.tiers.packages import TRAINER, Package, built
 from deploy.tiers.sources import MOST_MB

@@ -19,8 +19,8 @@ import vertex_trainer
 from deploy.__main__ import main
 from deploy.cli import cancel, compare, submit, watch
 from deploy.platform.api import Clock
-from deploy.platform.clients import Gcloud, Sdk, Session
 from deploy.platform.errors import exit_code
+from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.rest import Platform
 from deploy.report.collection import collect

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.__main__ import main as deploy
 from deploy.cli import cancel, jobs, logs, submit, watch
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.emulator import Emulator
 from tests.docs.commands import Command, documented
 from tests.docs.sources import ROOT

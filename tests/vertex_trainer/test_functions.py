@@ -15,8 +15,8 @@ import vertex_trainer
 from deploy.api.arguments import called
 from deploy.api.plan import PlanOptions
 from deploy.cli import submit as verb
-from deploy.platform.clients import Session
 from deploy.platform.errors import STATE_UNKNOWN
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import ROOT, Capture, FlyingClock, output_of, put, run
 from tests.deploy.emulator import QUOTA, Emulator, Fault, ends
 from tests.deploy.planted import plant, planted_plan

@@ -9,8 +9,8 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.cli.arguments import SCHEMA_VERSION
-from deploy.platform import clients as sessions
-from deploy.platform.clients import Session
+from deploy.platform import gcloud_and_sdk as sessions
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains
 from tests.deploy.emulator import Emulator, ends
 from tests.deploy.planted import plant, planted_plan

@@ -12,7 +12,7 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from examples import optuna_study
 from tests.deploy.conftest import ROOT, Job, output_of, put
 from tests.deploy.emulator import Emulator

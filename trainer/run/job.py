@@ -30,10 +30,10 @@ from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import gpu_names, refuse_hopeless_restart, run_info
 from trainer.run.export import export
 from trainer.run.rehearsal import DIFFERS, compare_saved
+from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, act_on_verdict, needs_check, why_plain
 from trainer.run.start import StartedJob
 from trainer.run.training_run import Best, RunState, TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
-from trainer.run.trial_steps import COMPARED_STEPS, ReplicaProof, judge, needs_proof, why_plain
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import Checkpoints, LearningRates, make_whole, variables_of
 from trainer.training.loop import Control, StopRequest, leave_on_signals, stop_on_signals
@@ -60,12 +60,12 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         job.xla_failure = why_plain(config, command[3:], job.cluster)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
-        proved = "replica_check" in read_run_info(job.job_dir.root)[0]
-        compares = job.is_chief and not proved and needs_proof(config, replicas.count)
-        with closing(ReplicaProof(command[3:])) if compares else nullcontext() as proof:
+        checked = "replica_check" in read_run_info(job.job_dir.root)[0]
+        compares = job.is_chief and not checked and needs_check(config, replicas.count)
+        with closing(ReplicaCheck(command[3:])) if compares else nullcontext() as check:
             while True:
                 try:
-                    return _attempt(prepare(job, replicas), proof)
+                    return _attempt(prepare(job, replicas), check)
                 except NotFinite as error:
                     if config.on_nan != "rollback" or job.result.rollbacks >= _MOST_ROLLBACKS:
                         raise
@@ -73,7 +73,7 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
                     log.warning(f"{error}; resumes from the last checkpoint with half the learning rate")
 
 
-def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
+def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
     """Runs the job from its newest checkpoint; raises NotFinite if it has to go back to that one."""
     job = run.job
     if ended := run.setup.replicas.from_chief(_ended_before(run)):
@@ -83,10 +83,12 @@ def _attempt(run: TrainingRun, proof: ReplicaProof | None) -> int:
     if job.is_chief:
         _describe(run)
     job.tracking.begin()
-    if proof and not run.state.restored:
-        verdict = proof.verdict()
+    if check and not run.state.restored:
+        verdict = check.verdict()
         on_gpus = run.setup.replicas.devices[0].startswith("GPU")
-        judge(verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1)
+        act_on_verdict(
+            verdict, allowed=job.config.allow_replica_dependence, paid=on_gpus and run.setup.replicas.count > 1
+        )
         job.result.depends_on_replicas, job.result.not_compared = verdict.problems, verdict.not_compared
         job.result.replica_checks = {f"1 to {COMPARED_STEPS}": verdict.outcome}
         about = {"replica_check": dataclasses.asdict(verdict), "replica_checks": job.result.replica_checks}

@@ -22,11 +22,11 @@ from trainer.measures.fid import make_fid
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits, numbers
 from trainer.reporting.reporter import Reporter
-from trainer.run.later_comparisons import LaterComparisons
+from trainer.run.later_replica_checks import LaterReplicaChecks
 from trainer.run.rehearsal import has_own_parts, rehearse
+from trainer.run.replica_check import needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
-from trainer.run.trial_steps import needs_proof
 from trainer.training.callbacks import (
     bind,
     most_steps_of_a_call,
@@ -204,8 +204,8 @@ class TrainingRun:
         callbacks.on_epoch_begin((progress.step - state.pending) // progress.steps_per_epoch)
         hooks = self._hooks(callbacks, evaluate, control)
         later = None
-        if needs_proof(config, self.setup.replicas.count):
-            later = LaterComparisons(self.job, self.setup, progress)
+        if needs_check(config, self.setup.replicas.count):
+            later = LaterReplicaChecks(self.job, self.setup, progress)
             hooks.extend(later.hooks())
         if state.pending:
             run_due_hooks(hooks, progress, model)

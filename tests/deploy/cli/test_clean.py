@@ -5,7 +5,7 @@ import json
 import pytest
 
 from deploy.cli import clean
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import Capture, Command
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.errors import UserError

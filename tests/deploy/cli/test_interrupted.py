@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
 from deploy.job import creation, ledger
-from deploy.platform.clients import Session
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends

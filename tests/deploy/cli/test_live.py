@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import jobs, submit, watch
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
 from tests.deploy.cli.test_watch import SDK
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.cli import bill, cancel, jobs, submit, watch
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.platform.test_backends import SPEC

@@ -9,7 +9,7 @@ import pytest
 from deploy.__main__ import main
 from deploy.cli import plan
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import Collection, collect, repeat_folder
 from deploy.tiers.tier import TierFacts
 from tests.deploy.cli.test_compare import Planting, compare, planned

@@ -15,7 +15,7 @@ from deploy.__main__ import main
 from deploy.cli import compare, jobs, submit
 from deploy.job.script import WORKER, ScriptRun, read_script
 from deploy.platform import local as processes
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize

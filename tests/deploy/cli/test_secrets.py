@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from deploy.cli import submit
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import WHERE, Capture
 from tests.deploy.emulator import Emulator
 

@@ -11,8 +11,8 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
-from deploy.platform.clients import Session
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.packages import packages_with
 from deploy.tiers.tier import load_tier

@@ -13,7 +13,7 @@ from deploy.__main__ import main
 from deploy.cli import jobs, submit
 from deploy.planning.step_time import Interval
 from deploy.planning.strategy_costs import Offer
-from deploy.platform.clients import Session, to_yaml
+from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import JOB, WHERE, Capture, Command

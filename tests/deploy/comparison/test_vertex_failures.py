@@ -16,7 +16,7 @@ from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
 from deploy.job.creation import upload_packages
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends

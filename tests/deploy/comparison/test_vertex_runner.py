@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.cli import compare
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import JOB_CONFIGS
 from tests.deploy.conftest import (
     JOB,

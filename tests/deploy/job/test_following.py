@@ -5,8 +5,8 @@ import pytest
 from deploy.job.creation import Creation
 from deploy.platform import buckets
 from deploy.platform.api import ApiError
-from deploy.platform.clients import Session
 from deploy.platform.errors import gcloud_error, lost_response
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.rest import Platform
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator

@@ -21,7 +21,7 @@ from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
 from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
-from deploy.platform.clients import Session, to_yaml
+from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter

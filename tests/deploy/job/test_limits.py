@@ -13,7 +13,7 @@ import pytest
 import vertex_trainer
 from deploy.cli import jobs, submit, watch
 from deploy.job.script import ScriptRun, read_script
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
 from deploy.tiers.packages import built
 from deploy.tiers.tier import load_tier

@@ -7,8 +7,8 @@ import pytest
 
 from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
-from deploy.platform.clients import Gcloud, Session
 from deploy.platform.errors import describe_error
+from deploy.platform.gcloud_and_sdk import Gcloud, Session
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import needs_gcloud, stand_in
@@ -141,7 +141,7 @@ def test_a_missing_gcloud_names_the_download(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its output so far is ignored."""
     stand_in(tmp_path, f'sleep 20 &\necho $! > "{tmp_path}/child"\necho "ERROR: not found" >&2\nwait', monkeypatch)
-    monkeypatch.setattr("deploy.platform.clients.COMMAND_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("deploy.platform.gcloud_and_sdk.COMMAND_TIMEOUT_S", 1.0)
     with pytest.raises(ApiError, match="gcloud was killed by signal 9") as caught:
         Gcloud("my-proj", "us-central1").create(REQUEST)
     assert (caught.value.code, caught.value.transient) == (0, True)

@@ -14,8 +14,8 @@ from deploy.__main__ import main
 from deploy.cli import bill, prices
 from deploy.job.ledger import Attempt, Submission
 from deploy.platform import rest
-from deploy.platform.clients import Session
 from deploy.platform.errors import VertexFault
+from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.machine_table import load_machines
 from tests.deploy.conftest import ROOT, Capture
 from tests.deploy.emulator import Emulator

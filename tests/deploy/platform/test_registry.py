@@ -12,7 +12,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
 from deploy.cli import cancel, jobs, predict, register, submit, watch
-from deploy.platform.clients import Session
+from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
 from tests.deploy.registry_emulator import versions

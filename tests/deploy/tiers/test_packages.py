@@ -62,7 +62,7 @@ def test_wheel_and_sdist_hold_what_runs_and_nothing_else(dist: Path) -> None:
         "deploy/tiers/machines.yaml",
         "deploy/Dockerfile",
         "deploy/cloudbuild.yaml",
-        "deploy/platform/clients.py",
+        "deploy/platform/gcloud_and_sdk.py",
     } <= names
     assert not [name for name in names if name.startswith(("tests", "benchmarks")) or "__pycache__" in name]
     (sdist,) = wheel.parent.glob("*.tar.gz")

@@ -17,7 +17,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.gradients import sum_and_build
 from trainer.invariance.step import current_step
-from trainer.run.trial_steps import ReplicaVerdict, compare_few_rows
+from trainer.run.replica_check import ReplicaVerdict, compare_few_rows
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 
 FOUR = "--virtual_replicas=4"

@@ -34,7 +34,7 @@ from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below
 from trainer.models.optimizers import StepSchedule, learning_rate
-from trainer.run import job, trial_steps
+from trainer.run import job, replica_check
 from trainer.run.export import export, plain_copy
 
 ROOT = Path(__file__).parents[3]
@@ -343,12 +343,12 @@ CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # 
 ])  # fmt: skip
 def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> None:
     data = "tests.own_data:arrays" if "noise" in flags[0] else "digits"
-    assert line in "\n".join(trial_steps.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
+    assert line in "\n".join(replica_check.compare(resolve([f"--data={data}", *flags, *CHECKED]).config)[0])
 
 
 def test_check_refuses_what_float64_lacks() -> None:
     with refused("does not have in float64: use --precision=float32"):
-        trial_steps.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
+        replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
 
 
 def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:

@@ -19,10 +19,10 @@ import tensorflow as tf
 from trainer.base.run_files.records import write_json
 from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import TrainConfig
+from trainer.checks.golden_file import losses_apart, moment
 from trainer.cluster.cluster_spec import Cluster, read_cluster
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.step import StepContext
-from trainer.proofs.golden_file import losses_apart, moment
 from trainer.run.training_setup import TrainingSetup, build_setup, starting_weights
 from trainer.training.checkpoint import snapshot, variables_of
 from trainer.training.steps import StepRunner

@@ -17,10 +17,8 @@ from tests.support import refused, small
 from trainer import check as command
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import make_replicas
-from trainer.data.dataset import Dataset
-from trainer.proofs import on_gpus
-from trainer.proofs.on_gpus import (
+from trainer.checks import on_gpus
+from trainer.checks.on_gpus import (
     BANDS,
     Difference,
     Trained,
@@ -33,6 +31,8 @@ from trainer.proofs.on_gpus import (
     largest,
     variants,
 )
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
 
 MLP = ("--model=mlp", "--width=8", "--replicas=2", "--learning_rate=1e-3")
 
@@ -133,7 +133,7 @@ def another_each_time(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 
 @pytest.mark.parametrize(("model", "equal"), [
-    pytest.param("mlp", True, marks=pytest.mark.slow), ("tests.trainer.proofs.test_on_gpus:another_each_time", False),
+    pytest.param("mlp", True, marks=pytest.mark.slow), ("tests.trainer.checks.test_on_gpus:another_each_time", False),
 ])  # fmt: skip
 def test_with_deterministic_the_same_steps_must_give_the_same_bits(model: str, equal: bool, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tf.config.experimental, "enable_op_determinism", lambda: None)  # of the whole process

@@ -21,6 +21,7 @@ import tensorflow as tf
 from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
+from trainer.checks.golden_run import reordered
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.dataset import Dataset
@@ -28,7 +29,6 @@ from trainer.data.sources import load_dataset
 from trainer.invariance.gradients import reachable
 from trainer.invariance.layers import refresh_normalization
 from trainer.invariance.step import NotCompilable
-from trainer.proofs.golden_run import reordered
 from trainer.reporting.error_lines import half_precision, one_line
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib

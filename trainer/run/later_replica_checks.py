@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.reporting.progress import Progress
+from trainer.run.replica_check import COMPARED_STEPS, REMEDY, ReplicaCheck, ReplicaVerdict
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
-from trainer.run.trial_steps import COMPARED_STEPS, REMEDY, ReplicaProof, ReplicaVerdict
 from trainer.training.checkpoint import sharded, snapshot, variables_of
 from trainer.training.loop import Cuts, Hook
 
@@ -21,13 +21,13 @@ _LAST_SECONDS = 300.0  # that the end of a run waits for a comparison, unless it
 _STARTED = ReplicaVerdict(None, reason="the run ended meanwhile")
 
 
-class LaterComparisons:
+class LaterReplicaChecks:
     """Starts the comparisons of a run and takes their verdicts; every worker has one, and the chief's has the child."""
 
     def __init__(self, job: StartedJob, setup: TrainingSetup, progress: Progress) -> None:
         self._job, self._replicas, self._variables = job, setup.replicas, variables_of(setup.model)
         self._steps = tuple(step for step in sorted({progress.steps_per_epoch, *_POWERS}) if step > progress.step)
-        self._child: ReplicaProof | None = None
+        self._child: ReplicaCheck | None = None
         self._compared = ""  # the steps that it compares
         before = [steps for steps, outcome in job.result.replica_checks.items() if outcome == "differ"]
         if before and not job.config.allow_replica_dependence:
@@ -60,7 +60,7 @@ class LaterComparisons:
             elif self._job.is_chief:
                 epoch = progress.step // progress.steps_per_epoch
                 manifest = {"step": progress.step, "state": {"epoch": epoch}}
-                self._child, self._compared = ReplicaProof(self._job.command[3:], values, manifest), steps
+                self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
                 self._record(steps, _STARTED)
 
     def _take(self, verdict: ReplicaVerdict) -> None:

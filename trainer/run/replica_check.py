@@ -2,7 +2,7 @@
 
 A child of the chief compares, on the CPU while the run starts, what a few steps give on one and on two replicas, as
 `trainer.check` does: weights and losses in float64 or, with --virtual_replicas, the bits of weights, slots and averages
-in the precision of the run. later_comparisons.py has it compare again from the state of the running job. A sum over
+in the precision of the run. later_replica_checks.py has it compare again from the state of the running job. A sum over
 GPUs that hangs cannot be ended within the process that waits for it, so a compiled step is tried in a child, too.
 """
 
@@ -50,7 +50,7 @@ from trainer.user_code.mistakes import as_user_mistake, load_function
 
 # The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
 LONGEST_SECONDS = 1800.0
-SKIP = "TRAINER_SKIP_REPLICA_PROOF"  # an environment variable: this project's own tests prove it elsewhere
+SKIP = "TRAINER_SKIP_REPLICA_CHECK"  # an environment variable: this project's own tests prove it elsewhere
 XLA_SECONDS = 900.0  # of a compiled step, which takes minutes to compile
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
@@ -101,12 +101,12 @@ class ReplicaVerdict:
         return self.reason if self.agrees is None and not self.by_settings else ""
 
 
-def needs_proof(config: TrainConfig, replicas: int) -> bool:
+def needs_check(config: TrainConfig, replicas: int) -> bool:
     """Returns whether a new run with a model or data of the user's own, on several replicas, is to be compared."""
     return (replicas > 1 or config.virtual_replicas > 0) and has_own_parts(config) and not os.environ.get(SKIP)
 
 
-class ReplicaProof:
+class ReplicaCheck:
     """Runs the comparison in a child process, from its creation on.
 
     arguments: the flags of the run; state: the variables of a running job, from which steps are compared, and the
@@ -154,7 +154,7 @@ class ReplicaProof:
         self._folder.cleanup()
 
 
-def judge(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
+def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False) -> None:
     """Logs a verdict. Raises UserError if the steps differ and that is not `allowed` (--allow_replica_dependence).
 
     The same holds where several `paid` replicas were not compared; PlatformFault if the comparison itself failed.

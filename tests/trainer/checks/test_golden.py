@@ -18,23 +18,23 @@ from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import make_replicas
-from trainer.data.dataset import Dataset
-from trainer.golden import described
-from trainer.proofs.golden_file import (
+from trainer.checks.golden_file import (
     CHANGED,
     EQUAL,
     ROUNDING,
     Golden,
     causes,
+    compare_with_golden,
     distances,
-    judge,
     losses_apart,
     moment,
     read_golden,
     write_golden,
 )
-from trainer.proofs.golden_run import reordered
+from trainer.checks.golden_run import reordered
+from trainer.cluster.strategy import make_replicas
+from trainer.data.dataset import Dataset
+from trainer.golden import described
 from trainer.run.training_setup import build_setup
 from trainer.training.checkpoint import snapshot, variables_of
 
@@ -84,7 +84,7 @@ def recorded() -> Golden:
     (content(sizes=[600, 3, 3]), CHANGED, 1, ""),
 ])  # fmt: skip
 def test_verdicts(measured: dict[str, Any], kind: str, step: int, tensor: str) -> None:
-    verdict = judge(recorded(), measured)
+    verdict = compare_with_golden(recorded(), measured)
     assert verdict.kind == kind
     if kind == CHANGED:
         assert verdict.step == step
@@ -96,7 +96,7 @@ def test_a_change_of_a_small_tensor_is_not_hidden_by_large_ones() -> None:
     measured = content()
     for step in STEPS:
         measured["moments"][str(step)] = moment({**tensors(), "bias": tensors()["bias"] + 1e-8}, {"loss": 1.0})
-    verdict = judge(recorded(), measured)
+    verdict = compare_with_golden(recorded(), measured)
     assert (verdict.kind, verdict.tensor) == (CHANGED, "bias")
 
 
@@ -141,7 +141,7 @@ def test_what_differs_is_named() -> None:
         more["moments"][str(step)]["losses"]["auc"] = 0.5
     named = "losses or metrics of one alone differ: auc"
     assert next(causes(golden, golden.settings, more)) == named
-    assert described([((1, 1), judge(golden, more))], [named]) == f"equal bits on 1 replica; {named}"
+    assert described([((1, 1), compare_with_golden(golden, more))], [named]) == f"equal bits on 1 replica; {named}"
     settings = {**golden.settings, **dict.fromkeys("abcdefg", 1)}
     assert next(causes(golden, settings, content())) == "settings differ: a, b, c, d, e and 2 more"
 

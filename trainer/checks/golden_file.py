@@ -145,8 +145,8 @@ class GoldenVerdict:
     reason: str = ""  # why a changed run could not be compared
 
 
-def judge(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
-    """Compares what `trainer.proofs.golden_run.measure` wrote with a golden file."""
+def compare_with_golden(golden: Golden, measured: Mapping[str, Any]) -> GoldenVerdict:
+    """Compares what `trainer.checks.golden_run.measure` wrote with a golden file."""
     names, moments, sizes = measured["names"], measured["moments"], list(measured["sizes"])
     if sizes != list(golden.sizes):
         reason = f"the model has {len(sizes)} variables, {len(golden.sizes)} were recorded"

@@ -17,8 +17,15 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import ONE_MACHINE
-from trainer.run import job, later_comparisons, trial_steps
-from trainer.run.trial_steps import ReplicaProof, ReplicaVerdict, compare_few_rows, failure_of_trial, judge, why_plain
+from trainer.run import job, later_replica_checks, replica_check
+from trainer.run.replica_check import (
+    ReplicaCheck,
+    ReplicaVerdict,
+    act_on_verdict,
+    compare_few_rows,
+    failure_of_trial,
+    why_plain,
+)
 from trainer.training.checkpoint import snapshot, variables_of, write_checkpoint
 
 
@@ -42,7 +49,7 @@ def started(tmp_path: Path, model: str, *flags: str) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def _proves(monkeypatch: Patch) -> None:
-    monkeypatch.delenv(trial_steps.SKIP, raising=False)
+    monkeypatch.delenv(replica_check.SKIP, raising=False)
 
 
 @pytest.mark.slow
@@ -53,7 +60,7 @@ def test_a_dependence_stops_a_new_run_unless_it_is_allowed(tmp_path: Path, monke
     assert about["replica_check"]["agrees"] is False
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["depends_on_replicas"] == about["replica_check"]["problems"]
-    monkeypatch.setattr(job, "ReplicaProof", None)  # a restart makes no other comparison
+    monkeypatch.setattr(job, "ReplicaCheck", None)  # a restart makes no other comparison
     again = started(tmp_path, "root_of_mean", "--allow_replica_dependence", "--steps=4")
     assert (again["replica_check"], again["total_steps"]) == (about["replica_check"], 4)
 
@@ -128,7 +135,7 @@ def test_what_begins_after_the_compared_steps_is_found_later(
     config = settings(model, *flags)
     verdict = ReplicaVerdict(**compare_few_rows(config))
     assert (verdict.agrees, verdict.draws) == (True, drawn)
-    judge(verdict, allowed=False)
+    act_on_verdict(verdict, allowed=False)
     assert ("agree so far, but the step draws by tf.random.normal" in caplog.text) == bool(drawn)
     later = ReplicaVerdict(**verdict_after(tmp_path, config, 24))
     assert (later.agrees, later.outcome) == (False, "differ")
@@ -140,7 +147,7 @@ def test_steps_that_agree_do_so_later_too(model: str, tmp_path: Path) -> None:
 
 
 class Child:
-    """Stands for a ReplicaProof: it finds no difference before training, and one later."""
+    """Stands for a ReplicaCheck: it finds no difference before training, and one later."""
 
     def __init__(self, arguments: Any, *state: Any) -> None:
         self.state, self.ended = state, True
@@ -155,8 +162,8 @@ class Child:
 def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    for module in (job, later_comparisons):
-        monkeypatch.setattr(module, "ReplicaProof", Child)
+    for module in (job, later_replica_checks):
+        monkeypatch.setattr(module, "ReplicaCheck", Child)
     with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
         started(tmp_path, "row_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
     checks = {"1 to 5": "agree", "4 to 8": "differ"}
@@ -178,42 +185,42 @@ def test_a_child_beside_the_job_finds_what_a_callback_begins(tmp_path: Path) -> 
 def test_what_was_not_compared_is_recorded_and_several_paid_replicas_do_not_train(
     monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trial_steps, "LONGEST_SECONDS", 0.01)
-    proof = ReplicaProof(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
-    verdict = proof.verdict()
-    proof.close()
-    assert proof._child.returncode is not None
+    monkeypatch.setattr(replica_check, "LONGEST_SECONDS", 0.01)
+    check = ReplicaCheck(["--model=tests.planted_dependences:root_of_mean", "--data=digits"])
+    verdict = check.verdict()
+    check.close()
+    assert check._child.returncode is not None
     assert (verdict.agrees, verdict.fault) == (None, False)
     assert verdict.not_compared.startswith("it took longer than")
-    judge(verdict, allowed=False)
-    judge(verdict, allowed=True, paid=True)
+    act_on_verdict(verdict, allowed=False)
+    act_on_verdict(verdict, allowed=True, paid=True)
     assert "one replica and two were not compared before training: it took longer" in caplog.text
     with refused("then pay for several replicas with --allow_replica_dependence"):
-        judge(verdict, allowed=False, paid=True)
+        act_on_verdict(verdict, allowed=False, paid=True)
     by_settings = ReplicaVerdict(None, reason="sync_batch_norm=false", by_settings=True)
-    judge(by_settings, allowed=False, paid=True)
+    act_on_verdict(by_settings, allowed=False, paid=True)
     assert by_settings.not_compared == ""
 
 
 def test_a_comparison_that_fails_by_itself_ends_the_run() -> None:
     verdict = ReplicaVerdict(None, reason="Collective instance 100", fault=True)
-    judge(verdict, allowed=True)
+    act_on_verdict(verdict, allowed=True)
     with pytest.raises(PlatformFault, match="not compared before training: Collective instance 100: --allow_replica"):
-        judge(verdict, allowed=False)
+        act_on_verdict(verdict, allowed=False)
 
 
 def test_a_mistake_in_the_child_is_the_reason() -> None:
-    proof = ReplicaProof(["--model=tests.planted_dependences:nothing", "--data=digits"])
-    verdict = proof.verdict()
-    proof.close()
+    check = ReplicaCheck(["--model=tests.planted_dependences:nothing", "--data=digits"])
+    verdict = check.verdict()
+    check.close()
     assert verdict.agrees is None
     assert "no function nothing" in verdict.reason
 
 
 def test_a_difference_is_refused_with_what_to_do() -> None:
     with refused("dense differs: change that, train on one replica (--replicas=1)"):
-        judge(ReplicaVerdict(False, ["dense differs"]), allowed=False)
-    judge(ReplicaVerdict(False, ["dense differs"]), allowed=True)
+        act_on_verdict(ReplicaVerdict(False, ["dense differs"]), allowed=False)
+    act_on_verdict(ReplicaVerdict(False, ["dense differs"]), allowed=True)
 
 
 MODEL = ["--model=mlp", "--data=digits", "--image_size=16", "--width=4", "--global_batch_size=16", "--steps=2"]
@@ -229,8 +236,8 @@ def trials(monkeypatch: Patch) -> list[float]:
         made.append(seconds)
         return "NCCL hangs"
 
-    monkeypatch.setattr(trial_steps, "local_devices", lambda config, cluster: GPUS)
-    monkeypatch.setattr(trial_steps, "failure_of_trial", failed)
+    monkeypatch.setattr(replica_check, "local_devices", lambda config, cluster: GPUS)
+    monkeypatch.setattr(replica_check, "failure_of_trial", failed)
     return made
 
 
@@ -244,7 +251,7 @@ def test_only_what_is_asked_for_on_several_gpus_of_one_machine_is_tried(
     assert not why_plain(dataclasses.replace(asked, micro_batches=2), MODEL, ONE_MACHINE)  # runs plain in any case
     assert not why_plain(asked, MODEL, Cluster(("one:1", "other:1"), 0))
     for devices in (GPUS[:1], ("CPU:0", "CPU:1")):
-        monkeypatch.setattr(trial_steps, "local_devices", lambda config, cluster, devices=devices: devices)
+        monkeypatch.setattr(replica_check, "local_devices", lambda config, cluster, devices=devices: devices)
         assert not why_plain(asked, MODEL, ONE_MACHINE)
     assert trials == [900.0]
 
