@@ -12,7 +12,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.run import replica_check
 
 TOLD = "what is computed from a whole batch (a correlation, pairs within the batch, the root of a mean)"
-REFUSED = "a loop of your own over such values runs as a script, on the same machines (docs/any_script.md)"
+REFUSED = "run a loop that reads values by NumPy as a script, on the same machines (docs/any_script.md)"
 # Has callbacks and rows for evaluation too.
 SERIES = "timeseries_classification_from_scratch"
 
