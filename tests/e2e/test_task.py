@@ -116,7 +116,7 @@ def test_ctrl_c_saves_and_the_same_command_gives_the_undisturbed_numbers(tmp_pat
     """Calls are as long as they get: the signal arrives within one. The drills send SIGTERM."""
     # jit_compile=auto would compile, to measure, for a run of so many steps.
     flags = [*SMALL, "--precision=float64", "--report_every_steps=5", "--jit_compile=false", f"--job_dir={tmp_path}"]
-    command = [sys.executable, "-m", "trainer.task", *flags, "--steps=100000"]
+    command = [sys.executable, "-m", "trainer.task", *flags, "--steps=100000", "--verbose"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         for line in process.stdout:
             if line.startswith("step 40/"):
