@@ -1,5 +1,5 @@
 # make train      runs the main job on the digits in the package
-# make test       runs the tests (some 10 minutes on 2 cores)
+# make test       runs the tests (some 7 minutes on 2 cores)
 # make test-all   also runs the slow tests, on other versions of Python and TensorFlow too, and with more hostile input
 # make lint       runs ruff and mypy
 # make bench      runs the benchmarks, with peers in the same run
