@@ -33,10 +33,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_boolean("yes", "remove it")
     add_json_flag(cli)
     args = cli.parse_args(arguments)
-    project, packages = (
-        needed_project(read_project(args.project)),
-        f"{checked_address('bucket', args.bucket)}/packages/",
-    )
+    project = needed_project(read_project(args.project))
+    packages = f"{checked_address('bucket', args.bucket)}/packages/"
 
     def named(place: tuple[str, str]) -> tuple[set[str], set[str]]:
         """Returns what the jobs of a region and kind name: those that have ended, and the others."""

@@ -68,8 +68,9 @@ class SubmittedJob(VertexJob):
         places = [(job.tier.name, job.gcp.region) for job in self.jobs]
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
-        orders = [dataclasses.replace(job.order, submission=earlier.submission) for job in left]
-        self.jobs = [job_of(job.work, job.gcp, order) for job, order in zip(left, orders, strict=True)]
+        self.jobs = [
+            job_of(job.work, job.gcp, dataclasses.replace(job.order, submission=earlier.submission)) for job in left
+        ]
         self.record = earlier
         self._take(attempt.job)
         return True

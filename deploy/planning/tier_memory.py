@@ -8,7 +8,7 @@ from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_secon
 from deploy.tiers.machine_table import Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.cards import arithmetic, scratch_mib
+from trainer.base.settings.cards import arithmetic, lie_on_card, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
@@ -139,8 +139,8 @@ def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> flo
     several = tier.devices > 1
     # All-reduces are packed into a buffer.
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
-    quarter = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB / 4
-    if plan.data_bytes <= quarter and is_looped(plan, config, tier.devices):
+    memory = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB
+    if lie_on_card(plan.data_bytes, memory) and is_looped(plan, config, tier.devices):
         fixed += plan.data_bytes  # lie on the device
     return fixed + summed + gradients * several
 

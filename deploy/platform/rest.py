@@ -59,9 +59,8 @@ class Platform:
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         lines = []
         with api.unreadable_as_lost():
-            for entry in itertools.islice(
-                entries, last or None
-            ):  # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+            # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+            for entry in itertools.islice(entries, last or None):
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")

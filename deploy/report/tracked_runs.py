@@ -29,11 +29,9 @@ class _Comparison(RunFiles):
     def points(self, *, ended: bool) -> list[Point]:
         tiers = items(read_json(self.folder / "table.json")[0], "tiers") if ended else []
         values = {f"{tier['tier']}/{key}": value for tier in tiers for key, value in figures_of(tier).items()}
-        time, runs = (
-            (self.folder / COMPARISON).stat().st_mtime if values else 0.0,
-            sum(tier["repeats"] for tier in tiers),
-        )
-        return [Point(runs, time, values)] if values else []
+        if not values:
+            return []
+        return [Point(sum(tier["repeats"] for tier in tiers), (self.folder / COMPARISON).stat().st_mtime, values)]
 
 
 def trackers_in(settings: Mapping[str, Any]) -> str:

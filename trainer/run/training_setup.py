@@ -13,6 +13,7 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
+from trainer.base.settings.cards import lie_on_card
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import Schedule, batches, copied_ahead
@@ -65,8 +66,8 @@ class TrainingSetup:
         """
         train, device = self.dataset.train, self.replicas.devices[0]
         leaves = tf.nest.flatten(train.arrays)
-        small = 0 < 4 * sum(leaf.nbytes for leaf in leaves) <= free_memory(device)
-        if not small or any(leaf.dtype.hasobject for leaf in leaves):
+        size = sum(leaf.nbytes for leaf in leaves)
+        if not size or not lie_on_card(size, free_memory(device)) or any(leaf.dtype.hasobject for leaf in leaves):
             return None
 
         def placed(leaf: Any) -> Any:

@@ -60,3 +60,8 @@ def scratch_mib(memory_gib: float) -> int:
     On a small card they would be a quarter or half of it.
     """
     return 0 if memory_gib >= 32 else 1024 if memory_gib >= 12 else 512
+
+
+def lie_on_card(data_bytes: float, memory_bytes: float) -> bool:
+    """Returns whether data are small enough to be put into so much memory of a card once, a quarter of it."""
+    return 4 * data_bytes <= memory_bytes
