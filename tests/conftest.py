@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,13 @@ SMALL = [
     "--data=digits", "--image_size=16", "--width=4", "--latent_dim=8", "--global_batch_size=8", "--critic_steps=2",
     "--steps=4",
 ]  # fmt: skip
+_cache: list[tempfile.TemporaryDirectory[str]] = []  # of all tests, made by the process that starts the others
 
 
 def pytest_configure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the user's cache may hold what another version wrote
+        _cache.append(tempfile.TemporaryDirectory())
+        os.environ["XDG_CACHE_HOME"] = _cache[0].name
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
     # tests/trainer/run/test_replica_check.py has the check before training
     os.environ.setdefault("TRAINER_SKIP_REPLICA_CHECK", "1")
@@ -38,6 +43,11 @@ def pytest_configure() -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 4)
     tf.config.list_logical_devices()  # starts TensorFlow: a run with fewer replicas cannot change it any more
     gc.freeze()  # or each full collection walks through all that TensorFlow and Keras imported
+
+
+def pytest_unconfigure() -> None:
+    for folder in _cache:
+        folder.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,11 +33,16 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
 
 
 def _kept(config: TrainConfig) -> StepPlan | None:
-    """Returns the plan that is kept for these settings, with --remat that of a plain run; None without one."""
+    """Returns the plan that is kept for these settings, with --remat that of a plain run; None without one.
+
+    A file that cannot be read is as none: a cache is made again, not mended.
+    """
     path, plain = kept_plan(config), replace(config, remat="")
     if config.remat == BLOCKS and not path.is_file() and (plan := _kept(plain)) and plan.recomputed:
         return plan.with_setting(plain, "remat", BLOCKS)[0]
-    return read_plan(path) if path.is_file() else None
+    with suppress(UserError):
+        return read_plan(path)
+    return None
 
 
 def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | None:
@@ -55,7 +60,7 @@ def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | N
 
 
 def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
-    """Returns what the kept plan says of a job on the tier; None without one. Raises UserError for a damaged one."""
+    """Returns what the kept plan says of a job on the tier; None without one."""
     plan = _kept(config)
     return forecast(tier, plan, config, load_machines(), own_image=own_image) if plan else None
 
@@ -91,9 +96,7 @@ def estimate(job: Job) -> Offer | None:
     work, tier = job.work, job.tier
     if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
-    with suppress(UserError):
-        return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
-    return None
+    return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
@@ -138,16 +141,14 @@ def memory_lines(works: Iterable[Work], *, plan: bool, force: bool) -> list[str]
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)
-        try:
-            known, unknown = _known(tier, training.config), "--plan measures it (some steps on this CPU)"
-        except UserError as error:
-            known, unknown = None, str(error)
+        known = _known(tier, training.config)
         fit = known.fit if known else None
         if fit:
             line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")
             line += f"it {fit.words}"
         else:
-            why = "that of its devices is not in the table of machines" if known else unknown
+            missing = "that of its devices is not in the table of machines"
+            why = missing if known else "--plan measures it (some steps on this CPU)"
             line = f"whether it fits the memory is not known: {why}"
         cannot = fit is not None and fit.verdict == TOO_LARGE
         if cannot and not force:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.planning import kept_plans
 from deploy.tiers.output import run_program
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
@@ -89,11 +90,19 @@ def test_fit_adds_a_setting_that_keeps_the_numbers_before_passes(
     assert "--fit adds" not in capsys.readouterr().out
 
 
-def test_a_damaged_plan_does_not_stop_a_job(keep: Any, cloud: Any, capsys: Capture) -> None:
+@pytest.mark.parametrize("damage", ["{", '{"format": 9, "of": "a later version"}'])
+def test_a_damaged_plan_stops_no_job_and_is_made_again(
+    damage: str, keep: Any, cloud: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     keep()
-    kept_plan(Overrides.parse(TRAINED).resolve()).write_text("{")
+    overrides = Overrides.parse(TRAINED)
+    kept_plan(overrides.resolve()).write_text(damage)
     assert main(L4) == 0
-    assert "l4x1: whether it fits the memory is not known: " in capsys.readouterr().out
+    assert "l4x1: whether it fits the memory is not known: --plan measures it" in capsys.readouterr().out
+    monkeypatch.setattr(kept_plans, "run_program", lambda *words: keep(row_gib=0.3))
+    assert kept_plans.plan_of(overrides.resolve(), overrides).examples
+    assert main(L4) == 0
+    assert "l4x1: warning: may not fit the memory: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
