@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        from deploy.tiers.output import forget_stdout  # imported late: it would slow down --help
+        from deploy.base.console import forget_stdout  # imported late: it would slow down --help
 
         forget_stdout()
         return INTERRUPTED
@@ -141,7 +141,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
     from deploy.api.arguments import check_arguments, split_words  # imported late: it would slow down --help
-    from deploy.tiers.output import printed_on
+    from deploy.base.console import printed_on
 
     check_arguments(arguments)
     document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # is all of stdout

@@ -39,7 +39,9 @@ comparison
 planning
 job
 platform, report
+packaging
 tiers
+base
 in_job
 """,
 }
@@ -133,10 +135,10 @@ def main() -> int:
     axes = figure.subplots()
     _draw(axes, "trainer", 0.0)
     _draw(axes, "deploy", 6.4)
-    axes.annotate("", (1.15, -10), (5.75, -7.1), arrowprops={
+    axes.annotate("", (1.15, -10), (5.75, -9.1), arrowprops={
         "arrowstyle": "-|>", "color": "#8a94a6", "connectionstyle": "arc3,rad=-0.15", "lw": 0.9})  # fmt: skip
-    axes.text(4.4, -9.2, "deploy imports of trainer\nbase alone", ha="center", fontsize=8, color="#555f70")
-    axes.text(6.4, -8.6, "the standard library alone", ha="center", fontsize=8, color="#555f70")
+    axes.text(3.6, -10.8, "deploy imports of trainer\nbase alone", ha="center", fontsize=8, color="#555f70")
+    axes.text(6.4, -10.6, "the standard library alone", ha="center", fontsize=8, color="#555f70")
     axes.set_xlim(-2.6, 9.9)
     axes.set_ylim(-13.6, 1.4)
     axes.set_axis_off()

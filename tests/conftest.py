@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deploy.tiers import packages
+from deploy.packaging import packages
 from tests import fuzz
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError

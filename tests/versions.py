@@ -29,7 +29,7 @@ JOBS = tuple(
 # Of the Pythons that have the newest TensorFlow, as the default one: syntax, imports, jobs, the wheel, Google's SDK.
 ON_EVERY_PYTHON = (
     "trainer/invariance/test_compat.py", *JOBS, "trainer/base/settings/test_resolution.py", "deploy/test_main.py",
-    "deploy/tiers/test_packages.py", "deploy/platform/test_backends.py",
+    "deploy/packaging/test_packages.py", "deploy/platform/test_backends.py",
 )  # fmt: skip
 # Training on replicas and workers in float64 and compiled, layers that draw, saving, resuming and exporting.
 ON_THE_FLOOR = (

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from deploy.base.options import Value, options_of, read_texts, texts_of
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from deploy.tiers.option_flags import Value, options_of, read_texts, texts_of
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text, refuse_unknown, underscored
 from trainer.base.settings.own_settings import settings_of_models

@@ -8,6 +8,8 @@ from typing import Any, TextIO
 
 from deploy.api.arguments import called
 from deploy.api.submit import order_of
+from deploy.base.console import printed_on, say
+from deploy.base.options import Value, option, options_of, read_prices
 from deploy.comparison.directory import any_begun
 from deploy.comparison.execution import ComparisonRequest, announce, run_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
@@ -15,13 +17,11 @@ from deploy.job.job import Program
 from deploy.job.script import Script
 from deploy.job.work import JobOptions
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
 from deploy.report.plots import axes
-from deploy.report.text_tables import figures, html_table
 from deploy.report.tracked_runs import track, trackers_in
-from deploy.tiers.option_flags import Value, option, options_of, read_prices
-from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
+from deploy.base.console import printed_on
+from deploy.base.options import Value, option, read_texts, texts_of
 from deploy.job.creation import cancel_duplicates, look_for
 from deploy.job.following import with_reason
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
@@ -23,8 +25,6 @@ from deploy.tiers.gcp_config import (
     read_region,
     regions_in,
 )
-from deploy.tiers.option_flags import Value, option, read_texts, texts_of
-from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL, read_labels
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import whole

@@ -14,24 +14,24 @@ from typing import Any, TextIO
 
 from deploy.api.arguments import called
 from deploy.api.submit import SubmitOptions, prepare
+from deploy.base.console import printed_on, say
+from deploy.base.options import Value, option, option_of, read_prices, seconds, switch, usd
 from deploy.job.work import JobOptions
-from deploy.planning.answers import Answer, Choice, answers, time_of, usd_words
+from deploy.packaging.images import remembered
+from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, estimate
 from deploy.planning.forecast import BY_CPU, BY_GRAPH, BY_RUNS, Forecast, forecast
-from deploy.planning.kept_plans import FIT, cheapest_lever, plan_of
+from deploy.planning.recommendations import Answer, Choice, answers, time_of, usd_words
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, Offer
+from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, PricedEstimate
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
+from deploy.report.formatting import figures, html_table, markdown_table, money, terminal_table
 from deploy.report.plots import pareto_front
-from deploy.report.text_tables import figures, html_table, markdown_table, money, terminal_table
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
-from deploy.tiers.images import remembered
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.option_flags import Value, option, option_of, read_prices, seconds, switch, usd
-from deploy.tiers.output import printed_on, say
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
@@ -214,7 +214,7 @@ def _ranged(value: Interval, text: Any = figures) -> str:
     return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
 
 
-def _cells(forecast: Forecast, offer: Offer | None, efficient: bool) -> list[str]:
+def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) -> list[str]:
     fit = forecast.fit
     needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
@@ -320,8 +320,8 @@ def planned(
             extrapolation, own_image = by_name.get(tier.name), remembered() is not None
             if asked.fit and extrapolation:
                 say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
-            lever = cheapest_lever(tier, step_plan, config) if asked.fit and not extrapolation else None
-            run = step_plan.with_setting(config, lever.name, lever.value) if lever else (step_plan, config)
+            chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
+            run = step_plan.with_setting(config, chosen.name, chosen.value) if chosen else (step_plan, config)
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}

@@ -9,20 +9,28 @@ from functools import partial
 from typing import TextIO
 
 from deploy.api.arguments import called
+from deploy.base.console import printed_on, say
+from deploy.base.options import Value, option, switch
 from deploy.job.cost import cost_question, price_and_limit
 from deploy.job.job import Job, Program, job_of, work_on
 from deploy.job.ledger import Submission
 from deploy.job.script import Script
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import CHECK_S, JobOptions, Order, Training
-from deploy.planning.kept_plans import FIT, cheapest_lever, cost_lines, memory_lines, plan_of, planned_usd, with_limits
+from deploy.packaging.images import check_asked_image, installs, remembered
+from deploy.packaging.packages import Package, packages_with
+from deploy.planning.cached_plans import (
+    FIT,
+    best_memory_option,
+    cost_lines,
+    memory_lines,
+    plan_of,
+    planned_usd,
+    with_limits,
+)
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
-from deploy.tiers.images import check_asked_image, installs, remembered
-from deploy.tiers.option_flags import Value, option, switch
-from deploy.tiers.output import printed_on, say
-from deploy.tiers.packages import Package, packages_with
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import GPU_CHECK
@@ -147,8 +155,8 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
         fitting = program
         if asked.fit and not asked.check and not isinstance(program, Script):
             config = program.resolve()
-            if lever := cheapest_lever(tier, plan_of(config, program), config):
-                fitting = program.replace(**{lever.name: lever.value})
+            if chosen := best_memory_option(tier, plan_of(config, program), config):
+                fitting = program.replace(**{chosen.name: chosen.value})
         work = work_on(one_machine(tier, CHECK_S) if asked.check else tier, fitting)
         # The default, a GAN on digits, is for trying things out: somebody, or the tier's file, names what is paid for.
         task = work.tier.spec["workerPoolSpecs"][0]

@@ -14,13 +14,13 @@ from typing import Any, TextIO
 
 from deploy.api.arguments import called, check_arguments
 from deploy.api.submit import SubmitOptions, prepare
+from deploy.base.console import printed_on, run_program, say
+from deploy.base.options import Value, options_of, texts_of
 from deploy.job.vertex_job import RunResult, load_model
 from deploy.platform.api import WatchLine, console_page
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
-from deploy.tiers.option_flags import Value, options_of, texts_of
-from deploy.tiers.output import printed_on, run_program, say
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import RESULT
 from trainer.base.settings.fields import as_text

@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from deploy.base.console import say
+from deploy.base.options import declare
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
 from deploy.platform import buckets
@@ -20,8 +22,6 @@ from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.option_flags import declare
-from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage.gcs import connect
 

@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.base.options import declare
 from deploy.cli.arguments import parser
 from deploy.job.work import JobOptions
+from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.packages import DIST, packages_with, write_copy
 from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed
 from deploy.tiers.gcp_config import read_project
-from deploy.tiers.images import BuiltImage, remember
-from deploy.tiers.option_flags import declare
-from deploy.tiers.packages import DIST, packages_with, write_copy
 from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from deploy.api.jobs import JobsOptions, listed_jobs
+from deploy.base.console import say
+from deploy.base.options import declare, parsed
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.job.following import LiveLines
 from deploy.platform.api import STOPPED, JobStatus
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.tiers.option_flags import declare, parsed
-from deploy.tiers.output import say
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.api.arguments import command_line
+from deploy.base.options import declare
 from deploy.cli.arguments import parse_program, parser
 from deploy.job.job import work_on
 from deploy.job.work import JobOptions, Training
 from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
-from deploy.tiers.option_flags import declare
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole

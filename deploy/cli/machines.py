@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
+from deploy.base.console import say
+from deploy.base.options import declare
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
-from deploy.report.text_tables import terminal_table
+from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
-from deploy.tiers.option_flags import declare
-from deploy.tiers.output import say
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import nearest, whole

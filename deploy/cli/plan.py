@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from deploy.api.arguments import command_line
 from deploy.api.plan import PlanOptions, planned
+from deploy.base.console import say
+from deploy.base.options import declare, parsed
 from deploy.cli.arguments import add_json_flag, parse, parser, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.tiers.option_flags import declare, parsed
-from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
 

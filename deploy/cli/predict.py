@@ -7,6 +7,7 @@ from typing import Any
 
 from deploy.api.arguments import command_line
 from deploy.api.submit import check_wait, describe, new_submission
+from deploy.base.options import declare, parsed
 from deploy.cli.arguments import add_json_flag, parser
 from deploy.cli.submit import run
 from deploy.job.cost import cost_question
@@ -14,13 +15,12 @@ from deploy.job.job import job_of
 from deploy.job.ledger import Submission
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import JobOptions, Order, Work, Written
+from deploy.packaging.images import Image
 from deploy.platform.api import retried
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.registry import find_version
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
-from deploy.tiers.images import Image
-from deploy.tiers.option_flags import declare, parsed
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import SAME_BYTES

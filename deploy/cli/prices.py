@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 
+from deploy.base.console import say
+from deploy.base.options import declare
 from deploy.cli.arguments import add_json_flag, parser, write_document
 from deploy.job.work import JobOptions
 from deploy.platform.api import Clock, retried, unreadable_as_lost
@@ -19,8 +21,6 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
-from deploy.tiers.option_flags import declare
-from deploy.tiers.output import say
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
 

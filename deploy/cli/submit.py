@@ -9,6 +9,8 @@ from typing import Any
 
 from deploy.api.arguments import command_line
 from deploy.api.submit import SubmitOptions, prepare
+from deploy.base.console import forget_stdout, say
+from deploy.base.options import declare, parsed
 from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
 from deploy.job.creation import check_resources, upload_packages
 from deploy.job.job import Job
@@ -18,8 +20,6 @@ from deploy.job.work import CREATE, with_tensorboard
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
-from deploy.tiers.option_flags import declare, parsed
-from deploy.tiers.output import forget_stdout, say
 from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.storage import local_path, make_writable, write_whole
 

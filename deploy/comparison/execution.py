@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.base.console import say
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.job import Program, work_on
 from deploy.job.work import Training, Work
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
-from deploy.tiers.output import say
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
+from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
 from deploy.job.cost import CostQuestion, cost_question, price_and_limit
 from deploy.job.creation import check_resources, upload_packages
@@ -24,14 +25,13 @@ from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_in
 from deploy.job.submitted_job import SubmittedJob
 from deploy.job.work import Order, Training, Work
-from deploy.planning.kept_plans import cost_lines, memory_lines, planned_usd, with_limits
+from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
-from deploy.tiers.output import printed_on, say
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.run_files.records import RESULT, record_failure
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind

@@ -6,10 +6,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
+from deploy.base.console import agrees, say
 from deploy.job.work import JobOptions
 from deploy.platform.api import JobStatus
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import agrees, say
 from deploy.tiers.tier import PRICE_LABEL, Tier
 from trainer.base.errors import UserError
 from trainer.base.log import duration

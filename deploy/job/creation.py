@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from deploy.base.console import say, tell
 from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
 from deploy.job.work import with_tensorboard
@@ -14,7 +15,6 @@ from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, b
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import transfer_usd_per_gib
-from deploy.tiers.output import say, tell
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 

@@ -21,11 +21,11 @@ from deploy.job.work import (
     check_devices,
     tensorboard_name,
 )
+from deploy.packaging.images import Image
+from deploy.packaging.packages import Package
 from deploy.platform.api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
-from deploy.tiers.images import Image
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.packages import Package
 from deploy.tiers.spec_rules import check_format, check_same_region
 from deploy.tiers.tier import LABEL, PRICE_LABEL, USER_LABEL, Tier
 from trainer.base.errors import UserError

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from deploy.base.console import tell
 from deploy.job.cost import format_duration, time_and_cost, usd_per_hour
 from deploy.platform import buckets
 from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.output import tell
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.records import read_json

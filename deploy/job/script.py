@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.job.work import Order, Work, Written
+from deploy.packaging.images import IN_JOB, Image, choose_image, requirements, starter, write_start
+from deploy.packaging.packages import DIST, CodeArchive, Package, built
+from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import IN_JOB, Image, choose_image, requirements, starter, write_start
-from deploy.tiers.packages import DIST, CodeArchive, Package, built
-from deploy.tiers.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
 from deploy.tiers.spec_rules import machine_of
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS

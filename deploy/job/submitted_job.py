@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from deploy.base.console import say
 from deploy.job.cost import CostQuestion
 from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
 from deploy.job.following import PrintLine, show, watch_job
@@ -15,7 +16,6 @@ from deploy.platform.api import ApiError, JobStatus
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.registry import read_registration, register_run
-from deploy.tiers.output import say
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself

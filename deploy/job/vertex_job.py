@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TextIO
 
+from deploy.base.console import printed_on
 from deploy.job.creation import cancel_and_wait, cancel_duplicate, originals
 from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission
@@ -20,10 +21,9 @@ from deploy.platform.api import JobStatus, WatchLine, console_page, retried
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
+from deploy.report.formatting import html_table
 from deploy.report.plots import axes
-from deploy.report.text_tables import html_table
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.output import printed_on
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.records import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.platform.gcloud_and_sdk import BACKENDS
-from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import (
+from deploy.base.console import say
+from deploy.base.options import factor, option, seconds, switch, usd
+from deploy.packaging.images import (
     INSTALL,
     PLAIN_IMAGE,
     BuiltImage,
@@ -22,11 +22,11 @@ from deploy.tiers.images import (
     starter,
     write_start,
 )
+from deploy.packaging.packages import TRAINER, Package, built
+from deploy.packaging.sources import MOST_MB
+from deploy.platform.gcloud_and_sdk import BACKENDS
+from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.option_flags import factor, option, seconds, switch, usd
-from deploy.tiers.output import say
-from deploy.tiers.packages import TRAINER, Package, built
-from deploy.tiers.sources import MOST_MB
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
 from trainer.base.errors import UserError

@@ -1,7 +1,7 @@
 """Estimates the hours of a full job on each tier from runs at hand, with its assumptions.
 
 A tier that was measured keeps its own times. Two measured tiers of one machine with the same accelerator tell of larger
-ones (scaling.py). Else N times the devices take between 1/N of a step's time (ideal) and all of it (no gain).
+ones. Else N times the devices take between 1/N of a step's time (ideal) and all of it (no gain).
 """
 
 import math
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from deploy.planning.step_time import Interval
 from deploy.report.collection import Collection
+from deploy.report.formatting import counted_devices, figures
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.text_tables import counted_devices, figures
 from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError

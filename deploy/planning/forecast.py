@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from deploy.packaging.images import choose_image, install_seconds
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
-from deploy.planning.strategy_costs import Offer, lost_by_preemption, offers
+from deploy.planning.strategy_costs import PricedEstimate, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
-from deploy.tiers.images import choose_image, install_seconds
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
@@ -16,7 +16,7 @@ from trainer.base.settings.cards import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 # Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in
-# a plain image, as a factor of plain_image.py's guess.
+# a plain image, as a factor of images.py's guess.
 START_SECONDS = Interval(30.0, 60.0, 180.0)
 INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
 BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"
@@ -40,7 +40,7 @@ class Forecast:
     basis: str  # BY_GRAPH, BY_CPU: steps where the plan was made, BY_RUNS; "" without times
     measured: str  # the tiers whose runs tell the times, of BY_RUNS
     compiled: bool  # whether XLA is expected to compile the steps
-    offers: tuple[Offer, ...]
+    offers: tuple[PricedEstimate, ...]
     problems: tuple[str, ...]
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ def forecast(
             problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
     plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
-    offered: list[Offer] = []
+    offered: list[PricedEstimate] = []
     if step and seconds and not too_large:
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
@@ -104,7 +104,7 @@ def forecast(
     )  # fmt: skip
 
 
-def _not_offered(tier: Tier, offered: Sequence[Offer]) -> Iterator[str]:
+def _not_offered(tier: Tier, offered: Sequence[PricedEstimate]) -> Iterator[str]:
     """Yields why the tier lacks offers."""
     usd = tier.usd_by_strategy
     if not offered:

@@ -11,7 +11,7 @@ RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of
 
 
 @dataclass(frozen=True)
-class Offer:
+class PricedEstimate:
     """Holds the whole job on a tier under a strategy: hours, and USD for all machines."""
 
     strategy: str
@@ -20,7 +20,7 @@ class Offer:
     usd: Interval
 
 
-def offers(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[Offer]:
+def offers(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[PricedEstimate]:
     """Yields the offers that have a price and an end.
 
     seconds: of the job without interruption; lost_seconds: of work, by one preemption of a spot machine. Each machine
@@ -33,7 +33,7 @@ def offers(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[Offer
         if price is not None and 2 * share < 1:  # else more may be lost than is done
             longer = Interval(1.0, 1 / (1 - share), 1 / (1 - 2 * share))
             hours = seconds.product(longer).times(1 / 3600)
-            yield Offer(strategy, price, hours, hours.times(price))
+            yield PricedEstimate(strategy, price, hours, hours.times(price))
 
 
 def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:

@@ -25,7 +25,7 @@ _PROVISO = {"micro_batches": "; other numbers with batch norm; a train_step of y
 
 
 @dataclass(frozen=True)
-class Lever:
+class MemoryOption:
     """Holds a setting by which a run surely fits: the bytes that each device then needs less, and its price in time."""
 
     name: str
@@ -47,15 +47,15 @@ class Fit:
     needed: Interval
     available: float
     largest_batch: int
-    levers: tuple[Lever, ...]  # of a run that does not surely fit, the best first
+    options: tuple[MemoryOption, ...]  # of a run that does not surely fit, the best first
 
     @property
     def words(self) -> str:
         """Returns the numbers in a line."""
         low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
-        levers = f", this one with {' or '.join(map(str, self.levers))}" if self.levers else ""
-        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}{levers}"
+        options = f", this one with {' or '.join(map(str, self.options))}" if self.options else ""
+        return f"needs {low} - {high} of {self.available / GIB:.1f} GiB; {batch}{options}"
 
 
 def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> Fit | None:
@@ -69,11 +69,11 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
     limit = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * passes * tier.devices
-    levers = [] if verdict == FITS else [
-        Lever(name, value, required.middle - needed.middle, _slower(plan, config, tier, table, name, value))
+    options = [] if verdict == FITS else [
+        MemoryOption(name, value, required.middle - needed.middle, _slower(plan, config, tier, table, name, value))
         for name, value, needed in _tried(plan, config, tier, available)
     ]  # fmt: skip
-    levers.sort(key=lambda lever: (lever.name in _PROVISO, lever.slower or 1.0))  # what keeps the numbers first
+    options.sort(key=lambda option: (option.name in _PROVISO, option.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
         # cuDNN tries kernels with what memory there is, or as much as a job gives it, and does with less: it decides no
         # verdict.
@@ -81,7 +81,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
         usual, most = (min(part * GIB, limit) for part in CONSTANTS.convolutions_gib)
         middle, high = min(required.middle + usual, available), min(required.high + most, available)
         required = Interval(required.low, max(required.middle, middle), max(required.high, high))
-    return Fit(verdict, required, available, largest, tuple(levers))
+    return Fit(verdict, required, available, largest, tuple(options))
 
 
 def _tried(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from deploy.tiers.output import tell
+from deploy.base.console import tell
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason

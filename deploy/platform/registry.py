@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
+from deploy.base.console import say
+from deploy.packaging.images import check_asked_image, installs, remembered
 from deploy.platform import api, buckets
 from deploy.platform.api import ApiError, Clock, backoff, console_page, retried
 from deploy.platform.rest import Platform
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from deploy.tiers.images import check_asked_image, installs, remembered
-from deploy.tiers.output import say
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable

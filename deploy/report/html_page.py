@@ -7,13 +7,13 @@ from itertools import starmap
 from pathlib import Path
 from string import Template
 
+from deploy.base.console import say
 from deploy.report.collection import Collection, collect
 from deploy.report.measures import summarize
 from deploy.report.plots import draw
+from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.tier_summary import TierSummary
-from deploy.report.tier_table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
-from deploy.tiers.output import say
 from trainer.base.run_files.records import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deploy.report.collection import Collection
+from deploy.report.formatting import figures, milliseconds, money, percent, with_spread
 from deploy.report.run_reader import RunRecord
-from deploy.report.text_tables import figures, milliseconds, money, percent, with_spread
 from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary, common, largest, median, spread
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers

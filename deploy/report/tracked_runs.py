@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from deploy.base.console import say
 from deploy.report.collection import COMPARISON, fetched
 from deploy.report.measures import figures_of
 from deploy.report.run_reader import billed
-from deploy.tiers.output import say
 from trainer.base.errors import PlatformFault, UserError, reason
 from trainer.base.run_files.records import RUN_FILES, RUN_INFO, items, read_json
 from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, open_tracker

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from deploy.report.collection import Collection
+from deploy.report.formatting import counted_devices, figures, money, percent
 from deploy.report.measures import best
-from deploy.report.text_tables import counted_devices, figures, money, percent
 from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
 from trainer.base.run_files.goodput import (
     CLASSES,

@@ -1,1 +1,1 @@
-"""Describes and checks a job before it is submitted: machine table, tiers, schema, packages."""
+"""Describes and checks the machines of a job: machine table, tiers, schema, project and region."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from deploy.base.options import option, seconds, switch
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
-from deploy.tiers.option_flags import option, seconds, switch
 from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest, whole

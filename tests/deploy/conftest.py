@@ -17,6 +17,7 @@ from google.auth.credentials import AnonymousCredentials
 
 import vertex_trainer
 from deploy.__main__ import main
+from deploy.base.console import printed_on
 from deploy.cli import cancel, compare, submit, watch
 from deploy.platform.api import Clock
 from deploy.platform.errors import exit_code
@@ -26,7 +27,6 @@ from deploy.platform.rest import Platform
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary
-from deploy.tiers.output import printed_on
 from deploy.tiers.tier import load_tier
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample

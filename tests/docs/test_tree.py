@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import trainer
-from deploy.tiers.packages import ADMITTED
+from deploy.packaging.packages import ADMITTED
 from tests import versions
 from tests.docs.sources import ROOT
 from trainer.invariance.compat import TRIED

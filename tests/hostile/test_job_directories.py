@@ -14,7 +14,7 @@ from deploy.report.collection import collect
 from deploy.report.html_page import to_html, write_report
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
+from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line

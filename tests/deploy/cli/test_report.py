@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
+from deploy.base.options import read_prices
 from deploy.report.plots import pareto_front
-from deploy.tiers.option_flags import read_prices
 from tests.deploy.conftest import Capture, Command, put
 from tests.deploy.planted import noisy, plant, sample
 from trainer.base.errors import UserError

@@ -11,10 +11,10 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import submit, watch
+from deploy.packaging.images import BuiltImage, remember
+from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.tiers.images import BuiltImage, remember
-from deploy.tiers.packages import packages_with
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends

@@ -12,7 +12,7 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from deploy.__main__ import main
 from deploy.cli import jobs, submit
 from deploy.planning.step_time import Interval
-from deploy.planning.strategy_costs import Offer
+from deploy.planning.strategy_costs import PricedEstimate
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
@@ -178,8 +178,8 @@ def test_what_costs_much_is_asked_about(
     tier: str, plan: Interval | None, flags: list[str], asks: bool, cloud: Emulator, session: Session,
     monkeypatch: pytest.MonkeyPatch, capsys: Capture,
 ) -> None:  # fmt: skip
-    offer = Offer("STANDARD", 1.0, plan, plan) if plan else None
-    monkeypatch.setattr("deploy.planning.kept_plans.estimate", lambda job: offer)
+    offer = PricedEstimate("STANDARD", 1.0, plan, plan) if plan else None
+    monkeypatch.setattr("deploy.planning.cached_plans.estimate", lambda job: offer)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
     assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks

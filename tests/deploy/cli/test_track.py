@@ -9,8 +9,8 @@ from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
 from deploy.job.work import CREATE, check_trackers, tensorboard_name, with_tensorboard
+from deploy.packaging.images import Image
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import Image
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run

@@ -19,13 +19,13 @@ from deploy.job.cost import cost_question
 from deploy.job.creation import check_resources
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
 from deploy.job.work import JobOptions, Order, Training
+from deploy.packaging import images
+from deploy.packaging.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
+from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
-from deploy.tiers import images
 from deploy.tiers.gcp_config import GcpConfig
-from deploy.tiers.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
-from deploy.tiers.packages import Package
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture

@@ -13,9 +13,9 @@ import pytest
 import vertex_trainer
 from deploy.cli import jobs, submit, watch
 from deploy.job.script import ScriptRun, read_script
+from deploy.packaging.packages import built
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.report.collection import fetched
-from deploy.tiers.packages import built
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator

@@ -10,8 +10,8 @@ import yaml
 from deploy.__main__ import main
 from deploy.in_job.script_worker import torch_variables
 from deploy.job.script import read_script
-from deploy.tiers.images import START, requirements
-from deploy.tiers.packages import built
+from deploy.packaging.images import START, requirements
+from deploy.packaging.packages import built
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
+from deploy.packaging.images import BuiltImage, remember
 from deploy.planning.forecast import forecast
 from deploy.planning.step_time import (
     CONSTANTS,
@@ -22,7 +23,6 @@ from deploy.planning.step_time import (
 )
 from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
-from deploy.tiers.images import BuiltImage, remember
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import Capture, Command
@@ -107,15 +107,15 @@ def test_the_least_number_of_passes_that_fits_is_proposed(tmp_path: Path, tier: 
     plan = plan_with(tmp_path, row_gib=1.0)
     fit = fit_on(plan, CONFIG, load_tier(tier), TABLE)
     assert fit.verdict != FITS
-    (lever,) = fit.levers
-    assert (lever.name, lever.value) == ("micro_batches", {"l4x1": 8, "l4x4": 2}[tier])
-    assert lever.slower
-    assert fit.words.endswith(f", this one with {lever}")
-    numbers = f"--micro_batches={lever.value} (-{lever.saved / GIB:.1f} GiB, +{lever.slower - 1:.0%} time; "
-    assert str(lever) == f"{numbers}{PROVISO})"
-    assert lever.saved == pytest.approx(fit.needed.middle - fits_by(plan, int(lever.value), tier).needed.middle)
+    (option,) = fit.options
+    assert (option.name, option.value) == ("micro_batches", {"l4x1": 8, "l4x4": 2}[tier])
+    assert option.slower
+    assert fit.words.endswith(f", this one with {option}")
+    numbers = f"--micro_batches={option.value} (-{option.saved / GIB:.1f} GiB, +{option.slower - 1:.0%} time; "
+    assert str(option) == f"{numbers}{PROVISO})"
+    assert option.saved == pytest.approx(fit.needed.middle - fits_by(plan, int(option.value), tier).needed.middle)
     for passes in (1, 2, 4, 8):
-        assert (fits_by(plan, passes, tier).verdict == FITS) == (passes >= int(lever.value))
+        assert (fits_by(plan, passes, tier).verdict == FITS) == (passes >= int(option.value))
     alone, in_four = (step_seconds(plan, dataclasses.replace(CONFIG, micro_batches=m), L4, 1) for m in (1, 4))
     assert in_four.middle > alone.middle
 
@@ -143,7 +143,7 @@ def test_settings_that_fit_are_proposed_with_savings_and_times_those_that_keep_t
     """Of 65.5 GiB a step with 1/20 of what a row holds saves 60.8, and with 8 passes 55.9 (gradients are summed)."""
     still, fits = (with_remat(tmp_path, *numbers) for numbers in ((0.9, 28), (0.05, 28)))
     none, both = (fit_on(plan, CONFIG, load_tier("l4x1"), TABLE) for plan in (still, fits))
-    assert [lever.name for lever in none.levers] == ["micro_batches"]
+    assert [option.name for option in none.options] == ["micro_batches"]
     assert both.words.endswith(
         f", this one with --remat=blocks (-60.8 GiB, +28% time) or --micro_batches=8 (-55.9 GiB, +0% time; {PROVISO})"
     )
@@ -155,10 +155,10 @@ def test_a_sharded_optimizer_saves_all_but_one_part_of_its_slots(tmp_path: Path)
     """Of 0.5 GiB of slots, a quarter of them averages that stay whole over several workers."""
     plan = plan_with(tmp_path, row_gib=0.875)
     one, four, workers = (fit_on(plan, CONFIG, load_tier(name), TABLE) for name in ("l4x1", "l4x4", "l4x1-2workers"))
-    assert (lever := four.levers[0]).name == "shard_optimizer"
-    assert lever.saved == pytest.approx(0.75 * 0.5 * GIB)
-    assert re.fullmatch(r"--shard_optimizer \(-0\.4 GiB, \+\d+% time\)", str(lever))
-    assert "shard_optimizer" not in {lever.name for lever in (*one.levers, *workers.levers)}
+    assert (option := four.options[0]).name == "shard_optimizer"
+    assert option.saved == pytest.approx(0.75 * 0.5 * GIB)
+    assert re.fullmatch(r"--shard_optimizer \(-0\.4 GiB, \+\d+% time\)", str(option))
+    assert "shard_optimizer" not in {option.name for option in (*one.options, *workers.options)}
     sharded = dataclasses.replace(CONFIG, shard_optimizer=True)
     assert [plan.sharded_bytes(sharded, 4, workers) for workers in (1, 2)] == [0.75 * 2**29, 0.75 * 2**28]
     again = fit_on(plan, sharded, load_tier("l4x4"), TABLE)

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
-from deploy.report.tier_table import to_json
+from deploy.report.table import to_json
 from tests.deploy.conftest import put
 from tests.deploy.planted import plant, sample
 from trainer.base.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.run_reader import RunRecord, after_warm_up
-from deploy.report.tier_table import notes
+from deploy.report.table import notes
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, plant
 

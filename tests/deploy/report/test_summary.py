@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from deploy.report.collection import collect
+from deploy.report.formatting import figures
 from deploy.report.measures import MEASURES, summarize
-from deploy.report.text_tables import figures
+from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.tier_summary import TierSummary
-from deploy.report.tier_table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError

@@ -14,11 +14,11 @@ import yaml
 
 from deploy.__main__ import main
 from deploy.cli import image
+from deploy.packaging import images
+from deploy.packaging import packages as package
+from deploy.packaging.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
+from deploy.packaging.packages import Package, built, packages_with, trainer_package, user_package
 from deploy.platform.errors import JobUnknown
-from deploy.tiers import images
-from deploy.tiers import packages as package
-from deploy.tiers.images import IMAGE_RECORD, PLAIN_IMAGE, remembered, requirements
-from deploy.tiers.packages import Package, built, packages_with, trainer_package, user_package
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import trainer_commit

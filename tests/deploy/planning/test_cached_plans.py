@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.planning import kept_plans
-from deploy.tiers.output import run_program
+from deploy.base.console import run_program
+from deploy.planning import cached_plans
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.deploy.planted import planted_plan
 from trainer.base.errors import PlatformFault
@@ -99,8 +99,8 @@ def test_a_damaged_plan_stops_no_job_and_is_made_again(
     kept_plan(overrides.resolve()).write_text(damage)
     assert main(L4) == 0
     assert "l4x1: whether it fits the memory is not known: --plan measures it" in capsys.readouterr().out
-    monkeypatch.setattr(kept_plans, "run_program", lambda *words: keep(row_gib=0.3))
-    assert kept_plans.plan_of(overrides.resolve(), overrides).examples
+    monkeypatch.setattr(cached_plans, "run_program", lambda *words: keep(row_gib=0.3))
+    assert cached_plans.plan_of(overrides.resolve(), overrides).examples
     assert main(L4) == 0
     assert "l4x1: warning: may not fit the memory: " in capsys.readouterr().out
 

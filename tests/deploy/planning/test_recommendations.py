@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from deploy.api.plan import LINES, WIDTH, Plan
-from deploy.planning.answers import span
 from deploy.planning.forecast import forecast
+from deploy.planning.recommendations import span
 from deploy.planning.step_time import Interval
-from deploy.planning.strategy_costs import Offer
+from deploy.planning.strategy_costs import PricedEstimate
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier, tier_names
 from tests.deploy.planted import planted_plan
@@ -79,7 +79,7 @@ def test_the_fastest_is_one_tier_by_what_differs_and_the_cheaper_of_equal_ones(t
     )  # fmt: skip
     for name, hours, usd in jobs:
         tier = forecast(load_tier(name), plan, TrainConfig(steps=1000), load_machines())
-        choices.append((tier, Offer("STANDARD", usd, hours, hours.times(usd))))
+        choices.append((tier, PricedEstimate("STANDARD", usd, hours, hours.times(usd))))
     table = Plan(plan, [], "", [], budget_usd=1.3)
     table.__dict__["offers"] = choices
     budget, cheapest, fastest, *_ = table.sentences()

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 import trainer
-from deploy.tiers.sources import MOST_MB, user_sources
+from deploy.packaging.sources import MOST_MB, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import COMMIT_FILE, trainer_commit

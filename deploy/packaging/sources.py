@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from deploy.tiers.credentials import TEXT_BYTES, find_credentials
+from deploy.packaging.credentials import TEXT_BYTES, find_credentials
 from trainer.base.errors import UserError, reason
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from deploy.report import measures
 from deploy.report.collection import Collection
-from deploy.report.text_tables import markdown_table, terminal_table
+from deploy.report.formatting import markdown_table, terminal_table
 from deploy.report.tier_summary import SIMULATED, TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 

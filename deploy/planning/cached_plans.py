@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from deploy.base.console import run_program, say
 from deploy.job.job import Job
 from deploy.job.work import Order, Training, Work
 from deploy.planning.forecast import Forecast, forecast
-from deploy.planning.strategy_costs import Offer
-from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, Lever, fit_on
-from deploy.report.text_tables import figures
+from deploy.planning.strategy_costs import PricedEstimate
+from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
+from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
-from deploy.tiers.output import run_program, say
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.limit_watch import StopLimits
@@ -45,18 +45,18 @@ def _kept(config: TrainConfig) -> StepPlan | None:
     return None
 
 
-def cheapest_lever(tier: Tier, plan: StepPlan, config: TrainConfig) -> Lever | None:
+def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> MemoryOption | None:
     """Returns the best setting by which a run surely fits the tier, and says it (`--fit`).
 
     None if it fits as it is, or by no setting.
     """
     fit = fit_on(plan, config, tier, load_machines())
-    if not fit or not fit.levers:
+    if not fit or not fit.options:
         return None
-    first, *others = map(str, fit.levers)
+    first, *others = map(str, fit.options)
     problem = "does not fit" if fit.verdict == TOO_LARGE else "may not fit"
     say(f"# {tier.name}: {problem} as it is: --fit adds {first}{', rather than ' * bool(others)}{', '.join(others)}")
-    return fit.levers[0]
+    return fit.options[0]
 
 
 def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
@@ -65,7 +65,7 @@ def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forec
     return forecast(tier, plan, config, load_machines(), own_image=own_image) if plan else None
 
 
-def _offer(tier: Tier, forecast: Forecast | None) -> Offer | None:
+def _offer(tier: Tier, forecast: Forecast | None) -> PricedEstimate | None:
     """Returns the job under the tier's own strategy; None without a plan, a time or a price."""
     return next((offer for offer in (forecast.offers if forecast else ()) if offer.strategy == tier.strategy), None)
 
@@ -91,7 +91,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
     return [*lines]
 
 
-def estimate(job: Job) -> Offer | None:
+def estimate(job: Job) -> PricedEstimate | None:
     """Returns what the kept plan estimates of the job; None without a plan or a price."""
     work, tier = job.work, job.tier
     if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.packages import ADMITTED, Package
+from deploy.packaging.packages import ADMITTED, Package
 from deploy.tiers.spec_rules import check_format
 from deploy.tiers.tier import Tier
 from trainer.base.errors import UserError

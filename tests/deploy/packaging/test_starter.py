@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.tiers.images import PLAIN_IMAGE, requirements, starter
+from deploy.packaging.images import PLAIN_IMAGE, requirements, starter
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 

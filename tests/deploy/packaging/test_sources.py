@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deploy.__main__ import main
-from deploy.tiers.packages import check_requirement, user_package, write_copy
-from deploy.tiers.sources import is_ignored, rules_in
+from deploy.packaging.packages import check_requirement, user_package, write_copy
+from deploy.packaging.sources import is_ignored, rules_in
 from tests.deploy.conftest import WHERE, Capture, Command
 from trainer.base.errors import UserError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.tiers.credentials import find_credentials
-from deploy.tiers.sources import user_sources
+from deploy.packaging.credentials import find_credentials
+from deploy.packaging.sources import user_sources
 from trainer.base.errors import UserError
 
 X = "a1B2c3D4e5F6g7H8i9J0"

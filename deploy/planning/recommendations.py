@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from deploy.planning.forecast import BY_CPU, Forecast
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.strategy_costs import Offer
+from deploy.planning.strategy_costs import PricedEstimate
 from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE, Fit
-from deploy.report.text_tables import figures
+from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
 
-Choice = tuple[Forecast, Offer]
-Measure = Callable[[Offer], Interval]
+Choice = tuple[Forecast, PricedEstimate]
+Measure = Callable[[PricedEstimate], Interval]
 hours_of: Measure = attrgetter("hours")
 usd_of: Measure = attrgetter("usd")
 EQUAL = 1.05  # so many times as much is as cheap, or as fast, where the other measure is better
@@ -114,8 +114,8 @@ def _more_devices(offers: Sequence[Choice]) -> Iterator[Answer]:
 def _fit(fit: Fit) -> str:
     needed = f"needs {fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f} GiB"
     verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
-    lever = f"; this one with --{fit.levers[0].name}={fit.levers[0].value}" if fit.levers else ""
-    return f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{lever}"
+    option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
+    return f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{option}"
 
 
 def _line(choice: Choice) -> str:
@@ -123,13 +123,13 @@ def _line(choice: Choice) -> str:
     return f"{name:<20}  {_ranged(choice[1].usd, dollars, ' USD'):<28}  {time_of(choice[1])}"
 
 
-def time_of(offer: Offer) -> str:
+def time_of(offer: PricedEstimate) -> str:
     """Formats the time of a job as `7 min (4 - 12)`."""
     unit, hours = _unit(offer.hours.middle)
     return _ranged(offer.hours.times(1 / hours), _count, f" {unit}")
 
 
-def usd_words(offer: Offer) -> str:
+def usd_words(offer: PricedEstimate) -> str:
     """Formats the money of a job as `0.05 (0.03 - 0.09)`."""
     return _ranged(offer.usd, dollars)
 
