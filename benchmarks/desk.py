@@ -19,9 +19,9 @@ from google.auth.credentials import AnonymousCredentials
 
 from benchmarks.runner import compare, elapsed, make_parser, program, save
 from deploy.cli import submit
-from deploy.platform.api import SYSTEM_CLOCK
 from deploy.platform.gcloud_and_sdk import BACKENDS, Gcloud, Sdk, Session
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import SYSTEM_CLOCK
 from tests.deploy.emulator import Emulator
 
 SUBMIT = "submit l4x4 --recipe=wgan_gp_photos --data=gs://bucket/photos --bucket=gs://bucket --project=p"

@@ -140,7 +140,7 @@ def _run(verb: str, arguments: Sequence[str]) -> int:
         hint = f"; did you mean '{_SYNONYMS[verb]}'?" if verb in _SYNONYMS else nearest(verb, known)
         raise UserError(f"{verb}: unknown verb{hint} Known: {', '.join(known)}")
     module = importlib.import_module(f"deploy.cli.{verb}")
-    from deploy.api.arguments import check_arguments, split_words  # imported late: it would slow down --help
+    from deploy.api.keywords import check_arguments, split_words  # imported late: it would slow down --help
     from deploy.base.console import printed_on
 
     check_arguments(arguments)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.arguments import called
+from deploy.api.keywords import called
 from deploy.api.submit import order_of
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, options_of, read_prices
@@ -15,7 +15,7 @@ from deploy.comparison.execution import ComparisonRequest, announce, run_compari
 from deploy.comparison.runners import LocalRunner, VertexRunner
 from deploy.job.job import Program
 from deploy.job.script import Script
-from deploy.job.work import JobOptions
+from deploy.job.workload import JobOptions
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report

@@ -10,13 +10,13 @@ from typing import TextIO
 
 from deploy.base.console import printed_on
 from deploy.base.options import Value, option, read_texts, texts_of
-from deploy.job.creation import cancel_duplicates, look_for
-from deploy.job.following import with_reason
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
+from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
-from deploy.platform.api import STATES, JobStatus, retried
+from deploy.job.watching import with_reason
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import BACKENDS, SESSION, Session
+from deploy.platform.vertex_api import STATES, JobStatus, retried
 from deploy.tiers.gcp_config import (
     GcpConfig,
     needed_project,

@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.arguments import called
+from deploy.api.keywords import called
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, option_of, read_prices, seconds, switch, usd
-from deploy.job.work import JobOptions
+from deploy.job.workload import JobOptions
 from deploy.packaging.images import remembered
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, estimate

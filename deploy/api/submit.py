@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TextIO
 
-from deploy.api.arguments import called
+from deploy.api.keywords import called
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, switch
 from deploy.job.cost import cost_question, price_and_limit
-from deploy.job.job import Job, Program, job_of, work_on
+from deploy.job.fallback import SubmittedJob
+from deploy.job.job import Job, Program, job_of, workload_on
 from deploy.job.ledger import Submission
 from deploy.job.script import Script
-from deploy.job.submitted_job import SubmittedJob
-from deploy.job.work import CHECK_S, JobOptions, Order, Training
+from deploy.job.workload import CHECK_S, JobOptions, Order, Training
 from deploy.packaging.images import check_asked_image, installs, remembered
 from deploy.packaging.packages import Package, packages_with
 from deploy.planning.cached_plans import (
@@ -29,7 +29,7 @@ from deploy.planning.cached_plans import (
     with_limits,
 )
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.registry import checked_name, serving_image
+from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError
@@ -104,7 +104,7 @@ def prepare(
     question = partial(cost_question, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True)
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
-    works = [] if asked.check else [job.work for job in jobs]
+    works = [] if asked.check else [job.workload for job in jobs]
     memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
     return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], question, register)
 
@@ -157,7 +157,7 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
             config = program.resolve()
             if chosen := best_memory_option(tier, plan_of(config, program), config):
                 fitting = program.replace(**{chosen.name: chosen.value})
-        work = work_on(one_machine(tier, CHECK_S) if asked.check else tier, fitting)
+        work = workload_on(one_machine(tier, CHECK_S) if asked.check else tier, fitting)
         # The default, a GAN on digits, is for trying things out: somebody, or the tier's file, names what is paid for.
         task = work.tier.spec["workerPoolSpecs"][0]
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
@@ -195,7 +195,7 @@ def describe(jobs: Sequence[Job]) -> list[str]:
     A line that is the same for all stands once.
     """
     check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
-    lines = [check if job.order.asked.check else job.work.about for job in jobs]
+    lines = [check if job.order.asked.check else job.workload.about for job in jobs]
     for job in jobs:
         place = f"{job.name}: {job.tier.machine} in {job.gcp.region}, {job.tier.strategy}"
         wait = job.tier.spec.get("scheduling", {}).get("maxWaitDuration")

@@ -12,13 +12,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from deploy.api.arguments import called, check_arguments
+from deploy.api.keywords import called, check_arguments
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, run_program, say
 from deploy.base.options import Value, options_of, texts_of
 from deploy.job.vertex_job import RunResult, load_model
-from deploy.platform.api import WatchLine, console_page
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.vertex_api import WatchLine, console_page
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
 from trainer.base.errors import UserError

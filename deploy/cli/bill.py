@@ -12,12 +12,12 @@ from typing import Any
 from deploy.api.jobs import JobsOptions, attach
 from deploy.base.console import say
 from deploy.base.options import declare
-from deploy.cli.arguments import add_json_flag, parser, write_document
+from deploy.cli.parsing import add_json_flag, parser, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
-from deploy.platform.api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
+from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from deploy.api.jobs import attach
 from deploy.base.console import agrees, say
-from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
+from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
 from deploy.job.cost import describe_run
-from deploy.platform.api import JobStatus
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.vertex_api import JobStatus
 from trainer.base.errors import DONE, UserError
 
 

@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from deploy.base.console import say
 from deploy.base.options import declare
-from deploy.cli.arguments import add_json_flag, parser, write_document
-from deploy.job.work import JobOptions
+from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.job.workload import JobOptions
 from deploy.platform import buckets
-from deploy.platform.api import FINAL_STATES, retried
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.vertex_api import FINAL_STATES, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, read_project
 from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import DONE

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from deploy.api.arguments import command_line
 from deploy.api.compare import CompareOptions, compared
+from deploy.api.keywords import command_line
 from deploy.base.options import declare, parsed
-from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
+from deploy.cli.parsing import USUAL, add_json_flag, parse_program, parser, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 
 DESCRIPTION = """Trains one recipe on several tiers, the same work on each, and reports what came out.

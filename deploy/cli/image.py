@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.base.options import declare
-from deploy.cli.arguments import parser
-from deploy.job.work import JobOptions
+from deploy.cli.parsing import parser
+from deploy.job.workload import JobOptions
 from deploy.packaging.images import BuiltImage, remember
 from deploy.packaging.packages import DIST, packages_with, write_copy
 from deploy.platform.errors import JobUnknown

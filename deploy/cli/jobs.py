@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from deploy.api.jobs import JobsOptions, listed_jobs
 from deploy.base.console import say
 from deploy.base.options import declare, parsed
-from deploy.cli.arguments import add_json_flag, parser, write_document
+from deploy.cli.parsing import add_json_flag, parser, write_document
 from deploy.job.cost import describe_run
-from deploy.job.following import LiveLines
-from deploy.platform.api import STOPPED, JobStatus
+from deploy.job.watching import LiveLines
 from deploy.platform.gcloud_and_sdk import SESSION, Session
+from deploy.platform.vertex_api import STOPPED, JobStatus
 from deploy.tiers.tier import LABEL, PRICE_LABEL
 from trainer.base.errors import DONE
 

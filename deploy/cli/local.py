@@ -10,11 +10,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.api.arguments import command_line
+from deploy.api.keywords import command_line
 from deploy.base.options import declare
-from deploy.cli.arguments import parse_program, parser
-from deploy.job.job import work_on
-from deploy.job.work import JobOptions, Training
+from deploy.cli.parsing import parse_program, parser
+from deploy.job.job import workload_on
+from deploy.job.workload import JobOptions, Training
 from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import DONE, UserError
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
         if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
             raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
-    request = work_on(tier, program)
+    request = workload_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
     request.check_folder(job_dir)  # fails here rather than in workers that wait for each other

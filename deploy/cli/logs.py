@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from deploy.api.jobs import attach
 from deploy.base.console import tell
 from deploy.base.options import seconds
-from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
-from deploy.job.following import show
+from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
+from deploy.job.watching import show
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.settings.fields import whole

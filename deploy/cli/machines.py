@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from deploy.base.console import say
 from deploy.base.options import declare
-from deploy.cli.arguments import add_json_flag, parser, write_document
-from deploy.job.work import JobOptions
+from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.job.workload import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Sequence
 
-from deploy.api.arguments import command_line
+from deploy.api.keywords import command_line
 from deploy.api.plan import PlanOptions, planned
 from deploy.base.console import say
 from deploy.base.options import declare, parsed
-from deploy.cli.arguments import add_json_flag, parse, parser, write_document
+from deploy.cli.parsing import add_json_flag, parse, parser, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole

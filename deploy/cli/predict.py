@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from deploy.api.arguments import command_line
+from deploy.api.keywords import command_line
 from deploy.api.submit import check_wait, describe, new_submission
 from deploy.base.options import declare, parsed
-from deploy.cli.arguments import add_json_flag, parser
+from deploy.cli.parsing import add_json_flag, parser
 from deploy.cli.submit import run
 from deploy.job.cost import cost_question
+from deploy.job.fallback import SubmittedJob
 from deploy.job.job import job_of
 from deploy.job.ledger import Submission
-from deploy.job.submitted_job import SubmittedJob
-from deploy.job.work import JobOptions, Order, Work, Written
+from deploy.job.workload import JobOptions, Order, Workload, Written
 from deploy.packaging.images import Image
-from deploy.platform.api import retried
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.registry import find_version
+from deploy.platform.model_registry import find_version
+from deploy.platform.vertex_api import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
 from trainer.base.errors import UserError
@@ -27,7 +27,7 @@ from trainer.base.run_files.serving_file import SAME_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
-class Prediction(Work):
+class Prediction(Workload):
     """Holds what answers rows: the image of a registered model."""
 
     image: str

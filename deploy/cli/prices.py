@@ -13,12 +13,12 @@ from functools import cache
 
 from deploy.base.console import say
 from deploy.base.options import declare
-from deploy.cli.arguments import add_json_flag, parser, write_document
-from deploy.job.work import JobOptions
-from deploy.platform.api import Clock, retried, unreadable_as_lost
+from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.job.workload import JobOptions
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
+from deploy.platform.vertex_api import Clock, retried, unreadable_as_lost
 from deploy.tiers.gcp_config import needed_region
 from deploy.tiers.machine_table import HOURS_A_MONTH, KINDS, Machine, Machines, Price, load_machines
 from trainer.base.errors import DONE

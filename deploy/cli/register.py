@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 
 from deploy.base.options import declare
-from deploy.cli.arguments import parser
-from deploy.job.work import JobOptions
+from deploy.cli.parsing import parser
+from deploy.job.workload import JobOptions
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
-from deploy.platform.registry import checked_alias, checked_name, read_registration, register_run
+from deploy.platform.model_registry import checked_alias, checked_name, read_registration, register_run
 from deploy.tiers.gcp_config import GcpConfig, needed_project, needed_region, read_project
 from trainer.base.errors import DONE
 

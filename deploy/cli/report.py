@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deploy.api.compare import CompareOptions, read_comparison
 from deploy.base.options import declare, read_prices
-from deploy.cli.arguments import add_json_flag, parser, write_document
+from deploy.cli.parsing import add_json_flag, parser, write_document
 from deploy.report.html_page import write_report
 from trainer.base.errors import DONE
 from trainer.base.storage import is_remote, local_path

@@ -7,16 +7,16 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.api.arguments import command_line
+from deploy.api.keywords import command_line
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import forget_stdout, say
 from deploy.base.options import declare, parsed
-from deploy.cli.arguments import USUAL, add_json_flag, parse_program, parser, write_document
-from deploy.job.creation import check_resources, upload_packages
+from deploy.cli.parsing import USUAL, add_json_flag, parse_program, parser, write_document
+from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job
 from deploy.job.ledger import attempt_label
-from deploy.job.submitted_job import SubmittedJob
-from deploy.job.work import CREATE, with_tensorboard
+from deploy.job.sending import check_resources, upload_packages
+from deploy.job.workload import CREATE, with_tensorboard
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from deploy.cli.arguments import parser
+from deploy.cli.parsing import parser
 from deploy.report.tracked_runs import track
 from trainer.base.errors import DONE
 

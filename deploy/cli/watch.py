@@ -4,12 +4,12 @@ import signal
 from collections.abc import Sequence
 
 from deploy.api.jobs import attach
-from deploy.cli.arguments import add_json_flag, add_target, parser, write_document
-from deploy.job.following import show
-from deploy.platform.api import WatchLine
+from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
+from deploy.job.watching import show
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.local import on_signals
+from deploy.platform.vertex_api import WatchLine
 from trainer.base.errors import INTERRUPTED
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from deploy.base.console import say
 from deploy.comparison.directory import any_begun, check_folder, error_of, is_done, refusal, write_comparison
 from deploy.comparison.runners import LocalRunner, VertexRunner
-from deploy.job.job import Program, work_on
-from deploy.job.work import Training, Work
+from deploy.job.job import Program, workload_on
+from deploy.job.workload import Training, Workload
 from deploy.platform.local import on_signals
 from deploy.report.collection import repeat_folder
 from deploy.tiers.tier import Tier
@@ -53,24 +53,24 @@ class ComparisonRequest:
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
 
-    def resolve(self, runner: Runner) -> dict[str, Work]:
+    def resolve(self, runner: Runner) -> dict[str, Workload]:
         """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
-        runs = [work_on(self.tiers[0], self.program)]
+        runs = [workload_on(self.tiers[0], self.program)]
         first = runs[0]
         rows = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
         for tier in self.tiers[1:]:
             weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
-            runs.append(work_on(tier, self.program.replace(**weak)))
+            runs.append(workload_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)
         return {run.tier.name: run for run in runs}
 
 
 def run_comparison(
-    plan: ComparisonRequest, runs: Mapping[str, Work], out: Path, runner: Runner, parallel: int = 1
+    plan: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner, parallel: int = 1
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
@@ -101,7 +101,9 @@ def run_comparison(
     return next((code for code in (INTERRUPTED, FAULT, USER_MUST_CHANGE) if code in codes), DONE)
 
 
-def announce(plan: ComparisonRequest, runs: Mapping[str, Work], out: Path, runner: Runner) -> list[tuple[Work, Path]]:
+def announce(
+    plan: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner
+) -> list[tuple[Workload, Path]]:
     """Prints what is trained and what the runs may cost that are not done yet; returns these with their folders."""
     check_folder(out, plan.summary(runner.name, 1))
     first = plan.tiers[0].name
@@ -114,7 +116,7 @@ def announce(plan: ComparisonRequest, runs: Mapping[str, Work], out: Path, runne
     return [(runs[name], job_dir) for name, job_dir in missing]
 
 
-def _run(run: Work, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
+def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
     """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
     job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:

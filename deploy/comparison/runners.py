@@ -19,17 +19,17 @@ from typing import TextIO
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
 from deploy.job.cost import CostQuestion, cost_question, price_and_limit
-from deploy.job.creation import check_resources, upload_packages
-from deploy.job.following import settled
+from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_in
-from deploy.job.submitted_job import SubmittedJob
-from deploy.job.work import Order, Training, Work
+from deploy.job.sending import check_resources, upload_packages
+from deploy.job.watching import settled
+from deploy.job.workload import Order, Training, Workload
 from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
-from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
+from deploy.platform.vertex_api import Clock, JobStatus, retried
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
@@ -49,21 +49,21 @@ class LocalRunner:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def check(self, run: Work) -> None:
-        """Checks nothing beyond what `work_on` does."""
+    def check(self, run: Workload) -> None:
+        """Checks nothing beyond what `workload_on` does."""
 
-    def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields nothing: this machine costs nothing."""
         return iter(())
 
-    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         """Raises UserError if the data do not exist."""
         for data in {run.config.data for run, _ in runs if isinstance(run, Training)}:
             path = split_kind(data)[1]
             if not (path in DATA_SOURCES or ":" in path or os.path.exists(expanded(path))):
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
-    def run(self, run: Work, job_dir: Path) -> int:
+    def run(self, run: Workload, job_dir: Path) -> int:
         """Returns the exit code of a run."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
@@ -114,7 +114,7 @@ class VertexRunner:
         needed_project(gcp.project)
         return gcp
 
-    def check(self, run: Work) -> None:
+    def check(self, run: Workload) -> None:
         """Raises UserError if `submit` would refuse the job, or if all runs would share its output."""
         if run.tier.spec.get("baseOutputDirectory"):
             raise UserError(
@@ -124,7 +124,7 @@ class VertexRunner:
         self._job(run)
         memory_lines([run], plan=self._order.asked.plan, force=self._order.asked.force)
 
-    def costs(self, runs: Sequence[tuple[Work, int]]) -> Iterator[str]:
+    def costs(self, runs: Sequence[tuple[Workload, int]]) -> Iterator[str]:
         """Yields price, limit and warnings of each tier's jobs, and the highest total cost."""
         if not runs:
             return
@@ -153,7 +153,7 @@ class VertexRunner:
         counts = [(job.tier, count) for job, count in jobs]
         return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
 
-    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""
         if not runs:
             return
@@ -171,7 +171,7 @@ class VertexRunner:
             check_resources(new or jobs)
             upload_packages(new or jobs)
 
-    def run(self, run: Work, job_dir: Path) -> int:
+    def run(self, run: Workload, job_dir: Path) -> int:
         """Creates the run's job, unless it was found, follows it and fetches its results; returns its exit code."""
         job = self._jobs[job_dir]
         job_dir.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _found(self, run: Work, job_dir: Path) -> SubmittedJob:
+    def _found(self, run: Workload, job_dir: Path) -> SubmittedJob:
         """Returns the run's job that was sent before and runs or has succeeded, else one to be sent, to its output."""
 
         def submitted(output: str) -> SubmittedJob:
@@ -218,7 +218,7 @@ class VertexRunner:
             return submitted(job.output) if status.over and status.state != "SUCCEEDED" else job
         return job
 
-    def _job(self, run: Work, submission: str = "check", output: str = "") -> Job:
+    def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         order = with_limits(run, dataclasses.replace(self._order, submission=submission))
         return job_of(dataclasses.replace(run, job_dir=output) if output else run, self._gcp, order)
 

@@ -19,8 +19,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .run_record import Record
 from .script_output import Output
+from .script_reports import Record
 from .starter import say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main() -> int:
     ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
     path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
     path = [folder for folder in path_before if folder and os.path.abspath(folder) != ours]
-    variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "on_path"), *path])
+    variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "importable"), *path])
     record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None  # only the chief's reports count
     if record:
         record.begin()

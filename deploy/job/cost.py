@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from deploy.base.console import agrees, say
-from deploy.job.work import JobOptions
-from deploy.platform.api import JobStatus
+from deploy.job.workload import JobOptions
+from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import PRICE_LABEL, Tier
 from trainer.base.errors import UserError

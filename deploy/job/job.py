@@ -11,19 +11,19 @@ from contextlib import suppress
 from typing import Any
 
 from deploy.job.script import Script, ScriptRun
-from deploy.job.work import (
+from deploy.job.workload import (
     TASK,
     UNREACHABLE,
     JobOptions,
     Order,
     Training,
-    Work,
+    Workload,
     check_devices,
     tensorboard_name,
 )
 from deploy.packaging.images import Image
 from deploy.packaging.packages import Package
-from deploy.platform.api import CustomJob
+from deploy.platform.vertex_api import CustomJob
 from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import check_format, check_same_region
@@ -56,7 +56,7 @@ class Job:
     """
 
     name: str
-    work: Work
+    workload: Workload
     gcp: GcpConfig
     order: Order
     image: Image
@@ -69,7 +69,7 @@ class Job:
     @property
     def tier(self) -> Tier:
         """Returns the machines, with the limits of the job."""
-        return self.work.tier
+        return self.workload.tier
 
     def request(self, label: str) -> CustomJob:
         """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
@@ -82,7 +82,7 @@ class Job:
         return CustomJob(self.name, self.spec, labels, self.order.asked.kms_key)
 
 
-def work_on(tier: Tier, program: Program) -> Training | ScriptRun:
+def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
     """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
     if isinstance(program, Script):
         about = f"runs {shlex.join(['python', *program.command, *program.words])}"
@@ -106,7 +106,7 @@ def work_on(tier: Tier, program: Program) -> Training | ScriptRun:
     return Training(tier, overrides, config, job_dir=config.job_dir, about=about, inputs=config.inputs)
 
 
-def job_of(work: Work, gcp: GcpConfig, order: Order) -> Job:
+def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
     """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
     work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
     tier, image = work.tier, work.choose_image(order)
@@ -179,7 +179,7 @@ def _limited(tier: Tier, asked: JobOptions) -> Tier:
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier
 
 
-def _output(spec: Mapping[str, Any], work: Work, gcp: GcpConfig, folder: str) -> str:
+def _output(spec: Mapping[str, Any], work: Workload, gcp: GcpConfig, folder: str) -> str:
     if work.job_dir:
         address = output_address(work.job_dir, "job_dir")
         if address is None:

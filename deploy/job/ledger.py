@@ -21,8 +21,8 @@ from typing import Any
 from deploy.base.console import tell
 from deploy.job.cost import format_duration, time_and_cost, usd_per_hour
 from deploy.platform import buckets
-from deploy.platform.api import Clock, JobStatus, retried
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import Clock, JobStatus, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError

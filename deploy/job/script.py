@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.job.work import Order, Work, Written
+from deploy.job.workload import Order, Workload, Written
 from deploy.packaging.images import IN_JOB, Image, choose_image, requirements, starter, write_start
 from deploy.packaging.packages import DIST, CodeArchive, Package, built
 from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
@@ -90,7 +90,7 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScriptRun(Work):
+class ScriptRun(Workload):
     """Holds a script that is to run on a tier."""
 
     script: Script

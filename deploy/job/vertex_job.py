@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, TextIO
 
 from deploy.base.console import printed_on
-from deploy.job.creation import cancel_and_wait, cancel_duplicate, originals
-from deploy.job.following import PrintLine, show, watch_job, with_reason
 from deploy.job.ledger import Attempt, Submission
+from deploy.job.sending import cancel_and_wait, cancel_duplicate, originals
+from deploy.job.watching import PrintLine, show, watch_job, with_reason
 from deploy.platform import buckets
-from deploy.platform.api import JobStatus, WatchLine, console_page, retried
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import JobStatus, WatchLine, console_page, retried
 from deploy.report.formatting import html_table
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig

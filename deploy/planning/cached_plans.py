@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from deploy.base.console import run_program, say
 from deploy.job.job import Job
-from deploy.job.work import Order, Training, Work
+from deploy.job.workload import Order, Training, Workload
 from deploy.planning.forecast import Forecast, forecast
 from deploy.planning.strategy_costs import PricedEstimate
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
@@ -93,7 +93,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 def estimate(job: Job) -> PricedEstimate | None:
     """Returns what the kept plan estimates of the job; None without a plan or a price."""
-    work, tier = job.work, job.tier
+    work, tier = job.workload, job.tier
     if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
     return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
@@ -104,7 +104,7 @@ def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
     return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
 
 
-def with_limits(work: Work, order: Order) -> Order:
+def with_limits(work: Workload, order: Order) -> Order:
     """Returns the order of a job that takes along the limits at which it ends itself; those of a check as they are.
 
     Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
@@ -128,7 +128,7 @@ def with_limits(work: Work, order: Order) -> Order:
     return replace(order, limits=StopLimits(order.asked.stop_if_idle, factor * hours * 3600, factor).text)
 
 
-def memory_lines(works: Iterable[Work], *, plan: bool, force: bool) -> list[str]:
+def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[str]:
     """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
 
     Nothing of a script: what it does is not known.

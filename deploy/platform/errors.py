@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deploy.platform.api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus, unreadable_as_lost
+from deploy.platform.vertex_api import STOCKED_OUT, STOPPED, ApiError, BrokenClientError, JobStatus, unreadable_as_lost
 from deploy.tiers.gcp_config import GcpConfig
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage.login import login_command

@@ -13,14 +13,16 @@ from typing import Any
 
 import yaml
 
-from deploy.platform import api
-from deploy.platform.api import SYSTEM_CLOCK, Clock, CustomJob
+from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
+from deploy.platform.vertex_api import SYSTEM_CLOCK, Clock, CustomJob
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
-COMMAND_TIMEOUT_S = 120.0  # of one command; a submission that is silent for longer is taken for dead (reservation.py)
+COMMAND_TIMEOUT_S = (
+    120.0  # of one command; a submission that is silent for longer is taken for dead (SILENT_S of ledger.py)
+)
 _CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gcloud's log
 
 
@@ -84,7 +86,7 @@ class Gcloud(Platform):
             raise lost_response("".join(log[retry:]))
         if process.returncode:
             raise gcloud_error(process.returncode, "".join(log))
-        return api.created_name(name)
+        return vertex_api.created_name(name)
 
 
 def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
@@ -157,7 +159,7 @@ class Sdk(Platform):
             created = client.create_custom_job(
                 parent=self.parent, custom_job=job, retry=None, timeout=REQUEST_TIMEOUT_S
             )
-            return api.created_name(created.name)
+            return vertex_api.created_name(created.name)
 
 
 @dataclasses.dataclass(frozen=True)

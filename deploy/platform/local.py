@@ -39,7 +39,7 @@ def local_workers(
 ) -> list[LocalWorker]:  # fmt: skip
     """Returns the workers of `tier`, chief first, without reduction servers and evaluators.
 
-    `arguments`, `program`: as a `Work` has them. `command`: what the user typed, for run.json; empty: the chief's
+    `arguments`, `program`: as a `Workload` has them. `command`: what the user typed, for run.json; empty: the chief's
     own command is recorded.
     """
     names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"][:2])

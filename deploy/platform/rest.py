@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from deploy.platform import api
-from deploy.platform.api import CustomJob, JobStatus, WatchLine
+from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors, response_error
+from deploy.platform.vertex_api import CustomJob, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
 from trainer.base.storage.login import credentials
 
@@ -19,7 +19,7 @@ class Platform:
     """Represents Vertex AI, Cloud Logging and Artifact Registry for one project and region.
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
-    callers retry with `deploy.platform.api.retried`, except `create`, which `deploy.job.creation` repeats only
+    callers retry with `deploy.platform.vertex_api.retried`, except `create`, which `deploy.job.sending` repeats only
     after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID. `login`: credentials, by
     default this machine's.
     """
@@ -35,12 +35,14 @@ class Platform:
 
     def get(self, name: str) -> JobStatus:
         """Returns the current status of the job; ApiError 404 if it does not exist."""
-        return api.parse_job(self.call("GET", name))
+        return vertex_api.parse_job(self.call("GET", name))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
         """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
-        return [api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)]
+        return [
+            vertex_api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)
+        ]
 
     def logs(self, name: str, since: float, worker: str = "", last: int = 0) -> Sequence[tuple[str, WatchLine]]:
         """Returns the log since a time, in seconds since 1970, each line after its identifier, in any order.
@@ -58,13 +60,13 @@ class Platform:
         }  # fmt: skip
         entries = pages("entries", lambda token: call("POST", url, self._login, json={**body, **token}))
         lines = []
-        with api.unreadable_as_lost():
+        with vertex_api.unreadable_as_lost():
             # https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
             for entry in itertools.islice(entries, last or None):
                 payload, place = entry.get("jsonPayload", {}), entry.get("resource", {}).get("labels", {})
                 text = entry.get("textPayload") or payload.get("message") or str(payload or "")
                 about = place.get("task_name", ""), entry.get("severity", "DEFAULT")
-                line = WatchLine(api.parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
+                line = WatchLine(vertex_api.parse_time(str(entry["timestamp"])) or 0.0, text.rstrip(), *about)
                 lines.append((entry.get("insertId", ""), line))
         return lines
 
@@ -101,7 +103,7 @@ def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
     request: dict[str, str] | None = {}
     while request is not None:
         page = call(request)
-        with api.unreadable_as_lost():
+        with vertex_api.unreadable_as_lost():
             yield from page.get(key, [])
             token = page.get("nextPageToken") or page.get("pageToken")
             request = {"pageToken": str(token)} if token else None

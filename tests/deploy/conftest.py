@@ -19,11 +19,11 @@ import vertex_trainer
 from deploy.__main__ import main
 from deploy.base.console import printed_on
 from deploy.cli import cancel, compare, submit, watch
-from deploy.platform.api import Clock
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import Clock
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.report.tier_summary import TierSummary

@@ -12,7 +12,7 @@ import keras
 import pytest
 
 import vertex_trainer
-from deploy.api.arguments import called
+from deploy.api.keywords import called
 from deploy.api.plan import PlanOptions
 from deploy.cli import submit as verb
 from deploy.platform.errors import STATE_UNKNOWN

@@ -8,7 +8,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from deploy.__main__ import main
-from deploy.cli.arguments import SCHEMA_VERSION
+from deploy.cli.parsing import SCHEMA_VERSION
 from deploy.platform import gcloud_and_sdk as sessions
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, ROOT, WHERE, Capture, trains

@@ -19,7 +19,7 @@ from deploy.__main__ import main
 from deploy.comparison import execution
 from deploy.comparison.execution import ComparisonRequest
 from deploy.comparison.runners import LocalRunner
-from deploy.job.work import Work
+from deploy.job.workload import Workload
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.tiers.machine_table import Price
@@ -50,14 +50,14 @@ class Planting(LocalRunner):
         self.script, self.stopped = script, False
         self.asked: list[tuple[str, str, list[str]]] = []
 
-    def check(self, run: Work) -> None:
+    def check(self, run: Workload) -> None:
         if run.tier.machine_type == "none":
             raise UserError("this machine cannot be had")
 
-    def preflight(self, runs: Sequence[tuple[Work, Path]]) -> None:
+    def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         pass
 
-    def run(self, run: Work, job_dir: Path) -> int:
+    def run(self, run: Workload, job_dir: Path) -> int:
         tier = run.tier.facts
         self.asked.append((tier.name, job_dir.name, run.arguments()[:-1]))
         code = self.script(tier, job_dir)

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
-from deploy.job import creation, ledger
+from deploy.job import ledger, sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
@@ -93,7 +93,7 @@ def test_a_name_that_is_known_survives_ctrl_c(
 ) -> None:
     """It arrives between the response and its record, after a first response was lost."""
     cloud.faults = [Fault(POSTS, 503)]
-    monkeypatch.setattr(creation, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None)
+    monkeypatch.setattr(sending, "tell", lambda line: interrupts_itself() if "a response was lost" in line else None)
     exits(75, ["cpu", *SDK], session)
     (job,) = cloud.jobs.values()
     assert attempts()[0]["job"] == job["name"]
@@ -180,14 +180,14 @@ def test_the_name_is_told_as_soon_as_a_list_shows_it(
 ) -> None:
     cloud.faults, cloud.lists_nothing = [Fault(POSTS, kind, after=True)], 4
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert (flying.slept, len(cloud.jobs)) == (4 * creation.LOOK_S, 1)
+    assert (flying.slept, len(cloud.jobs)) == (4 * sending.LOOK_S, 1)
 
 
 def test_the_second_request_ends_the_wait(cloud: Emulator, session: Session, flying: FlyingClock) -> None:
     """Its response has the name: nobody waits for a list any more."""
     cloud.faults = [Fault(POSTS, 503)]
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
-    assert ledger.LISTED_S <= flying.slept < ledger.LISTED_S + creation.LOOK_S
+    assert ledger.LISTED_S <= flying.slept < ledger.LISTED_S + sending.LOOK_S
 
 
 def reserved(cloud: Emulator, now: float, **changed: Any) -> None:

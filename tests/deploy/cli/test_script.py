@@ -97,8 +97,8 @@ def test_its_numbers_come_from_reports_and_from_printed_lines(capsys: Capture) -
 
 def test_a_report_outside_a_job_is_printed() -> None:
     code = "from vertex_report import report; report(step=3, loss=0.5)"
-    on_path = {"PYTHONPATH": str(ROOT / "deploy" / "in_job" / "on_path"), "PATH": os.environ["PATH"]}
-    assert run([sys.executable, "-c", code], env=on_path).stdout == '{"step": 3, "loss": 0.5}\n'
+    importable = {"PYTHONPATH": str(ROOT / "deploy" / "in_job" / "importable"), "PATH": os.environ["PATH"]}
+    assert run([sys.executable, "-c", code], env=importable).stdout == '{"step": 3, "loss": 0.5}\n'
 
 
 @pytest.mark.parametrize(

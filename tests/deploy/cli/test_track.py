@@ -8,7 +8,7 @@ import yaml
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
-from deploy.job.work import CREATE, check_trackers, tensorboard_name, with_tensorboard
+from deploy.job.workload import CREATE, check_trackers, tensorboard_name, with_tensorboard
 from deploy.packaging.images import Image
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import JOB, WHERE, Capture, Command

@@ -9,9 +9,9 @@ import pytest
 from deploy.api.jobs import attach
 from deploy.cli import cancel, jobs, logs, submit, watch
 from deploy.job.ledger import Attempt, Submission
-from deploy.platform.api import RETRY_S, JobStatus
 from deploy.platform.errors import JobUnknown, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
+from deploy.platform.vertex_api import RETRY_S, JobStatus
 from tests.deploy.conftest import WHERE, Capture, FlyingClock, Job
 from tests.deploy.emulator import RATE, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC

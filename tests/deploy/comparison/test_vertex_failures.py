@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from deploy.__main__ import main
-from deploy.api.arguments import called
 from deploy.api.compare import CompareOptions
+from deploy.api.keywords import called
 from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
-from deploy.job.creation import upload_packages
+from deploy.job.sending import upload_packages
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import read_tiers
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, Job, output_of, put, rows, tier_of

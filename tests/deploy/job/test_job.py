@@ -16,15 +16,15 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 from deploy.__main__ import main
 from deploy.api.submit import describe
 from deploy.job.cost import cost_question
-from deploy.job.creation import check_resources
-from deploy.job.job import NCCL_SETTINGS, Job, job_of, work_on
-from deploy.job.work import JobOptions, Order, Training
+from deploy.job.job import NCCL_SETTINGS, Job, job_of, workload_on
+from deploy.job.sending import check_resources
+from deploy.job.workload import JobOptions, Order, Training
 from deploy.packaging import images
 from deploy.packaging.images import IMAGE_RECORD, START, BuiltImage, remember, remembered, starter
 from deploy.packaging.packages import Package
 from deploy.platform import buckets
-from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
+from deploy.platform.vertex_api import ApiError, CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
@@ -46,15 +46,15 @@ def job(tier: str | Tier, *flags: str, gcp: GcpConfig = GCP, **wanted: Any) -> J
     shared = {"packages": wanted.pop("packages", (PACKAGE,)), "built_image": wanted.pop("built_image", None)}
     on = load_tier(tier) if isinstance(tier, str) else tier
     return job_of(
-        work_on(on, Overrides.parse(flags or FLAGS)),
+        workload_on(on, Overrides.parse(flags or FLAGS)),
         gcp,
         Order(JobOptions(name="demo", **wanted), "demo", "", **shared),
     )
 
 
 def trained(made: Job) -> TrainConfig:
-    assert isinstance(made.work, Training)
-    return made.work.config
+    assert isinstance(made.workload, Training)
+    return made.workload.config
 
 
 def task(made: Job, pool: int = 0) -> Any:
@@ -324,7 +324,7 @@ def test_too_little_money_or_no_price_is_refused() -> None:
 @pytest.mark.parametrize("given", ["gs://my-bucket/m", "/gcs/my-bucket/m"])
 def test_another_run_may_be_begun_with_where_the_machines_see_it(given: str) -> None:
     for name in ("initial_checkpoint", "initial_model"):
-        assert job("cpu", DIGITS, f"--{name}={given}").work.inputs[name] == given
+        assert job("cpu", DIGITS, f"--{name}={given}").workload.inputs[name] == given
 
 
 def warned(tier: str | Tier, *flags: str, image: str = "us-docker.pkg.dev/p/r/mine:1") -> str:

@@ -41,7 +41,7 @@ def test_the_folder_goes_along_without_what_this_package_writes(project: Path) -
     package = built(read_script("train.py", "", "", ["a"]).package())
     nets = {"nets/task.py", "nets/requirements.txt", "nets/__init__.py"}
     assert names(package.build(), "code/") == {*FILES, *nets}
-    assert "ours/in_job/on_path/vertex_report.py" in names(package.build(), "")
+    assert "ours/in_job/importable/vertex_report.py" in names(package.build(), "")
     about = "ships work: 7 files, 0.0 MB; 4 left out: work/a.ipynb, work/dist/, work/env/, work/runs/; "
     assert package.about == f"{about}vertex_report.py; requirements.txt is installed at each start"
     before = package.build().read_bytes()

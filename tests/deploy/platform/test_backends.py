@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from deploy.platform import buckets
-from deploy.platform.api import ApiError, CustomJob
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud, Session
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import ApiError, CustomJob
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault

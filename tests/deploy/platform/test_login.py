@@ -15,10 +15,10 @@ from google.auth.exceptions import DefaultCredentialsError
 
 from deploy.cli import watch
 from deploy.platform import buckets
-from deploy.platform.api import ApiError, Clock
 from deploy.platform.errors import describe_error
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import ApiError, Clock
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, run, stand_in
 from tests.deploy.emulator import Emulator

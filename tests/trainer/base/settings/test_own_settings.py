@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main as deploy
-from deploy.cli.arguments import parse, parser
+from deploy.cli.parsing import parse, parser
 from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job
 from trainer.base.run_files.job_directory import open_job_dir

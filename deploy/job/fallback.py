@@ -7,15 +7,15 @@ from functools import partial
 
 from deploy.base.console import say
 from deploy.job.cost import CostQuestion
-from deploy.job.creation import check_resources, look_for, submit_job, upload_packages
-from deploy.job.following import PrintLine, show, watch_job
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_interrupted
+from deploy.job.sending import check_resources, look_for, submit_job, upload_packages
 from deploy.job.vertex_job import VertexJob
-from deploy.platform.api import ApiError, JobStatus
+from deploy.job.watching import PrintLine, show, watch_job
 from deploy.platform.errors import api_errors, describe_failure, exit_code, stocked_out
 from deploy.platform.gcloud_and_sdk import Session
-from deploy.platform.registry import read_registration, register_run
+from deploy.platform.model_registry import read_registration, register_run
+from deploy.platform.vertex_api import ApiError, JobStatus
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 
 FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
@@ -69,7 +69,7 @@ class SubmittedJob(VertexJob):
         place = (attempt.tier, attempt.region)
         left = self.jobs[places.index(place) :] if place in places else self.jobs[:1]
         self.jobs = [
-            job_of(job.work, job.gcp, dataclasses.replace(job.order, submission=earlier.submission)) for job in left
+            job_of(job.workload, job.gcp, dataclasses.replace(job.order, submission=earlier.submission)) for job in left
         ]
         self.record = earlier
         self._take(attempt.job)

@@ -9,11 +9,11 @@ from functools import partial
 from deploy.base.console import say, tell
 from deploy.job.job import Job
 from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
-from deploy.job.work import with_tensorboard
+from deploy.job.workload import with_tensorboard
 from deploy.platform import buckets
-from deploy.platform.api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.platform.errors import StateUnknownError
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.tiers.gcp_config import transfer_usd_per_gib
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError
@@ -148,10 +148,12 @@ def check_resources(jobs: Sequence[Job]) -> float:
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
     """
-    inputs = {address: name for job in jobs for name, address in job.work.inputs.items() if address.startswith("gs://")}
+    inputs = {
+        address: name for job in jobs for name, address in job.workload.inputs.items() if address.startswith("gs://")
+    }
     places = {
         ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
-        for job in jobs for address in (job.output, *job.work.inputs.values()) if address.startswith("gs://")
+        for job in jobs for address in (job.output, *job.workload.inputs.values()) if address.startswith("gs://")
     }  # fmt: skip
     usd_by_region = defaultdict[str, float](float)
     for (bucket, region), workers in sorted(places.items()):

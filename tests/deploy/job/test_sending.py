@@ -2,12 +2,12 @@
 
 import pytest
 
-from deploy.job.creation import Creation
+from deploy.job.sending import Creation
 from deploy.platform import buckets
-from deploy.platform.api import ApiError
 from deploy.platform.errors import gcloud_error, lost_response
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import ApiError
 from tests.deploy.conftest import needs_gcloud
 from tests.deploy.emulator import Emulator
 from tests.deploy.platform.test_backends import REQUEST

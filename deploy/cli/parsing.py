@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from deploy.api.arguments import LISTED, package_folder, read_settings, split_words
+from deploy.api.keywords import LISTED, package_folder, read_settings, split_words
 from deploy.base.options import declare
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from deploy.job.work import JobOptions
+from deploy.job.workload import JobOptions
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings

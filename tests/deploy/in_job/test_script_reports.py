@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.in_job import run_record
-from deploy.in_job.run_record import Record
+from deploy.in_job import script_reports
+from deploy.in_job.script_reports import Record
 from deploy.report.run_reader import RunRecord
 from trainer.base.run_files.records import read_stats
 
@@ -79,7 +79,7 @@ def test_a_restart_goes_on_where_the_script_resumes(tmp_path: Path) -> None:
 
 def test_a_report_for_every_step_is_thinned_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """50 as they come, 8 a second, then 50 one a second apart, 50 two, and so on."""
-    monkeypatch.setattr(run_record, "LINES", 50)
+    monkeypatch.setattr(script_reports, "LINES", 50)
     run = Reporting(tmp_path)
     for step in range(1, 2001):
         run.at(step / 8, step=step, examples=step * 8, loss=1.0)

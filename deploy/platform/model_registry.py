@@ -18,9 +18,9 @@ import yaml
 
 from deploy.base.console import say
 from deploy.packaging.images import check_asked_image, installs, remembered
-from deploy.platform import api, buckets
-from deploy.platform.api import ApiError, Clock, backoff, console_page, retried
+from deploy.platform import buckets, vertex_api
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import ApiError, Clock, backoff, console_page, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
@@ -117,7 +117,7 @@ def find_version(reference: str, backend: Platform) -> ModelVersion:
 
 
 def _version(model: Mapping[str, Any]) -> ModelVersion:
-    with api.unreadable_as_lost():
+    with vertex_api.unreadable_as_lost():
         return ModelVersion(
             str(model["name"]).partition("@")[0], str(model["versionId"]), tuple(model.get("versionAliases", [])),
             model.get("containerSpec", {}).get("imageUri", ""), model.get("artifactUri", ""), model.get("labels", {}),

@@ -10,11 +10,11 @@ from contextlib import suppress
 
 from deploy.base.console import say, tell
 from deploy.job.cost import describe_run, format_duration, time_and_cost, usd_per_hour
-from deploy.job.creation import cancel_and_wait, cancel_duplicates, watch_hint
+from deploy.job.sending import cancel_and_wait, cancel_duplicates, watch_hint
 from deploy.platform import buckets
-from deploy.platform.api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
 from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
+from deploy.platform.vertex_api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason

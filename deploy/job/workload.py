@@ -111,7 +111,7 @@ Written = tuple[tuple[Package, ...], tuple[str, ...], tuple[str, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Work(ABC):
+class Workload(ABC):
     """Represents what is to run on a tier."""
 
     tier: Tier
@@ -139,7 +139,7 @@ class Work(ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Training(Work):
+class Training(Workload):
     """Holds what is to be trained on a tier: the flags that were given, and the settings they resolve to there."""
 
     overrides: Overrides
