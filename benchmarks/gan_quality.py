@@ -27,8 +27,8 @@ from trainer.base.run_files.records import read_json, write_json
 from trainer.base.settings.resolution import resolve
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples
-from trainer.data.images import encode_png, grid, noise
 from trainer.data.order import shuffled
+from trainer.data.sample_grids import encode_png, grid, noise
 from trainer.data.sources import load_dataset
 from trainer.measures.fid import make_fid
 from trainer.models.model_settings import DIFF_AUGMENTATIONS

@@ -32,7 +32,7 @@ def _generate(arguments: Sequence[str] | None) -> int:
     with quiet_start():
         import tensorflow as tf
 
-        from trainer.data import images
+        from trainer.data import sample_grids
         from trainer.run.served_model import ServedModel
 
     tf.config.experimental.enable_tensor_float_32_execution(False)  # the same images on every device
@@ -41,11 +41,11 @@ def _generate(arguments: Sequence[str] | None) -> int:
         raise UserError(f"{options.run}: its model is no generator, which maps noise to images: use the run of a GAN")
     labels = labels_of(options.label, generator.about.classes)
     count = options.count or (_IMAGES_OF_A_CLASS if len(labels) > 1 else _IMAGES)
-    noise, of_rows = images.noise_and_labels(
+    noise, of_rows = sample_grids.noise_and_labels(
         options.seed, count, labels or [0], generator.about.latent_dim, generator.noise_type
     )
     pictures = generator.images(noise, of_rows) if labels else generator.images(noise)
-    write_whole(out, images.encode_png(images.grid(pictures, count if len(labels) > 1 else 0)))
+    write_whole(out, sample_grids.encode_png(sample_grids.grid(pictures, count if len(labels) > 1 else 0)))
     log.info(f"{len(pictures)} image{'s' if len(pictures) > 1 else ''} in {out}")
     return DONE
 

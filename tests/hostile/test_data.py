@@ -25,7 +25,7 @@ from tests.support import real_data
 from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
+from trainer.data.image_files import IMAGE_SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
 
 IMAGES, LABELS = np.arange(4 * 64, dtype=np.uint8).reshape(4, 8, 8), np.array([0, 1, 2, 1], np.uint8)

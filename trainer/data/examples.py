@@ -70,8 +70,6 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
             f"{advice.get(type(value), '')}"
         )
-    if np.ma.is_masked(value):
-        raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -157,12 +155,6 @@ class AnyExamples(ABC):
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last may be smaller."""
 
-    def on_epoch_begin(self) -> None:  # noqa: B027
-        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to do."""
-
-    def on_epoch_end(self) -> None:  # noqa: B027
-        """Runs after each evaluation."""
-
     def fingerprint(self) -> str:
         """Returns a digest of the rows of `sample`, which changes only if the content of the examples changes."""
         digest = hashlib.sha256()
@@ -180,20 +172,39 @@ class AnyExamples(ABC):
 
 
 class Examples(AnyExamples):
-    """Provides examples by row number. A user's subclass needs `count` and `gather`."""
+    """Provides examples by row number. A subclass needs `count`, and `gather`, or `spec` and `read`."""
 
     threads = 2  # threads that read the rows of the next steps
     sampled_rows = 1024  # the most rows that a fingerprint reads
-    ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
-    @abstractmethod
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations: here by `read`.
 
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
         shape (*rows.shape, *the shape of one example). Where the examples are images, x is (*rows.shape, height, width,
         channels), 0 to 255, usually uint8, and y, if any, is rows.shape, int32, from 0 to below the number of classes.
+        A UserError or PlatformFault that `read` raises is kept in `failure`.
         """
+
+        def leaves(numbers: RowNumbers) -> list[Array]:
+            try:
+                return list(tf.nest.flatten(self.read(numbers)))
+            except (UserError, PlatformFault) as error:
+                self.failure = error
+                raise
+
+        specs = tf.nest.flatten(self.spec)
+        reading = tf.autograph.experimental.do_not_convert(leaves)
+        tensors = tf.numpy_function(reading, [rows], [spec.dtype for spec in specs], stateful=False)
+        tensors = tf.nest.flatten(tensors)  # in eager mode a single output is not in a list
+        for tensor, spec in zip(tensors, specs, strict=True):
+            tensor.set_shape((*rows.shape, *spec.shape))
+        parts: tuple[Nest, ...] = tf.nest.pack_sequence_as(self.spec, tensors)
+        return parts
+
+    def read(self, rows: RowNumbers) -> Nest:
+        """Returns the arrays of these rows, any shape, in the structure of `spec`; it runs on the host."""
+        raise NotImplementedError
 
     def rows_of_arrays(self, rows: Any) -> Any:
         """Returns the numbers that these rows have in `arrays`, if there are any."""
@@ -232,28 +243,6 @@ class Examples(AnyExamples):
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
         return [np.asarray(array) for array in tf.nest.flatten(self.gather(rows))]
-
-    def read_by(self, read: Callable[[RowNumbers], Nest], rows: Any) -> tuple[Nest, ...]:
-        """Implements `gather` with `read`, which maps an array of row numbers to arrays in the structure of `spec`.
-
-        A UserError or PlatformFault that `read` raises is kept in `failure`.
-        """
-
-        def leaves(numbers: RowNumbers) -> list[Array]:
-            try:
-                return list(tf.nest.flatten(read(numbers)))
-            except (UserError, PlatformFault) as error:
-                self.failure = error
-                raise
-
-        specs = tf.nest.flatten(self.spec)
-        reading = tf.autograph.experimental.do_not_convert(leaves)
-        tensors = tf.numpy_function(reading, [rows], [spec.dtype for spec in specs], stateful=False)
-        tensors = tf.nest.flatten(tensors)  # in eager mode a single output is not in a list
-        for tensor, spec in zip(tensors, specs, strict=True):
-            tensor.set_shape((*rows.shape, *spec.shape))
-        parts: tuple[Nest, ...] = tf.nest.pack_sequence_as(self.spec, tensors)
-        return parts
 
 
 class Subset(Examples):
@@ -298,7 +287,7 @@ class Subset(Examples):
 
 
 def unfilled(shape: Sequence[int], dtype: Any) -> Array:
-    """Returns an uninitialized array for a function that `read_by` calls.
+    """Returns an uninitialized array for `Examples.read`.
 
     TensorFlow uses an array that begins at a boundary of 64 bytes as it is; any other it copies, and holds the GIL.
     """
@@ -406,16 +395,42 @@ class InSequence(AnyExamples):
     anew: Callable[[], Any]  # returns the same examples as a new object: TensorFlow reshuffles an object it reads again
 
     def __init__(self, source: tf.data.Dataset, origin: str, unknown_count: int) -> None:
-        self._origin, self.anew = origin, lambda: self
-        self.source, self.batched = source, makes_batches(source)
-        self._source = source.map(_parts)
+        def parts_as_fit(*element: Any) -> tuple[Nest, ...]:
+            """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
+            if not 1 <= len(element) <= len(PARTS):
+                raise UserError(
+                    f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
+                )
+            floatx = keras.config.floatx()
+            return mapped(lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element)
+
+        self.anew = lambda: self
+        self.source = source
+        self.batched = makes_batches(source)
+        self._source = source.map(parts_as_fit)
         specs = tf.nest.flatten(self._source.element_spec)
-        tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
-        self.shaped_as_first = self.batched and tensors and not all(s.shape[1:].is_fully_defined() for s in specs)
-        if self.shaped_as_first:  # as timeseries_dataset_from_array leaves lengths open that are all the same
+        for spec in specs:
+            if not isinstance(spec, tf.TensorSpec):
+                raise UserError(
+                    f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
+                    "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
+                )
+        if self.batched and not all(spec.shape[1:].is_fully_defined() for spec in specs):
+            # timeseries_dataset_from_array leaves lengths open that are all the same: those of the first batch.
             for first in self._source.take(1):
-                self._source = self._source.map(lambda *parts, first=first: tf.nest.map_structure(_as, parts, first))
-        self.spec = tf.nest.map_structure(self._example, self._source.element_spec)
+                self._source = self._source.map(
+                    lambda *parts, first=first: tf.nest.map_structure(
+                        lambda leaf, like: tf.ensure_shape(leaf, (None, *like.shape[1:])), parts, first
+                    )
+                )
+        axes = 1 if self.batched else 0  # before the shape of one example
+        for spec in tf.nest.flatten(self._source.element_spec):
+            if not spec.shape[axes:].is_fully_defined():
+                raise UserError(
+                    f"{origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
+                    "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
+                )
+        self.spec = mapped(lambda spec: tf.TensorSpec(spec.shape[axes:], spec.dtype), self._source.element_spec)
         self._length, self._unknown_count = int(source.cardinality()), unknown_count
         self.has_length = self._length >= 0
         refuse(
@@ -460,32 +475,3 @@ class InSequence(AnyExamples):
     def read_head(self, rows: int = HEAD_ROWS) -> tuple[Nest, ...]:
         """Reads the parts of the first rows once more."""
         return as_numpy(next(iter(self.batches(rows, drop_remainder=False))))
-
-    def _example(self, spec: Any) -> Any:
-        if not isinstance(spec, tf.TensorSpec):
-            raise UserError(
-                f"{self._origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
-                "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
-            )
-        shape = spec.shape[1:] if self.batched else spec.shape
-        if not shape.is_fully_defined():
-            raise UserError(
-                f"{self._origin}: the tf.data.Dataset gives {spec.dtype.name} {tuple(spec.shape)}: all lengths but the "
-                "number of rows must be fixed: pad them, by padded_batch or to_tensor(shape=…)"
-            )
-        return tf.TensorSpec(shape, spec.dtype)
-
-
-def _as(leaf: Any, first: Any) -> Any:
-    """Returns a leaf of a batch with the shape of the first batch, but any number of rows."""
-    return tf.ensure_shape(leaf, (None, *first.shape[1:]))
-
-
-def _parts(*element: Any) -> tuple[Nest, ...]:
-    """Returns the parts of an element, with floating-point numbers as floatx, as `fit` passes them."""
-    if not 1 <= len(element) <= len(PARTS):
-        raise UserError(
-            f"the tf.data.Dataset gives {len(element)} parts: it must give x, (x, y) or (x, y, sample_weight)"
-        )
-    floatx = keras.config.floatx()
-    return mapped(lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element)

@@ -14,7 +14,6 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from trainer.base.settings.train_config import TrainConfig, split_kind
@@ -62,26 +61,25 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
     sampled = heapq.nsmallest(
         _FILES + math.isqrt(len(sizes)), sizes, key=lambda name: zlib.crc32(name.encode(errors="surrogateescape"))
     )
-    blocks = max(2, _BLOCKS // max(1, len(sampled)))
+    most = max(2, _BLOCKS // max(1, len(sampled)))
+
+    def sample(name: str) -> str:
+        """Returns a digest of the first, the last and some blocks of a file between them, or of all of a small one."""
+        blocks = min(most, max(2, math.ceil(sizes[name] / _BLOCK)))
+        offsets = [round(part * max(0, sizes[name] - _BLOCK) / (blocks - 1)) for part in range(blocks)]
+        total = hashlib.sha256()
+        try:
+            with open(path / name if name else path, "rb") as content:
+                for offset in dict.fromkeys(offsets):
+                    content.seek(offset)
+                    total.update(content.read(_BLOCK))
+        except OSError:
+            return "unreadable"
+        return total.hexdigest()
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        digests = pool.map(lambda name: _sample(path / name if name else path, sizes[name], blocks), sampled)
-        samples = dict(zip(sampled, digests, strict=True))
+        samples = dict(zip(sampled, pool.map(sample, sampled), strict=True))
     return _digested(((name, size, samples.get(name, "")) for name, size in sizes.items()), "sample")
-
-
-def _sample(file: Path, size: int, blocks: int) -> str:
-    """Returns a digest of the first, the last and some blocks of a file between them, or of all of a small one."""
-    blocks = min(blocks, max(2, math.ceil(size / _BLOCK)))
-    offsets = [round(part * max(0, size - _BLOCK) / (blocks - 1)) for part in range(blocks)]
-    total = hashlib.sha256()
-    try:
-        with open(file, "rb") as content:
-            for offset in dict.fromkeys(offsets):
-                content.seek(offset)
-                total.update(content.read(_BLOCK))
-    except OSError:
-        return "unreadable"
-    return total.hexdigest()
 
 
 def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:

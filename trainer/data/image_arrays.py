@@ -24,7 +24,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError, reason, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.examples import Array, Arrays, Examples, Subset
+from trainer.data.examples import Arrays, Examples, Subset
 
 MOST_CLASSES = 2**20
 _CHUNK_PIXELS = 2**24  # resized at a time, because float copies of all images would not fit into memory
@@ -80,29 +80,8 @@ def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
     return Subset(examples, config.seed, holdout, count - holdout), Subset(examples, config.seed, 0, holdout)
 
 
-def _fit(images: Array, size: int, channels: int) -> npt.NDArray[np.uint8]:
-    """Crops images (examples, height, width, 1 or 3) to the middle square, resizes (bicubic) and sets the channels."""
-    if images.shape[-1] < channels:
-        images = np.repeat(images, 3, axis=-1)
-    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
-        grey = images @ np.array([299, 587, 114], np.int64)
-        images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
-    height, width = images.shape[1:3]
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    images = images[:, top : top + side, left : left + side]
-    if images.shape[1] == size:
-        return np.ascontiguousarray(images)
-    result = np.empty((len(images), size, size, channels), np.uint8)
-    chunk = max(1, _CHUNK_PIXELS // (size * size * channels))
-    for first in range(0, len(images), chunk):
-        batch = images[first : first + chunk].astype(np.float32)
-        resized = tf.image.resize(batch, (size, size), method="bicubic", antialias=True).numpy()
-        result[first : first + chunk] = np.clip(np.rint(resized), 0, 255)
-    return result
-
-
 def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
+    """Returns images cropped to the middle square, resized to the settings, and their labels."""
     images = np.asarray(images)
     if images.ndim == 3:
         images = images[..., np.newaxis]
@@ -117,12 +96,31 @@ def _arrays(config: TrainConfig, images: Any, labels: Any) -> Arrays:
             f"data={config.data}: images are {images.dtype}: must be uint8, grey levels from 0 to 255",
         ),
     )
-    fitted = _fit(images, config.image_size, config.channels)
-    if labels is None:
-        return Arrays(fitted)
-    labels = np.asarray(labels)
-    labels = labels[:, 0] if labels.shape == (len(images), 1) else labels
-    return Arrays(fitted, checked_labels(labels, f"data={config.data}"))
+    size, channels = config.image_size, config.channels
+    if images.shape[-1] < channels:
+        images = np.repeat(images, 3, axis=-1)
+    elif images.shape[-1] > channels:  # by ITU-R 601, the weights of Pillow
+        grey = images @ np.array([299, 587, 114], np.int64)
+        images = ((grey + 500) // 1000).astype(np.uint8)[..., np.newaxis]
+    # The middle square, bicubic.
+    height, width = images.shape[1:3]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    images = np.ascontiguousarray(images[:, top : top + side, left : left + side])
+    if side != size:
+        squares = images
+        images = np.empty((len(squares), size, size, channels), np.uint8)
+        chunk = max(1, _CHUNK_PIXELS // (size * size * channels))
+        for first in range(0, len(images), chunk):
+            part = slice(first, first + chunk)
+            resized = tf.image.resize(
+                squares[part].astype(np.float32), (size, size), method="bicubic", antialias=True
+            ).numpy()
+            images[part] = np.clip(np.rint(resized), 0, 255)
+    if labels is not None:
+        labels = np.asarray(labels)
+        labels = labels[:, 0] if labels.shape == (len(images), 1) else labels
+    return Arrays(images, labels)
 
 
 def checked_labels(labels: npt.NDArray[Any], origin: str, classes: int = MOST_CLASSES) -> npt.NDArray[np.int32]:

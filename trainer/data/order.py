@@ -30,20 +30,16 @@ def shuffled(positions: RowNumbers, count: int, seed: int, stream: str, passes: 
     (n,), from 0. Time and memory depend on the number of positions alone, for any `count` below 2**62.
     """
     numbers, which = np.unique(np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True)
-    keys = _keys(seed, stream, numbers)
+    # A key for each round and pass: (rounds, passes).
+    key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
+    of_passes = _mixed(numbers.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
+    keys = _mixed(of_passes + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _GOLDEN)
     if len(numbers) > 1:
         keys = keys[:, which.reshape(positions.shape)]
     rows = _permuted(positions.astype(np.uint64), count, keys)
     while len(outside := np.flatnonzero(rows >= np.uint64(count))):
         rows[outside] = _permuted(rows[outside], count, keys[:, outside] if len(numbers) > 1 else keys)
     return rows.view(np.int64)
-
-
-def _keys(seed: int, stream: str, passes: RowNumbers) -> _Words:
-    """Returns a key for each round and pass: (rounds, passes)."""
-    key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
-    of_passes = _mixed(passes.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
-    return _mixed(of_passes + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _GOLDEN)
 
 
 def _mixed(words: _Words) -> _Words:

@@ -66,10 +66,7 @@ class PieceRows(Examples):
         self.count = int(self._starts[-1])
         self.spec = (tf.TensorSpec(image_shape, tf.uint8), tf.TensorSpec((), tf.int32))[: 1 + (labels is not None)]
 
-    def gather(self, rows: Any) -> tuple[Any, ...]:
-        return self.read_by(self._read, rows)
-
-    def _read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
+    def read(self, rows: npt.NDArray[np.int64]) -> tuple[Array, ...]:
         """Returns images and labels of `rows`, in their shape.
 
         Raises PlatformFault if a file cannot be read: a restart may succeed, or find that the file is lost.
@@ -137,36 +134,34 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
 
     Raises UserError for a file that is not as its entry says.
     """
-    origin, pieces = f"data={folder}", []
-    for entry in (entry for entry in index["splits"].get(split, ()) if entry["files"]):
-        count, files = entry["examples"], entry["files"].items()
-        kinds: Any = ((count, *index["image_shape"]), np.dtype(np.uint8)), ((count,), LABEL)
-        pairs = zip(files, kinds, strict=False)
-        pieces.append([_opened(folder / file, sha256, *kind) for (file, sha256), kind in pairs])
-    if not pieces:
+    images, labels_of = list[ArrayFile](), list[ArrayFile]()
+    entries = [entry for entry in index["splits"].get(split, ()) if entry["files"]]
+    for entry in entries:
+        count = entry["examples"]
+        kinds: Any = (images, (count, *index["image_shape"]), np.dtype(np.uint8)), (labels_of, (count,), LABEL)
+        for (name, sha256), (files, shape, dtype) in zip(entry["files"].items(), kinds, strict=False):
+            path = folder / name
+            try:
+                status = path.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    raise ValueError("it is a link or no file")
+                with open(path, "rb") as file:
+                    np.lib.format.read_magic(file)
+                    header = np.lib.format.read_array_header_1_0(file)
+                    start = file.tell()
+            except Exception as error:  # numpy's header reader raises any exception for a damaged file
+                raise _damaged(path, f"cannot be read ({reason(error)})") from None
+            size = status.st_size
+            if header != (shape, False, dtype) or size != start + math.prod(shape) * dtype.itemsize:
+                raise _damaged(path, f"has {size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
+            files.append(ArrayFile(path, sha256, shape, dtype, start))
+    if not images:
         return None
     labels = None
-    if labelled((len(piece) > 1 for piece in pieces), origin, "files"):
-        read = np.concatenate([piece[1].read() for piece in pieces])
-        labels = checked_labels(read, origin, len(index["class_names"]) or MOST_CLASSES)
-    return PieceRows([piece[0] for piece in pieces], labels, index["image_shape"])
-
-
-def _opened(path: Path, sha256: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ArrayFile:
-    """Returns a .npy file. Raises UserError if it holds another array by its header, is cut short, or is a link."""
-    try:
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is a link or no file")
-        with open(path, "rb") as file:
-            np.lib.format.read_magic(file)
-            header = np.lib.format.read_array_header_1_0(file)
-            start = file.tell()
-    except Exception as error:  # numpy's header reader raises any exception for a damaged file
-        raise _damaged(path, f"cannot be read ({reason(error)})") from None
-    if header != (shape, False, dtype) or status.st_size != start + math.prod(shape) * dtype.itemsize:
-        raise _damaged(path, f"has {status.st_size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
-    return ArrayFile(path, sha256, shape, dtype, start)
+    if labelled((len(entry["files"]) > 1 for entry in entries), f"data={folder}", "files"):
+        read = np.concatenate([file.read() for file in labels_of])
+        labels = checked_labels(read, f"data={folder}", len(index["class_names"]) or MOST_CLASSES)
+    return PieceRows(images, labels, index["image_shape"])
 
 
 def _damaged(file: Path, why: str) -> UserError:

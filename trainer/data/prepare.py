@@ -31,11 +31,18 @@ with quiet_start():
     from trainer.base.storage import expanded, make_writable, output_address, parse, write_whole
     from trainer.base.storage.staging import naming
     from trainer.data import sources
-    from trainer.data.decode import DecodingReport, refuse_empty_classes, refuse_or_skip
-    from trainer.data.examples import Arrays, Examples
+    from trainer.data.examples import Arrays, Examples, as_numpy
     from trainer.data.fingerprint import content_of, files_of
     from trainer.data.image_arrays import numbered_classes
-    from trainer.data.image_files import find_images, find_records, read_records
+    from trainer.data.image_files import (
+        DecodingReport,
+        find_images,
+        find_records,
+        read_records,
+        refuse_empty_classes,
+        refuse_or_skip,
+    )
+    from trainer.data.order import RowNumbers
     from trainer.data.pieces import FORMAT, INDEX, LABEL, SPLITS, open_split, read_index
 
 _SETTINGS = ("image_size", "channels", "skip_bad_images", "evaluation_fraction", "seed", "cache_dir")
@@ -61,7 +68,11 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
     splits: list[list[Piece]] = []
     with naming(path, parse(split_kind(config.data)[1], "SRC")):
         if kind == "tfrecord" and not config.evaluation_fraction:  # a file's records are counted when it is read
-            splits = [[partial(_decoded, config, file) for file in files] for files in find_records(path)]
+
+            def decoded(file: Path, report: DecodingReport) -> Arrays | None:
+                return read_records(config, [file]).decode(config, report)
+
+            splits = [[partial(decoded, file) for file in files] for files in find_records(path)]
         elif kind == "folder" and not config.evaluation_fraction:
             folders = [split for split in find_images(path) if split]
             splits = [[partial(part.decode, config) for part in split.parts(per_piece)] for split in folders]
@@ -71,20 +82,16 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
             dataset = sources.load_dataset(config)
             for split in SPLITS[: 1 + bool(dataset.evaluation)]:
                 examples = dataset.images(split)
-                splits.append([partial(_slice, examples, at, per_piece) for at in range(0, examples.count, per_piece)])
+                blocks = np.split(np.arange(examples.count), range(per_piece, examples.count, per_piece))
+
+                def gathered(examples: Examples, rows: RowNumbers, _: DecodingReport) -> Arrays:
+                    return Arrays(*as_numpy(examples.gather(rows)))
+
+                splits.append([partial(gathered, examples, rows) for rows in blocks])
             class_names, content = dataset.class_names, content or content_of(dataset, rows=True)
     settings = (config.data, config.image_size, config.channels, config.evaluation_fraction, config.seed, per_piece)
     fingerprint = hashlib.sha256(json.dumps([*settings, content], sort_keys=True).encode()).hexdigest()
     return Source(dict(zip(SPLITS, splits, strict=False)), class_names, left_out, fingerprint)
-
-
-def _decoded(config: TrainConfig, file: Path, bad: DecodingReport) -> Arrays | None:
-    return read_records(config, [file]).decode(config, bad)
-
-
-def _slice(examples: Examples, start: int, count: int, bad: DecodingReport) -> Arrays:
-    images, *labels = examples.gather(np.arange(start, min(start + count, examples.count), dtype=np.int64))
-    return Arrays(images.numpy(), *(numbers.numpy() for numbers in labels))
 
 
 def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from trainer.base.storage import parse
 from trainer.base.storage.staging import naming, stage
 from trainer.data import image_arrays, image_files, pieces
 from trainer.data.dataset import Dataset
-from trainer.data.decode import encoded_dataset
 from trainer.data.examples import Arrays
 from trainer.data.image_arrays import MOST_CLASSES, checked_labels, numbered_classes
 from trainer.data.user_data import own_dataset
@@ -28,7 +27,7 @@ LOADERS: dict[str, Callable[[TrainConfig, Path], Dataset]] = {
     "npz": image_arrays.load_npz,
     "tfrecord": image_files.load_tfrecord,
     "shards": pieces.load,
-    "folder": lambda config, path: encoded_dataset(config, *image_files.find_images(path)),
+    "folder": lambda config, path: image_files.encoded_dataset(config, *image_files.find_images(path)),
 }
 
 

@@ -53,10 +53,7 @@ class _Items(Examples):
     def __init__(self, source: Any, origin: str) -> None:
         self._source, self._origin = source, origin
 
-    def gather(self, rows: Any) -> tuple[Nest, ...]:
-        return self.read_by(self._read, rows)
-
-    def _read(self, rows: RowNumbers) -> Nest:
+    def read(self, rows: RowNumbers) -> Nest:
         specs = tf.nest.flatten(self.spec)
         leaves = [unfilled((rows.size, *spec.shape), spec.dtype.as_numpy_dtype) for spec in specs]
         self._fill(leaves, rows.ravel())
@@ -122,18 +119,20 @@ def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
 class NumberedBatches(_Items):
     """Reads the batches of a keras.utils.PyDataset by number, in an order drawn from (seed, epoch).
 
-    A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_begin` is called once
-    an epoch, before its first batch is read, and `on_epoch_end` when all have been read; a resumed run first calls both
-    for each epoch before.
+    A row number is that of a batch times the batch size, plus a position in the batch.
     """
 
     kind = "batch"
     sampled_rows = 4  # each may read a batch
-    ends_epochs = True
 
     def __init__(self, source: keras.utils.PyDataset, origin: str, *, whole_batches: bool) -> None:
         super().__init__(source, origin)
-        self.threads, self._epochs_begun = max(1, source.workers), 0
+        for hook in ("on_epoch_begin", "on_epoch_end"):
+            if getattr(type(source), hook) is not getattr(keras.utils.PyDataset, hook):
+                log.warning(
+                    f"{origin}: its {hook} is not called: batches come in a new order in each epoch, drawn by the seed"
+                )
+        self.threads = max(1, source.workers)
         batches = len(source)
         first, last = (self._example(number) for number in (0, batches - 1))
         self.batch_size, self.spec = rows_in(first), specs_of(first)
@@ -143,19 +142,8 @@ class NumberedBatches(_Items):
             raise UserError(f"{origin}: it has only one batch of {self.left_out} rows")
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
-        while self._epochs_begun <= passes[-1]:
-            if self._epochs_begun:
-                self.on_epoch_end()
-            self.on_epoch_begin()
-            self._epochs_begun += 1
         batches, places = np.divmod(positions, self.batch_size)
         return shuffled(batches, self.count // self.batch_size, seed, "batches", passes) * self.batch_size + places
-
-    def on_epoch_begin(self) -> None:
-        self._source.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        self._source.on_epoch_end()
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         batches, positions = np.divmod(rows, self.batch_size)
@@ -198,7 +186,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     training = _examples(config, train, trains=trains)
     holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
     if holdout is None and config.evaluation_fraction:
-        if not isinstance(training, Examples) or training.ends_epochs:
+        if not isinstance(training, Examples) or isinstance(training, NumberedBatches):
             raise UserError(
                 f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
                 "return a pair for training and evaluation"

@@ -26,8 +26,8 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import HOST, Examples
-from trainer.data.images import noise, to_uint8
 from trainer.data.order import shuffled
+from trainer.data.sample_grids import noise, to_uint8
 from trainer.user_code.interface import Generates, ModelInterface
 
 Features = npt.NDArray[np.float64]  # (images, features)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.data.images import from_uint8
+from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width

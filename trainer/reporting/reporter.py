@@ -36,7 +36,7 @@ from trainer.base.run_files.records import (
 from trainer.base.settings.rules import check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import make_writable, write_whole, writing
-from trainer.data.images import UInt8Array, encode_png, sample_grid
+from trainer.data.sample_grids import UInt8Array, encode_png, sample_grid
 from trainer.reporting.classification import Classification, write_classes
 from trainer.reporting.error_lines import tensorflow_writing
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs, by_kind, numbers, rounded

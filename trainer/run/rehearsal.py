@@ -14,7 +14,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
-from trainer.data.images import as_uint8, noise, noise_and_labels
+from trainer.data.sample_grids import as_uint8, noise, noise_and_labels
 from trainer.data.sources import is_named
 from trainer.invariance.compat import all_layers
 from trainer.invariance.sharded_slots import parts_of_others_as_zeros

@@ -28,8 +28,8 @@ from trainer.base.run_files.serving_file import Servable, read_servable
 from trainer.base.storage import make_writable, output_address, write_whole
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import Address, sha256_of
-from trainer.data.decode import BadImage, decode
-from trainer.data.images import UInt8Array, encode_png, noise, to_uint8
+from trainer.data.image_files import BadImage, decode
+from trainer.data.sample_grids import UInt8Array, encode_png, noise, to_uint8
 from trainer.measures.prediction import named_outputs, outputs_of
 from trainer.run.export import load_template, model_inputs, named_leaves, random_rows
 from trainer.user_code.interface import symbolic_inputs

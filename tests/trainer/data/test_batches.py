@@ -56,11 +56,6 @@ def test_rows_are_gathered_in_the_hosts_memory(examples: Any) -> None:
     assert {part.device[-5:] for part in found} == {"CPU:0"}
 
 
-def test_another_seed_is_another_order() -> None:
-    one, other = (order(Schedule(50, 10, 1, seed), 0, 5) for seed in (1, 2))
-    assert not np.array_equal(one, other)
-
-
 @pytest.mark.parametrize("first_step", [1, 4, 5, 7, 12])
 def test_a_run_can_begin_at_any_step(first_step: int) -> None:
     schedule = Schedule(examples=53, global_batch_size=10, batches_per_step=1, seed=3)
@@ -93,15 +88,13 @@ def test_a_worker_begins_at_its_first_row() -> None:
     assert np.array_equal(images.numpy().ravel(), order(schedule, 0, 1)[0][0, 4:])
 
 
-@pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "rows of epochs", "files"])
+@pytest.mark.parametrize("kind", ["arrays", "held back", "sequence", "files"])
 def test_rows_of_several_steps_come_together(kind: str) -> None:
     """From any multiple of their number on, whatever the data are."""
     examples: Any = {
         "arrays": numbered(40), "held back": Subset(numbered(60), 1, 4, 40), "files": WithoutArrays(numbered(40)),
         "sequence": InSequence(tf.data.Dataset.from_tensor_slices((np.arange(40), np.arange(40))), "data", 0),
-        "rows of epochs": WithoutArrays(numbered(40)),
     }[kind]  # fmt: skip
-    examples.ends_epochs = kind == "rows of epochs"
     schedule, alone = Schedule(examples=40, global_batch_size=8, batches_per_step=2, seed=5), part_of(Cluster(), 1, 8)
     together = batches(examples, schedule, alone, 6, at_once=3).take(2)
     one_by_one = batches(examples, schedule, alone, 6).take(6).batch(3)
@@ -241,9 +234,6 @@ def test_what_reading_raises_stays_what_it_is(kind: type[Exception]) -> None:
 
     class Damaged(Examples):
         count, spec = 9, (tf.TensorSpec((), tf.int32),)
-
-        def gather(self, rows: Any) -> Any:
-            return self.read_by(self.read, rows)
 
         def read(self, rows: Any) -> Any:
             raise error

@@ -113,14 +113,6 @@ def test_both_parts_of_a_split_have_each_row_once_for_arrays_and_for_other_examp
         held_back(TrainConfig(evaluation_fraction=0.01), Made(10))
 
 
-def test_a_part_of_images_holds_images() -> None:
-    class Images(Made):
-        image_shape = (8, 8, 1)
-
-    parts = held_back(TrainConfig(evaluation_fraction=0.2), Images(10))
-    assert [part.image_shape for part in parts] == [(8, 8, 1)] * 2
-
-
 def test_a_subset_is_trained_on_in_the_order_of_its_own_rows() -> None:
     subset = Subset(Made(50), 3, 10, 40)
     steps = batches(subset, Schedule(40, 10, 1, 3), part_of(Cluster(), 1, 10)).take(4)

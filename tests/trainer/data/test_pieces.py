@@ -241,14 +241,6 @@ def changed(folder: Path, **changes: Any) -> None:
     (folder / "pieces.json").write_text(json.dumps(index))
 
 
-def test_every_file_can_be_opened_by_numpy(photos: Path, tmp_path: Path) -> None:
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
-    images, labels = (np.load(tmp_path / "prepared" / f"train-00000.{part}.npy") for part in "xy")
-    assert (images.shape, images.dtype, labels.dtype) == ((50, SIZE, SIZE, 1), np.uint8, np.int32)
-    assert images[:, 0, 0, 0].tolist() == [*range(30), *range(100, 120)]
-    assert labels.tolist() == [0] * 30 + [1] * 20
-
-
 @pytest.mark.parametrize("there", ["gs://my-bucket/there", "/gcs/my-bucket/there"])
 def test_a_bucket_is_no_place_to_prepare_into(there: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["digits", there, "--image_size=8"]) == 2
@@ -267,12 +259,6 @@ def test_a_piece_that_goes_while_it_is_read_is_named(photos: Path, tmp_path: Pat
     with pytest.raises(PlatformFault) as caught:
         train.gather(np.array([3], np.int32))
     assert str(caught.value) == f"data: {tmp_path}/prepared/{line}"
-
-
-def test_other_settings_than_those_of_the_pieces_are_refused(photos: Path, tmp_path: Path) -> None:
-    prepare(config(photos), tmp_path / "prepared", 64, quiet)
-    with pytest.raises(UserError, match=r"images are \(16, 16, 1\), but the settings require \(32, 32, 1\)"):
-        load_dataset(config(tmp_path / "prepared", image_size=32))
 
 
 _STREAM = """

@@ -1,7 +1,6 @@
 """Tests that every kind of data becomes the same dataset object, or one clear line if it does not fit."""
 
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.support import real_data, refused
 from trainer.base.errors import UserError
 from trainer.base.log import start_logging
 from trainer.base.settings.train_config import TrainConfig
-from trainer.base.storage import write_whole
 from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 
@@ -51,12 +49,6 @@ def test_idx_folder(tmp_path: Path, suffix: str) -> None:
     assert arrays(dataset.train).labels is not None
     assert arrays(dataset.evaluation).labels.tolist() == [2, 0]
     assert dataset.class_names == ("0", "1", "2")
-
-
-def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
-    write_idx(tmp_path / "t10k-images-idx3-ubyte", levels(2))
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\(\.gz\) not found"):
-        load(tmp_path)
 
 
 def test_one_idx_file_and_a_kind_that_is_said(tmp_path: Path) -> None:
@@ -104,15 +96,6 @@ def test_arrays_that_do_not_fit_are_one_line(tmp_path: Path, content: dict[str, 
         load(tmp_path / "x.npz")
 
 
-def test_evaluation_fraction_holds_back_the_same_rows_each_time(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", images=levels(50), labels=np.arange(50))
-    first, again = (load(tmp_path / "x.npz", evaluation_fraction=0.2) for _ in range(2))
-    assert (first.train.count, first.evaluation.count) == (40, 10)
-    assert np.array_equal(arrays(first.evaluation).images, arrays(again.evaluation).images)
-    both = np.concatenate([arrays(first.train).labels, arrays(first.evaluation).labels])
-    assert sorted(both.tolist()) == list(range(50))
-
-
 def own(monkeypatch: pytest.MonkeyPatch, labels: Any, names: tuple[str, ...] = (), held: Any = (0, 1)) -> str:
     """Returns the value of --data for a user's function that returns these labels."""
     images = np.zeros((2, 8, 8, 1), np.uint8)
@@ -141,13 +124,6 @@ def test_labels_that_are_no_class_numbers_are_refused(
     for given in ({"labels": labels}, {"labels": [0, 1], "held": labels}):
         with refused(line):
             load(own(monkeypatch, names=names, **given))
-
-
-def test_flags_that_a_source_does_not_heed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = Dataset("own", Arrays(np.zeros((9, 8, 8, 1), np.uint8)))
-    monkeypatch.setitem(globals(), "returned", lambda config: dataset)
-    with pytest.raises(UserError, match=r"evaluation_fraction=0\.5: .*:returned has no evaluation part"):
-        load(f"{__name__}:returned", evaluation_fraction=0.5)
 
 
 def save(path: Path, colour: tuple[int, ...], size: tuple[int, int] = (20, 12)) -> None:
@@ -251,16 +227,6 @@ def test_a_class_that_keeps_no_image_stops_the_run(tmp_path: Path, flags: dict[s
     assert errors
     assert all(line in error for error in errors)
     assert len(errors) == len(seeds) or flags.get("evaluation_fraction")
-
-
-def test_a_name_that_is_no_utf8_can_be_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(tmp_path / "good.png", (9, 9, 9))
-    (tmp_path / os.fsdecode(b"bad \xff.png")).write_bytes(b"<html>")
-    start_logging()
-    skipped = load(tmp_path, skip_bad_images=True).notes["skipped"]
-    assert "bad \\udcff.png: " in capsys.readouterr().out
-    write_whole(tmp_path / "skipped", "\n".join(skipped))
-    assert b"bad \xff.png: " in (tmp_path / "skipped").read_bytes()
 
 
 def write_tfrecord(path: Path, examples: list[dict[str, Any]], compression: str = "") -> None:

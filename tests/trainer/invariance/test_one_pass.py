@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.fixtures import Patch
 from tests.support import largest_difference, run_steps, small, weights
-from trainer.data.images import from_uint8
+from trainer.data.sample_grids import from_uint8
 from trainer.invariance.step import current_step
 from trainer.models.dcgan import DCGAN, _cross_entropy
 from trainer.models.gan import GAN, Generated, images_of

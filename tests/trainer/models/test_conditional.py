@@ -18,7 +18,7 @@ from trainer.base.run_files.records import read_result
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
-from trainer.data.images import noise, noise_and_labels
+from trainer.data.sample_grids import noise, noise_and_labels
 from trainer.measures import fid
 from trainer.models.gan import OfGAN, build_generator, classes_of, labelled, with_class
 from trainer.run import served_model

@@ -14,7 +14,7 @@ from PIL import Image, features
 
 from tests.support import real_data
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.decode import IMAGE_SUFFIXES, BadImage, decode
+from trainer.data.image_files import IMAGE_SUFFIXES, BadImage, decode
 from trainer.data.sources import load_dataset
 
 
@@ -146,12 +146,6 @@ def test_the_middle_square_is_taken() -> None:
     wide[:, 10:20] = 200
     array, _ = decode(encoded(Image.fromarray(wide)), 10, 3)
     assert array.min() == 200
-
-
-def test_what_was_converted_is_told() -> None:
-    _, converted = decode(encoded(Image.new("RGBA", (16, 16), (10, 20, 30, 0))), 8, 1)
-    assert converted == ["transparency over white", "colour to grey"]
-    assert decode(encoded(Image.new("RGB", (16, 16))), 8, 3)[1] == []
 
 
 def test_a_bomb_is_refused() -> None:
