@@ -90,7 +90,7 @@ def _tried(
     """Yields the settings by which the run surely fits, each with what a device then needs."""
     rows, passes = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
     finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
-    sharded = [True] if tier.devices > 1 and any(plan.slot_bytes) and not config.shard_optimizer else []
+    sharded = [True] if tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer else []
     again = [BLOCKS] if plan.recomputed else []
     settings: dict[str, Sequence[int | str]] = {
         "micro_batches": finer, "remat": again, "shard_optimizer": sharded,
@@ -108,7 +108,7 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     passes, memory = config.micro_batches_on(tier.devices), plan.memory
     rows = config.global_batch_size // tier.devices / passes
     held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
-    held -= plan.sharded_bytes(config, tier.devices, tier.workers)
+    held -= plan.sharded_bytes(config, tier.devices)
     worst = held * memory.worst_order * FRAGMENTS
     return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
 

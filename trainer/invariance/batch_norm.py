@@ -137,53 +137,56 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 
     @functools.wraps(original)
     def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Returns the normalised inputs and updates the moving statistics."""
+        """Returns the normalised inputs and updates the moving statistics. mask: (rows, …) without channels."""
         if not training or not layer.trainable:
             return original(inputs, training=training, mask=mask)
-        outputs, means, variances = _normalized(layer, inputs, mask)
-        _move_averages(layer, means, variances)
-        return outputs
+        step = running_step()
+        if step and step.virtual_replicas > 1 and step.parts == 1:
+            raise UserError(
+                f"{step.split}: {layer.name} normalises rows outside of current_step().accumulate: call it in there, "
+                "or drop --virtual_replicas"
+            )
+        alone = not layer.synchronized or (step and step.virtual_replicas)
+        replica = None if alone else tf.distribute.get_replica_context()
+        replicas = replica.num_replicas_in_sync if replica else 1
+        groups = _groups.get()
+        # XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares. Of one
+        # value a group the kernel's unbiased variance is not defined.
+        images = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64 and mask is None
+        way: Kernel | Formula = Kernel(layer.epsilon)
+        if not images or compiled_by_xla() or math.prod(size or 0 for size in inputs.shape[:-1]) == groups:
+            mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
+            dtype = keras.backend.result_type(inputs.dtype, "float32")
+            way = Formula(layer.epsilon, layer.axis % len(inputs.shape), mask, dtype)
+            inputs = tf.cast(inputs, dtype)
+        channels = inputs.shape[layer.axis]
+        gamma = tf.cast(layer.gamma, way.dtype) if layer.scale else tf.ones(channels, way.dtype)
+        beta = tf.cast(layer.beta, way.dtype) if layer.center else tf.zeros(channels, way.dtype)
+        parts = tf.split(inputs, groups) if groups > 1 else [inputs]
+        # Each group's mean and variance by channel: (groups, channels).
+        if replicas == 1 and isinstance(way, Kernel):
+            outputs, *statistics = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
+            means, variances = map(_stacked, statistics)
+        else:
+            outputs, means, variances = _over_replicas(way, replicas, gamma, beta, parts)
+        # The averages move as one update for each group, in order, would. After n groups,
+        # average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i.
+        momentum = layer.momentum
+        weights = (1.0 - momentum) * momentum ** np.arange(groups - 1.0, -1.0, -1.0)
+
+        def update(statistics: Sequence[Any]) -> None:
+            for average, values in zip((layer.moving_mean, layer.moving_variance), statistics, strict=True):
+                moved = values * tf.constant(weights[:, None], values.dtype)
+                moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
+                average.assign(average * momentum**groups + moved)
+
+        if step and step.parts > 1:  # all passes of a step make one update: value_i is then the mean over the passes
+            step.averaged.append((update, [means, variances]))
+        else:
+            update([means, variances])
+        return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype)
 
     layer.call = call
-
-
-def _normalized(layer: Any, values: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """Returns the outputs in training, and each group's mean and variance by channel, (groups, channels)."""
-    step = running_step()
-    if step and step.virtual_replicas > 1 and step.parts == 1:
-        raise UserError(
-            f"{step.split}: {layer.name} normalises rows outside of current_step().accumulate: call it in there, or "
-            "drop --virtual_replicas"
-        )
-    alone = not layer.synchronized or (step and step.virtual_replicas)
-    replica = None if alone else tf.distribute.get_replica_context()
-    replicas, groups = replica.num_replicas_in_sync if replica else 1, _groups.get()
-    way = _way(layer, values, mask, groups)
-    values = values if isinstance(way, Kernel) else tf.cast(values, way.dtype)
-    channels = values.shape[layer.axis]
-    gamma = tf.cast(layer.gamma, way.dtype) if layer.scale else tf.ones(channels, way.dtype)
-    beta = tf.cast(layer.beta, way.dtype) if layer.center else tf.zeros(channels, way.dtype)
-    parts = tf.split(values, groups) if groups > 1 else [values]
-    if replicas == 1 and isinstance(way, Kernel):
-        outputs, *statistics = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
-        means, variances = map(_stacked, statistics)
-    else:
-        outputs, means, variances = _over_replicas(way, replicas, gamma, beta, parts)
-    return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype), means, variances
-
-
-def _way(layer: Any, values: Any, mask: Any, groups: int) -> Kernel | Formula:
-    """Returns the way to normalise these values. mask: which positions count, in their shape without channels.
-
-    XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares.
-    """
-    images = len(values.shape) == 4 and layer.axis in (-1, 3) and values.dtype != tf.float64 and mask is None
-    # Of one value a group the kernel's unbiased variance is not defined.
-    if images and not compiled_by_xla() and math.prod(size or 0 for size in values.shape[:-1]) != groups:
-        return Kernel(layer.epsilon)
-    mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
-    dtype = keras.backend.result_type(values.dtype, "float32")
-    return Formula(layer.epsilon, layer.axis % len(values.shape), mask, dtype)
 
 
 def _over_replicas(
@@ -271,24 +274,3 @@ def _stacked(of_groups: Sequence[Any]) -> Any:
 
 def _unstacked(statistic: Any) -> list[Any]:
     return tf.unstack(statistic) if statistic.shape[0] > 1 else [tf.squeeze(statistic, 0)]
-
-
-def _move_averages(layer: Any, means: Any, variances: Any) -> None:
-    """Moves the layer's averages as one update for each group, in order, would.
-
-    After n groups, average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i. All passes of a step make one
-    such update: value_i is then the mean over the passes.
-    """
-    groups, momentum, step = means.shape[0], layer.momentum, running_step()
-    weights = (1.0 - momentum) * momentum ** np.arange(groups - 1.0, -1.0, -1.0)
-
-    def update(statistics: Sequence[Any]) -> None:
-        for average, values in zip((layer.moving_mean, layer.moving_variance), statistics, strict=True):
-            moved = values * tf.constant(weights[:, None], values.dtype)
-            moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
-            average.assign(average * momentum**groups + moved)
-
-    if step and step.parts > 1:
-        step.averaged.append((update, [means, variances]))
-    else:
-        update([means, variances])

@@ -241,13 +241,10 @@ def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
     return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
 
 
-def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[..., Any], average: Any = None) -> None:
-    """Makes an optimizer update variables by `around(original)`, and its averages by `average`, if given."""
+def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[..., Any]) -> None:
+    """Makes an optimizer update variables by `around(original)`."""
     original = _private("keras.optimizers.Optimizer._backend_update_step", [], [], 0.0, owner=optimizer)
-    _private("keras.optimizers.Optimizer._update_model_variables_moving_average", [], owner=optimizer)
     optimizer._backend_update_step = around(original)
-    if average:
-        optimizer._update_model_variables_moving_average = average
 
 
 def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:

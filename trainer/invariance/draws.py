@@ -52,36 +52,29 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
         generator.name = f"{path}#{index}" if index else path
     recurrent, cell = isinstance(layer, keras.layers.RNN), hasattr(layer, "state_size")
     draws = generators and not cell and not isinstance(layer, keras.Model)
-    if (recurrent or draws) and "call" not in vars(layer):
-        layer.call = _describing_inputs(
-            layer.call, hide=not recurrent, of_keras=type(layer).__module__.startswith("keras.")
-        )
-
-
-def _describing_inputs(original: Callable[..., Any], *, hide: bool, of_keras: bool) -> Callable[..., Any]:
-    """Returns `original`, a layer's call, which describes its inputs in `_inputs` while it runs in a step.
-
-    `hide`: it does not see the number of rows. Outputs of a layer of Keras get that size again, as it keeps rows apart.
-    """
+    if not (recurrent or draws) or "call" in vars(layer):
+        return
+    original, of_keras = layer.call, type(layer).__module__.startswith("keras.")
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Describes its inputs in `_inputs` while the layer runs in a step."""
         step, tensors = running_step(), keras.tree.flatten((args, kwargs))
         sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.shape.rank]
         if step is None or tf.executing_eagerly() or not sizes or sizes[0] is None:
             return original(*args, **kwargs)
-        inputs = LayerInputs(sizes[0], hide and sizes[0] == step.rows, of_keras)
+        inputs = LayerInputs(sizes[0], not recurrent and sizes[0] == step.rows, of_keras)
         if inputs.hidden:
             args, kwargs = keras.tree.map_structure(lambda value: hide_size(value, step.rows), (args, kwargs))
         with holding(_inputs, inputs):
             outputs = original(*args, **kwargs)
-        if inputs.hidden and of_keras:
+        if inputs.hidden and of_keras:  # its outputs get the size again, as a layer of Keras keeps rows apart
             for value in keras.tree.flatten(outputs):
                 if isinstance(value, tf.Tensor) and value.shape.rank and value.shape[0] is None:
                     value.set_shape([step.rows, *value.shape[1:]])
         return outputs
 
-    return call
+    layer.call = call
 
 
 def hide_size(value: Any, size: int) -> Any:
@@ -182,10 +175,6 @@ def _affine(drawn: Any, factor: Any, offset: Any, dtype: Any) -> Any:
     return tf.cast(drawn, kind) * tf.cast(factor, kind) + tf.cast(offset, kind)
 
 
-def _uniform(stream: _Stream, shape: Any, minval: Any, maxval: Any, dtype: Any) -> Any:
-    return _affine(stream(UNIFORM, shape), maxval - minval, minval, dtype)
-
-
 def _normal(stream: _Stream, shape: Any, mean: Any, stddev: Any, dtype: Any, draw: Any = NORMAL) -> Any:
     return _affine(stream(draw, shape), stddev, mean, dtype)
 
@@ -236,7 +225,9 @@ def _dependence(function: str, stream: _Stream, arguments: dict[str, Any]) -> st
 
 
 _BY_ROW: dict[str, Callable[..., Any]] = {
-    "uniform": _uniform,
+    "uniform": lambda stream, shape, minval, maxval, dtype: _affine(
+        stream(UNIFORM, shape), maxval - minval, minval, dtype
+    ),
     "normal": _normal,
     "truncated_normal": functools.partial(_normal, draw=_TRUNCATED),
     "randint": _randint,

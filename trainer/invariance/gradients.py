@@ -102,11 +102,25 @@ class Travelling(NamedTuple):
 
     @classmethod
     def of(cls, gradients: Sequence[Any]) -> "Travelling":
-        placed = [_placed(gradient) if _is_large(gradient) else (None, None) for gradient in gradients]
-        parts = zip(gradients, placed, strict=True)
-        values = [dense(gradient) if rows is None else slices for gradient, (slices, rows) in parts]
-        sizes = [tf.get_static_value(getattr(gradient, "dense_shape", None)) for gradient in gradients]
-        return cls(values, [rows for _, rows in placed], sizes)
+        travelling = cls([], [], [])
+        replica = tf.distribute.get_replica_context()
+        replicas = replica.num_replicas_in_sync
+        for gradient in gradients:
+            value, rows, size = dense(gradient), None, None
+            if replicas > 1 and isinstance(gradient, tf.IndexedSlices):
+                size = tf.get_static_value(gradient.dense_shape)
+                slices, count = gradient.values, gradient.values.shape[0]
+                # A table of more than twice as many rows as all replicas have slices, if their number is known.
+                if size is not None and count and size[0] > 2 * replicas * count * _row_factors[-1]:
+                    # (replicas x slices, …): this replica's at their place, and 0 elsewhere.
+                    place = tf.one_hot(replica.replica_id_in_sync_group, replicas, dtype=tf.int64)
+                    rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
+                    place = tf.reshape(tf.cast(place, slices.dtype), (-1, *[1] * len(slices.shape)))
+                    value = tf.reshape(place * slices, (-1, *slices.shape[1:]))
+            travelling.values.append(value)
+            travelling.rows.append(rows)
+            travelling.sizes.append(size)
+        return travelling
 
     def summed(self) -> "Travelling":
         """Returns the sums over replicas."""
@@ -128,23 +142,6 @@ def with_tables_as_of(times: float) -> Iterator[None]:
         yield
     finally:
         _row_factors.pop()
-
-
-def _is_large(gradient: Any) -> bool:
-    """Returns whether a table has more than twice as many rows as all replicas have slices, whose number is known."""
-    if not isinstance(gradient, tf.IndexedSlices) or (size := tf.get_static_value(gradient.dense_shape)) is None:
-        return False
-    replicas, count = tf.distribute.get_replica_context().num_replicas_in_sync, gradient.values.shape[0]
-    return replicas > 1 and count is not None and bool(size[0] > 2 * replicas * count * _row_factors[-1])
-
-
-def _placed(gradient: tf.IndexedSlices) -> tuple[Any, Any]:
-    """Returns this replica's slices and their rows, (replicas x slices, …): at its place, and 0 elsewhere."""
-    replica = tf.distribute.get_replica_context()
-    place = tf.one_hot(replica.replica_id_in_sync_group, replica.num_replicas_in_sync, dtype=tf.int64)
-    rows = tf.reshape(place[:, None] * tf.cast(gradient.indices, tf.int64), (-1,))
-    place = tf.reshape(tf.cast(place, gradient.values.dtype), (-1, *[1] * len(gradient.values.shape)))
-    return tf.reshape(place * gradient.values, (-1, *gradient.values.shape[1:])), rows
 
 
 def divided(gradient: Any, divisor: float) -> Any:
@@ -292,6 +289,9 @@ def optimizers_of(model: keras.Model) -> list[Any]:
     return [*{id(optimizer): optimizer for optimizer in inner}.values()]
 
 
+_LIBRARIES = ("keras", "tensorflow", "numpy", "builtins", "functools", "types")  # whose objects are searched no further
+
+
 def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
     """Yields optimizers and variables in the containers and the plain objects among an object's attributes."""
     if id(item) in seen:
@@ -306,12 +306,8 @@ def _held_by(item: Any, seen: set[int]) -> Iterator[Any]:
     for part in [*parts]:
         if isinstance(part, (keras.optimizers.Optimizer, tf.Variable, keras.Variable)):
             yield part
-        elif isinstance(part, (Mapping, list, tuple)) or _is_plain(part):
+            continue
+        package = type(part).__module__.partition(".")[0]
+        plain = hasattr(part, "__dict__") and not isinstance(part, (type, keras.Layer)) and package not in _LIBRARIES
+        if plain or isinstance(part, (Mapping, list, tuple)):
             yield from _held_by(part, seen)
-
-
-def _is_plain(value: Any) -> bool:
-    """Returns whether it is an object of a class of neither Keras, TensorFlow nor Python itself."""
-    kind = type(value)
-    library = kind.__module__.partition(".")[0] in ("keras", "tensorflow", "numpy", "builtins", "functools", "types")
-    return hasattr(value, "__dict__") and not library and not isinstance(value, (type, keras.Layer))

@@ -90,27 +90,23 @@ def _blocks(network: Any) -> list[keras.Model]:
     masks = any(getattr(layer, "mask_zero", False) or isinstance(layer, keras.layers.Masking) for layer in layers)
     if masks or len(network.inputs) != 1 or len(network.outputs) != 1:
         return []
-    ends = [0]
-    for cut in _cuts(network, layers):
-        if cut - ends[-1] >= math.isqrt(len(layers)) and cut < len(layers):
-            ends.append(cut)
-    joints = [network.inputs[0], *(layers[end - 1].output for end in ends[1:]), network.outputs[0]]
-    return [keras.Model(begin, end) for begin, end in itertools.pairwise(joints)] if ends[1:] else []
-
-
-def _cuts(network: Any, layers: Sequence[Any]) -> list[int]:
-    """Returns after how many layers a single tensor is used later, not counting all; none if a layer is used twice."""
+    # A cut is where a single tensor is used later.
     uses = Counter(id(tensor) for layer in layers for tensor in keras.tree.flatten(layer.input))
-    left, cuts = {id(network.inputs[0]): uses[id(network.inputs[0])]}, []  # how often a tensor is used later
+    left = {id(network.inputs[0]): uses[id(network.inputs[0])]}  # how often a tensor is used later
+    ends = [0]
     for number, layer in enumerate(layers, start=1):
         for tensor in keras.tree.flatten(layer.input):
-            if id(tensor) not in left:
+            if id(tensor) not in left:  # a layer that is used twice
                 return []
             left[id(tensor)] -= 1
         left |= {id(tensor): uses[id(tensor)] for tensor in keras.tree.flatten(layer.output)}
-        if [key for key, count in left.items() if count] == [id(layer.output)]:
-            cuts.append(number)
-    return cuts if id(network.outputs[0]) in left else []
+        single = [key for key, count in left.items() if count] == [id(layer.output)]
+        if single and number - ends[-1] >= math.isqrt(len(layers)) and number < len(layers):
+            ends.append(number)
+    if id(network.outputs[0]) not in left:
+        return []
+    joints = [network.inputs[0], *(layers[end - 1].output for end in ends[1:]), network.outputs[0]]
+    return [keras.Model(begin, end) for begin, end in itertools.pairwise(joints)] if ends[1:] else []
 
 
 class _Context(keras.layers.Layer):
@@ -179,7 +175,10 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             _refuse_unrepeatable(layer, graph.get_operations()[count:], [*inputs, *held.values()])
 
             def gradient(*upstream: Any) -> Any:
-                tied = [_after(tensor, upstream[0]) for tensor in tensors]
+                # Once `upstream` is there, by adding a 0 that no optimizer of graphs knows to be one.
+                first = tf.reshape(upstream[0], (-1,))[:1]
+                zero = tf.math.is_nan(first) & tf.math.is_inf(first)
+                tied = [tensor + tf.reshape(tf.cast(zero, tensor.dtype), [1] * len(tensor.shape)) for tensor in tensors]
                 with tf.GradientTape() as tape:
                     tape.watch([*tied, *weights])
                     outputs = keras.tree.flatten(around.copy().run(again, tied, weights)[0])
@@ -199,13 +198,6 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
         return keras.tree.pack_sequence_as(outputs, results)
 
     return call
-
-
-def _after(tensor: Any, upstream: Any) -> Any:
-    """Returns the tensor once `upstream` is there, by adding a 0 that no optimizer of graphs knows to be one."""
-    first = tf.reshape(upstream, (-1,))[:1]
-    nothing = tf.math.is_nan(first) & tf.math.is_inf(first)
-    return tensor + tf.reshape(tf.cast(nothing, tensor.dtype), [1] * len(tensor.shape))
 
 
 def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], inputs: Sequence[Any]) -> None:

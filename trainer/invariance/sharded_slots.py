@@ -103,40 +103,36 @@ def parts_of_others_as_zeros() -> Iterator[None]:
 
 
 def shard_optimizers(model: keras.Model) -> None:
-    """Shards the slots and moving averages (`use_ema`) of a model's optimizers; on one replica nothing changes.
+    """Shards the slots of a model's optimizers; on one replica nothing changes. Moving averages (`use_ema`) stay whole.
 
-    Averages stay whole over several workers, each of which evaluates them. Call it under the strategy's scope, once the
-    optimizers are built and sum over replicas. Raises UserError for one that does not update element by element.
+    Call it under the strategy's scope, once the optimizers are built and sum over replicas. Raises UserError for one
+    that does not update element by element.
     """
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
+    replicas = tf.distribute.get_strategy().num_replicas_in_sync
     for optimizer in optimizers_of(model):
-        pairs = slots_to_shard(optimizer, replicas, averages=not strategy.cluster_resolver) if optimizer.built else []
+        pairs = slots_to_shard(optimizer, replicas) if optimizer.built else []
         if replicas == 1 or not pairs:
             continue
         for slot, _ in pairs:
             ShardedSlot.shard(slot)
-        moves_parts = any(isinstance(average, ShardedSlot) for average in averages_of(optimizer))
         keys = {key_of(optimizer, variable) for _, variable in pairs}
-        average = partial(_move_averages, optimizer) if moves_parts else None
-        replace_updates(optimizer, partial(_update, optimizer, keys), average)
+        replace_updates(optimizer, partial(_update, optimizer, keys))
         size = sum(math.prod(slot.shape) * tf.as_dtype(slot.dtype).size for slot, _ in pairs) / 2**20
         log.info(f"shard_optimizer: each replica keeps 1/{replicas} of {size:.3g} MiB of slots of {optimizer.name}")
 
 
-def slots_to_shard(optimizer: Any, replicas: int, *, averages: bool = True) -> list[tuple[Any, Any]]:
+def slots_to_shard(optimizer: Any, replicas: int) -> list[tuple[Any, Any]]:
     """Returns the slots of a built optimizer of which each replica keeps ceil(n / replicas) of n elements.
 
-    Each is with its weight. averages: whether moving averages are among them. Raises UserError for an optimizer that
-    cannot be sharded.
+    Each is with its weight. Raises UserError for an optimizer that cannot be sharded.
     """
     if type(optimizer) not in _ELEMENTWISE:
         raise UserError(
             f"shard_optimizer: {type(optimizer).__name__} is not known to update each element of a weight by itself: "
             f"use {', '.join(_ELEMENTWISE.values())} of keras.optimizers, or drop --shard_optimizer"
         )
-    weights, slots = trained_by(optimizer), {id(variable) for variable in optimizer.variables}
-    slots -= set() if averages else set(map(id, averages_of(optimizer)))
+    weights = trained_by(optimizer)
+    slots = {id(variable) for variable in optimizer.variables} - set(map(id, averages_of(optimizer)))
     lists = [held for held in vars(optimizer).values() if isinstance(held, list) and len(held) == len(weights)]
     pairs = [pair for held in lists for pair in zip(held, weights, strict=True)]
     large = [(slot, weight) for slot, weight in pairs if math.prod(weight.shape) >= _FEWEST * replicas]
@@ -213,12 +209,3 @@ def _update(optimizer: Any, keys: Collection[Any], of_keras: Callable[..., None]
                 tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_joined(values, variable))
 
     return update
-
-
-def _move_averages(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Moves averages as Keras does, of which a replica may have a part: at the first update they become the weights."""
-    for variable, average in zip(variables, averages_of(optimizer), strict=True):
-        before, values = tf.convert_to_tensor(average.value), tf.convert_to_tensor(variable.value)
-        keep = tf.cast(keras.ops.not_equal(optimizer.iterations, 0), before.dtype) * optimizer.ema_momentum
-        moved = keep * before + (1 - keep) * (_own_part(values) if isinstance(average, ShardedSlot) else values)
-        tf.raw_ops.AssignVariableOp(resource=average.value.handle, value=moved)

@@ -105,12 +105,12 @@ class MeasuredStep:
         norms = (layer for layer in all_layers(self.model) if isinstance(layer, keras.layers.BatchNormalization))
         return any(layer.trainable and (layer.synchronized or self._synchronizes) for layer in norms)
 
-    def sharded_bytes(self, *, averages: bool) -> int:
+    def sharded_bytes(self) -> int:
         """Returns the bytes of which --shard_optimizer keeps 1/N on each of N replicas; 0 if it is refused."""
         try:
             return sum(
                 _bytes(slot) for optimizer in optimizers_of(self.model)
-                for slot, _ in slots_to_shard(optimizer, 2, averages=averages)
+                for slot, _ in slots_to_shard(optimizer, 2)
             )  # fmt: skip
         except UserError:
             return 0
@@ -159,7 +159,7 @@ def make_plan(config: TrainConfig) -> StepPlan:
         examples=dataset.train.count, batches_per_step=first.batches_per_step,
         data_bytes=_bytes_of(dataset.train) + _bytes_of(dataset.evaluation),
         memory=_memory(first_trace, small, large, state), trained_bytes=first.trained_bytes,
-        slot_bytes=[first.sharded_bytes(averages=averages) for averages in (True, False)],
+        slot_bytes=first.sharded_bytes(),
         work=work_by_rows(first, large_step),
         work_of_two=_tried("a step of two replicas", lambda: work_of_replicas(config, dataset, 2)),
         sums_within=first.sums_within, own_loops=not all(op.times for op in _counted(first)),

@@ -14,6 +14,7 @@ from tests.support import largest_difference, refused, run_job, run_steps, small
 from trainer.base.errors import DONE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
+from trainer.invariance.compat import averages_of
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of
 
 SLOW = pytest.mark.slow
@@ -46,15 +47,14 @@ ODD = f"--model={__name__}:odd"
 
 
 def slot_bytes(model: keras.Model) -> int:
-    """Returns the bytes that the first replica has of the optimizer's variables."""
-    held = [slot.value for slot in model.optimizer.variables]
+    """Returns the bytes that the first replica has of the optimizer's variables, without averages of weights."""
+    averages = {id(average) for average in averages_of(model.optimizer)}
+    held = [slot.value for slot in model.optimizer.variables if id(slot) not in averages]
     return sum(slot.distribute_strategy.experimental_local_results(slot)[0].numpy().nbytes for slot in held)
 
 
 @pytest.mark.parametrize("flags", [
     pytest.param((ODD, "--replicas=2"), id="adamw"),
-    pytest.param((ODD, "--replicas=4"), id="four", marks=SLOW),
-    pytest.param((ODD, "--replicas=2", "--optimizer=rmsprop"), id="rmsprop", marks=SLOW),
     pytest.param((ODD, "--replicas=4", "--optimizer=nesterov", "--micro_batches=2"), id="nesterov", marks=SLOW),
     pytest.param((ODD, "--replicas=2", "--precision=mixed_float16"), id="scaled loss", marks=SLOW),
     pytest.param((ODD, "--replicas=2", "--virtual_replicas=4", "--precision=float32"), id="virtual", marks=SLOW),
@@ -95,7 +95,7 @@ def test_a_resumed_run_may_change_it_and_the_number_of_replicas(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_workers_that_were_killed_are_resumed_without_it_on_one_machine(tmp_path: Path) -> None:
-    flags = [ODD, "--data=digits", "--image_size=16", "--precision=float64", "--global_batch_size=16", "--steps=60"]
+    flags = [ODD, "--data=digits", "--image_size=16", "--precision=float64", "--global_batch_size=16", "--steps=30"]
     flags += ["--save_optimizer", "--steps_per_loop=1", "--checkpoint_every_steps=5"]
     killed, addresses = tmp_path / "killed", free_addresses(2)
     of_killed = [*flags, f"--job_dir={killed}", SHARDED]

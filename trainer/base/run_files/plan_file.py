@@ -22,7 +22,7 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 9  # of plan.json
+PLAN_FORMAT = 10  # of plan.json
 _PACKAGES = ("tensorflow", "keras", "numpy")
 # Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
 _FREE = (MAY_CHANGE - {"remat"}) | {
@@ -118,7 +118,7 @@ class StepPlan:
     data_bytes: int  # of the examples in the host's memory
     memory: Memory
     trained_bytes: int  # of the weights that have gradients
-    slot_bytes: Sequence[int]  # that --shard_optimizer shards on one machine, and over several (without averages)
+    slot_bytes: int  # that --shard_optimizer shards
     work: Work  # of a step on one replica
     work_of_two: Work | None  # of each of two; None if the step could not be traced on two
     sums_within: bool  # whether a step on several replicas sums over them before its update, where XLA cannot
@@ -141,9 +141,9 @@ class StepPlan:
             self, memory=self.recomputed, work=work, work_of_two=of_two, recomputed=None, recomputed_work=None
         ), changed
 
-    def sharded_bytes(self, config: TrainConfig, devices: int, workers: int) -> float:
+    def sharded_bytes(self, config: TrainConfig, devices: int) -> float:
         """Returns the bytes that --shard_optimizer saves on each device; 0 without the flag."""
-        return self.slot_bytes[workers > 1] * (1 - 1 / devices) * config.shard_optimizer
+        return self.slot_bytes * (1 - 1 / devices) * config.shard_optimizer
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
