@@ -66,8 +66,14 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     except (ValueError, RecursionError) as error:
         raise UserError(f"TF_CONFIG: not valid JSON ({error}): fix it, or unset TF_CONFIG for one machine") from None
     stated = _object(content.get("cluster", {}), "cluster")
-    tasks = {role: _addresses(role, stated[role]) if stated.get(role) else () for role in ("chief", "worker")}
-    addresses = tasks["chief"] + tasks["worker"]
+    tasks = {role: stated.get(role) or [] for role in ("chief", "worker")}
+    for role, listed in tasks.items():
+        valid = isinstance(listed, list) and all(isinstance(item, str) and _ADDRESS.fullmatch(item) for item in listed)
+        if not valid or any(not 0 < int(item.rpartition(":")[2]) < 65536 for item in listed):
+            raise UserError(
+                f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not {str(listed)[:60]!r}"
+            )
+    addresses = (*tasks["chief"], *tasks["worker"])
     task = _object(content.get("task"), "task") if addresses else {"type": "chief"}
     roles = [*(role for role, at in stated.items() if at), str(task.get("type"))]
     if others := [role for role in roles if role not in tasks]:
@@ -78,20 +84,19 @@ def read_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
     if not addresses:
         return Cluster()
     repeated = min((address for address in addresses if addresses.count(address) > 1), default="")
+    role = str(task.get("type"))
     index: Any = task.get("index", 0)
-    role, chiefs = str(task.get("type")), len(tasks["chief"])
-    count = len(tasks[role])
-    valid = isinstance(index, int) and not isinstance(index, bool) and 0 <= index < count
+    chiefs, count = len(tasks["chief"]), len(tasks[role])
     refuse(
         (chiefs > 1, f"TF_CONFIG: {chiefs} chiefs: use only one (replicaCount 1 in pool 0)"),
         (repeated, f"TF_CONFIG: the address {repeated} appears more than once: every task needs a separate address"),
         (not count, f"TF_CONFIG: task.type is {role}, but the cluster has no {role}"),
         (
-            not valid,
+            type(index) is not int or not 0 <= index < count,
             f"TF_CONFIG: task.index is {str(index)[:20]}, but the cluster has {count} of {role}: use 0 to {count - 1}",
         ),
     )
-    first = 0 if role == "chief" else len(tasks["chief"])
+    first = 0 if role == "chief" else chiefs
     return Cluster(addresses if len(addresses) > 1 else (), first + index)
 
 
@@ -99,16 +104,6 @@ def _object(value: Any, part: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"TF_CONFIG: {part} must be a JSON object, not {str(value)[:60]!r}")
     return value
-
-
-def _addresses(role: str, value: Any) -> tuple[str, ...]:
-    valid = isinstance(value, list) and all(
-        isinstance(item, str) and _ADDRESS.fullmatch(item) and 0 < int(item.rpartition(":")[2]) < 65536
-        for item in value
-    )
-    if not valid:
-        raise UserError(f"TF_CONFIG: cluster.{role} must be a list of host:port addresses, not {str(value)[:60]!r}")
-    return tuple(value)
 
 
 def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] = os.environ) -> None:

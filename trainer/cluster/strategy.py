@@ -188,31 +188,20 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
             "is a GPU build (TF_CPP_MIN_LOG_LEVEL=0 shows why), or lower --expect_devices"
         )
     count = 1 if config.strategy == "one_device" else config.replicas
-    return _gpus(count, gpus) if gpus else _cpus(count or simulated_devices() or 1)
-
-
-def simulated_devices() -> int:
-    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
-    return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0
-
-
-def _gpus(count: int, gpus: list[Any]) -> tuple[str, ...]:
-    if count > len(gpus):
-        raise UserError(
-            f"replicas={count}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
-        )
-    used = gpus[: count or len(gpus)]
-    with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
-        tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
-        for gpu in used:
-            tf.config.experimental.set_memory_growth(gpu, True)
-    return tuple(f"GPU:{index}" for index in range(len(used)))
-
-
-def _cpus(count: int) -> tuple[str, ...]:
-    """Returns the first `count` logical CPU devices, which it creates if TensorFlow has not started yet."""
-    cpu = tf.config.list_physical_devices("CPU")[0]
+    if gpus:
+        if count > len(gpus):
+            raise UserError(
+                f"replicas={count}, but {len(gpus)} GPUs are visible: lower --replicas, or use 0 for all of them"
+            )
+        used = gpus[: count or len(gpus)]
+        with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
+            tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
+            for gpu in used:
+                tf.config.experimental.set_memory_growth(gpu, True)
+        return tuple(f"GPU:{index}" for index in range(len(used)))
+    count = count or visible or 1
     if count > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
         try:
             tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
         except RuntimeError:  # TensorFlow has started already, with a fixed number
@@ -223,3 +212,8 @@ def _cpus(count: int) -> tuple[str, ...]:
                     "start a new process"
                 ) from None
     return tuple(f"CPU:{index}" for index in range(count))
+
+
+def simulated_devices() -> int:
+    """Returns how many logical CPU devices simulate this worker's accelerators in a rehearsal; 0 for none."""
+    return int(os.environ.get(SIMULATED, "0")) if not tf.config.get_visible_devices("GPU") else 0

@@ -57,7 +57,7 @@ class RunResult:
         restarted = before.get("state") in ("running", "interrupted", "failed")
         goodput = Goodput(began, before)
         if job_dir:
-            goodput.recover(before, job_dir.root, paid=same_job(before))
+            goodput.recover(before, paid=same_job(before))
         return cls(
             job_dir, before, settings_digest(config), began, goodput,
             restarts=before.get("restarts", 0) + restarted,

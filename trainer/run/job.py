@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.base.errors import DONE, INTERRUPTED, NotFinite
 from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import duration, log, on_vertex
-from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP, kept_alive
+from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
 from trainer.base.settings.cards import peak_tflops
@@ -52,8 +52,8 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
     """
     job = StartedJob.open(config, command, began, job_dir)
     signals = leave_on_signals() if job.cluster.several else nullcontext()
-    alive = kept_alive(job.job_dir.root, began) if job.is_chief else nullcontext()
-    with closing(job.job_dir.mirror), alive, signals, job.tracking, job.workers():
+
+    with closing(job.job_dir.mirror), signals, job.tracking, job.workers():
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
             job.refuse_changed_data("files", job.files)

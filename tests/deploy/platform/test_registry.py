@@ -102,8 +102,8 @@ def test_gcloud_reads_the_version(cloud: Emulator, session: Session, tmp_path: P
     ("", ["--name=Digits"], "name=Digits: use small letters"), ("", ["--alias=1"], "alias=1: use letters"),
     ("", ["--image=install"], "a server needs an image with all packages"),
     ("", ["--image="], "no image to serve the model"),
-    ("run", [], "there is no serving.json: wait until the run is done"),
-    ("half", [], "there is no model.keras: wait until the run is done and its model is uploaded"),
+    ("run", [], "there is no serving.json: name the job directory of a run that is done"),
+    ("half", [], "there is no model.keras: name the job directory of a run that is done"),
     ("damaged", [], "model.keras is not the file that was exported: upload the folder again"),
     ("serving", [], "its serving.json cannot be read"),
 ])  # fmt: skip

@@ -235,7 +235,7 @@ def test_an_output_that_cannot_be_written_is_reported_first(tmp_path: Path, caps
 
 def test_what_is_no_generator_is_refused(tmp_path: Path, capsys: Capture) -> None:
     assert generate.main([str(tmp_path / "nothing")]) == 2
-    assert "nothing: there is no such folder" in capsys.readouterr().err
+    assert "nothing: there is no serving.json" in capsys.readouterr().err
     export(keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), tmp_path / "model", None)
     assert generate.main([str(tmp_path)]) == 2
     assert "its model is no generator, which maps noise to images" in capsys.readouterr().err

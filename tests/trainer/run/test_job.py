@@ -38,7 +38,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     every = ("--report_every_steps=2", "--sample_every_steps=3")
     config = small_config("--model=wgan_gp", "--replicas=2", "--steps=6", *every)
     folder = run(config)
-    names = {path.name for path in folder.iterdir()} - {".alive"}  # which a run of some seconds has
+    names = {path.name for path in folder.iterdir()}
     assert names == {
         "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
     }  # fmt: skip

@@ -44,7 +44,10 @@ def classifier(config: TrainConfig, dataset: Dataset) -> keras.Model:
 
 def step_on_gpus(monkeypatch: Patch, *flags: str) -> GpuStep:
     """Returns the loop over steps that the flags describe; CPU:1 and CPU:2 stand for the GPUs of two replicas."""
-    monkeypatch.setattr("trainer.cluster.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
+    monkeypatch.setattr(
+        "trainer.cluster.strategy.local_devices",
+        lambda config, cluster: tuple(f"CPU:{i + 1}" for i in range(max(1, config.replicas))),
+    )
     monkeypatch.setattr("trainer.models.image_layers._planned", [None])
     return GpuStep(optimised(traced_steps(setup_of(*flags))))
 

@@ -47,7 +47,10 @@ def of_replicas(replicas: int, *flags: str) -> tuple[float, int]:
 ])  # fmt: skip
 def test_a_replica_of_two_does_little_more_than_one(flags: tuple[str, ...], monkeypatch: Patch) -> None:
     """Batch norm over replicas takes 12 passes over an activation, TensorFlow's kernel 5 for one."""
-    monkeypatch.setattr("trainer.cluster.strategy._cpus", lambda count: [f"CPU:{i + 1}" for i in range(count)])
+    monkeypatch.setattr(
+        "trainer.cluster.strategy.local_devices",
+        lambda config, cluster: tuple(f"CPU:{i + 1}" for i in range(max(1, config.replicas))),
+    )
     monkeypatch.setattr("trainer.models.image_layers._planned", [None])
     (gb, count), (gb_of_two, count_of_two) = (of_replicas(replicas, *flags) for replicas in (1, 2))
     print(f"{gb:.2f} GB and {count:,.0f} operations; of two {gb_of_two:.2f} and {count_of_two:,.0f}")

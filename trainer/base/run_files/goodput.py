@@ -4,12 +4,9 @@ Classes are named as in the package ml-goodput-measurement, in lower case, where
 https://github.com/AI-Hypercomputer/ml-goodput-measurement
 """
 
-import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 from trainer.base.run_files.records import mapping, number
@@ -31,8 +28,6 @@ CLASSES = {
     OTHER: "other",
 }
 MUCH = 0.2  # of the time: so large a share of a class that is no step calls for advice
-_JOB = "CLOUD_ML_JOB_ID"  # Vertex AI sets it
-_ALIVE, _ALIVE_SECONDS = ".alive", 1.0  # a file whose time says when a killed process was last there
 
 
 class Goodput:
@@ -69,56 +64,22 @@ class Goodput:
         self._seconds[source] -= seconds
         self._seconds[target] += seconds
 
-    def recover(self, before: Mapping[str, Any], folder: Path, *, paid: bool) -> None:
-        """Counts the time after a killed process last wrote `before`, and the time until this process began.
+    def recover(self, before: Mapping[str, Any], *, paid: bool) -> None:
+        """Counts the time from the last result.json of an earlier process, `before`, until this process began.
 
         paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
         """
-        written, now = number(before.get("written_at")), time.time() - (time.monotonic() - self._since)
-        alive, killed = folder / _ALIVE, before.get("state") == "running"
-        if written is None:  # killed before its first result.json, if at all
-            with suppress(OSError, ValueError):
-                began, job = alive.read_text(encoding="utf-8").split()
-                written, killed, paid = float(began), True, job == os.environ.get(_JOB)
-        if written is None:
-            return
-        last = max(written, min(alive.stat().st_mtime, now) if alive.is_file() else written)
-        self._seconds[REPEATED if killed else OTHER] += last - written
+        began = time.time() - (time.monotonic() - self._since)
+        gap = max(0.0, began - (number(before.get("written_at")) or began))
         if paid:
-            self._seconds[RESTART] += max(0.0, now - last)
+            self._seconds[RESTART] += gap
         else:
-            self.unpaid_seconds += max(0.0, now - last)
+            self.unpaid_seconds += gap
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each class up to now; together they are the run's wall time."""
         self.enter(self.phase)
         return dict(self._seconds)
-
-
-@contextmanager
-def kept_alive(folder: Path, began: float) -> Iterator[None]:
-    """Touches a file of the local job directory within the block, for `recover` after a kill; removes it at the end.
-
-    began: time.monotonic() when this process began; the file holds the time of the first one that was killed.
-    """
-    over = threading.Event()
-    with suppress(OSError), (folder / _ALIVE).open("x", encoding="utf-8") as file:
-        file.write(f"{time.time() - (time.monotonic() - began):.3f} {os.environ.get(_JOB) or 'none'}")
-
-    def touch() -> None:
-        while not over.wait(_ALIVE_SECONDS):
-            with suppress(OSError):
-                (folder / _ALIVE).touch()
-
-    thread = threading.Thread(target=touch, name="alive", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        with suppress(OSError):
-            (folder / _ALIVE).unlink(missing_ok=True)
 
 
 def classes_of(result: Mapping[str, Any]) -> dict[str, float]:

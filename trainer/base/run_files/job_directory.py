@@ -24,7 +24,6 @@ from trainer.base.run_files.records import (
     StatsEntry,
     append_stats,
     mapping,
-    number,
     read_result,
     read_run_info,
     write_json,
@@ -41,8 +40,6 @@ from trainer.base.storage import (
     write_whole,
 )
 from trainer.base.storage.staging import home_of
-
-_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +64,6 @@ class JobDir:
         """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
         result, problem = read_result(self.root)
         _refuse_damaged(self, RESULT, problem)
-        for name, value in result.items():
-            count = number(value)
-            if name in _COUNTS and (count is None or count < 0):
-                file = self.mirror.where(self.root / RESULT)
-                raise UserError(f"{file}: {name}={value!r} is damaged: remove it, or use another --job_dir")
         return result
 
     def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:
@@ -141,10 +133,7 @@ def open_job_dir(
         raise UserError(
             f"job_dir={address} contains another run ({shown}): use another --job_dir, or the settings of that run"
         )
-    folders = [job_dir.checkpoints, job_dir.logs, job_dir.model.parent]
-    if os.path.lexists(job_dir.samples):  # otherwise the first grid creates it: a classifier has none
-        folders.append(job_dir.samples)
-    for folder in folders:
+    for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model.parent):
         make_writable(folder, "job_dir")
     for folder in (job_dir.root, job_dir.samples):
         remove_parts(folder)

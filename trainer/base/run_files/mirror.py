@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from trainer.base.errors import PlatformFault, UserError
@@ -48,14 +47,16 @@ class Mirror:
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
         self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
-        self._tasks: dict[Path, Callable[[], None]] = {}  # in their order, at most one for a path
+        self._tasks: dict[Path, Callable[[Path], None]] = {}  # in their order, at most one for a path
         self._running: Path | None = None
-        self._outdated: dict[Path, Callable[[], None]] = {}  # folders to remove when a newer one is complete
+        self._outdated: dict[Path, Callable[[Path], None]] = {}  # folders to remove when a newer one is complete
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
+        if self._addresses:
+            self._thread.start()
 
     def address_of(self, path: Path) -> Address | None:
         """Returns the address of `path`; None outside the mirrored folders."""
@@ -142,12 +143,10 @@ class Mirror:
         with self._changed:
             if self.rejection:
                 raise self.rejection
-            is_folder = path.is_dir()
-            if is_folder:
+            if path.is_dir():
                 self._drop(path)
-            # A queued task will send the newest content.
-            self._tasks.setdefault(path, partial(self._send_folder if is_folder else self._send, path))
-            self._wake()
+            self._tasks.setdefault(path, self._upload)  # a queued task will send the newest content
+            self._changed.notify_all()
 
     def _put_logs(self) -> None:
         self._logs_due = time.monotonic() + _LOGS_SECONDS
@@ -169,8 +168,8 @@ class Mirror:
         with self._changed:
             self._drop(folder)
             if self.address_of(folder):
-                self._outdated[folder] = partial(self._remove, folder)
-                self._wake()
+                self._outdated[folder] = self._remove
+                self._changed.notify_all()
             running = self._running == folder
         if not running:
             shutil.rmtree(folder, ignore_errors=True)
@@ -219,12 +218,6 @@ class Mirror:
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
         self._outdated.pop(folder, None)
 
-    def _wake(self) -> None:
-        """Starts the thread with the first task. After a rejection it has ended and does not start again."""
-        if self._thread.ident is None:
-            self._thread.start()
-        self._changed.notify_all()
-
     def _work(self) -> None:
         """Runs the tasks in their order, each until it succeeds; ends after `close` or a rejection."""
         while True:
@@ -236,51 +229,46 @@ class Mirror:
                     self._tasks, self._outdated = self._outdated, {}
                 self._running = next(iter(self._tasks))
                 work = self._tasks.pop(self._running)
-            while not self._succeeds(work):
-                if self._closed or self.rejection:
-                    return
+            while True:
+                try:
+                    work(self._running)
+                except FileNotFoundError as error:
+                    log.warning(f"{error.filename}: deleted before it could be uploaded")
+                except Conflict as error:
+                    self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
+                except (RefusedToken, PlatformFault, OSError) as error:  # which may pass
+                    log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
+                    with self._changed:
+                        self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait
+                    if self._closed:
+                        return
+                    if isinstance(error, RefusedToken):
+                        with suppress(UserError, PlatformFault):
+                            connect().log_in()
+                    continue
+                except Exception as error:  # a missing permission or a bug: nothing more can be uploaded
+                    self.rejection = error
+                break
             with self._changed:
-                self._running = None
+                if not self.rejection:
+                    self._running = None
                 self._changed.notify_all()
 
-    def _succeeds(self, work: Callable[[], None]) -> bool:
-        """Runs a task. After a failure that may pass it waits for the next try; any other becomes `rejection`."""
-        try:
-            work()
-        except FileNotFoundError as error:
-            log.warning(f"{error.filename}: deleted before it could be uploaded")
-        except Exception as error:
-            with self._changed:
-                if isinstance(error, Conflict):
-                    self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
-                elif not isinstance(error, (RefusedToken, PlatformFault, OSError)):
-                    self.rejection = error  # a missing permission or a bug: nothing more can be uploaded
-                if self.rejection:
-                    self._changed.notify_all()
-                    return False
-                log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
-                self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait
-            if isinstance(error, RefusedToken):
-                with suppress(UserError, PlatformFault):
-                    connect().log_in()
-            return False
-        return True
-
-    def _send(self, path: Path) -> None:
-        if address := self.address_of(path):
-            self._generations[address] = connect().upload(path, address, self._generations.get(address, 0))
-
-    def _send_folder(self, folder: Path) -> None:
-        marker, address = folder / MANIFEST, self.address_of(folder / MANIFEST)
-        marked = marker.is_file()
-        if marked and address and (older := connect().get(address)):
+    def _upload(self, path: Path) -> None:
+        """Uploads a file, or a folder, whose manifest is deleted first and uploaded last."""
+        files = [path]
+        manifest = path / MANIFEST
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            files.sort(key=lambda file: file == manifest)
+        if manifest in files and (address := self.address_of(manifest)) and (older := connect().get(address)):
             self._delete(older)
-        files = sorted(file for file in folder.rglob("*") if file.is_file() and file != marker)
-        for file in [*files, *[marker] * marked]:
-            self._send(file)
-        if marked:
+        for file in files:
+            if address := self.address_of(file):
+                self._generations[address] = connect().upload(file, address, self._generations.get(address, 0))
+        if manifest in files:
             with self._changed:
-                again = {folder: self._outdated.pop(folder)} if folder in self._outdated else {}
+                again = {path: self._outdated.pop(path)} if path in self._outdated else {}
                 self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
 
     def _remove(self, folder: Path) -> None:

@@ -177,29 +177,23 @@ def read_plan(path: Path) -> StepPlan:
     if content.pop("format", None) != PLAN_FORMAT:
         raise UserError(f"{path} is no plan of this version: {again}")
     try:
-        memory, recomputed = _memory(content.pop("memory")), content.pop("recomputed", None)
-        seconds, cores = content.pop("cpu")
-        content |= {name: content[name] and _work(content[name]) for name in ("work", "work_of_two", "recomputed_work")}
-        cpu = CpuSteps(LinearInRows(*seconds), cores)
-        return StepPlan(**content, memory=memory, cpu=cpu, recomputed=recomputed and _memory(recomputed))
+        for name in ("memory", "recomputed"):
+            if memory := content[name]:
+                devices = ("device", "device_16_bit", "cpu")
+                lines = {device: [LinearInRows(*map(float, pair)) for pair in memory[device]] for device in devices}
+                content[name] = Memory(**{**memory, **lines})
+        for name in ("work", "work_of_two", "recomputed_work"):
+            if work := content[name]:
+                operations = [
+                    StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
+                    for kind, times, flops, moved in work["operations"]
+                ]
+                content[name] = Work(**{**work, "operations": operations})
+        seconds, cores = content["cpu"]
+        content["cpu"] = CpuSteps(LinearInRows(*seconds), cores)
+        return StepPlan(**content)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error!r}): {again}") from None
-
-
-def _memory(content: dict[str, Any]) -> Memory:
-    return Memory(**content | {name: _lines(content[name]) for name in ("device", "device_16_bit", "cpu")})
-
-
-def _work(content: dict[str, Any]) -> Work:
-    operations = [
-        StepWork(kind, times, LinearInRows(*flops), LinearInRows(*moved))
-        for kind, times, flops, moved in content["operations"]
-    ]
-    return Work(**content | {"operations": operations})
-
-
-def _lines(content: Sequence[Sequence[float]]) -> list[LinearInRows]:
-    return [LinearInRows(*map(float, pair)) for pair in content]
 
 
 def kept_plan(config: TrainConfig) -> Path:

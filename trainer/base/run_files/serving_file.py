@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, MODEL, RUN_INFO, STEP_PREFIX
+from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
 from trainer.base.storage import Address, expanded, parse, write_whole
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import sha256_of
@@ -77,15 +77,11 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
         about = Servable(**json.loads((folder / SERVING).read_text(encoding="utf-8")))
         about = dataclasses.replace(about, image=tuple(about.image))
         broken = [file for file, digest in about.files.items() if whole and sha256_of(folder / file) != digest]
-    except FileNotFoundError as error:
-        why = f"there is no {Path(str(error.filename)).name}: wait until the run is done and its model is uploaded"
-        if not folder.exists() and not folder.parent.exists():
-            why = "there is no such folder"
-        elif folder.name == MODEL and not (folder.parent / RUN_INFO).exists() and not folder.exists():
-            why = f"it holds no run: there is no {RUN_INFO}"
-        raise UserError(f"{name}: {why}") from None
-    except NotADirectoryError:
-        raise UserError(f"{name}: it is a file: name the job directory, or its {MODEL}/") from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        missing = Path(str(error.filename)).name
+        raise UserError(
+            f"{name}: there is no {missing}: name the job directory of a run that is done, or its {MODEL}/"
+        ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{name}: its {SERVING} cannot be read: {reason(error)}: export the model again") from None
     if broken:

@@ -48,7 +48,7 @@ def credentials(anew: bool = False) -> Any:
 def _credentials(*_environment: str) -> Any:
     import google.auth
     from google.auth.credentials import Credentials
-    from google.auth.exceptions import DefaultCredentialsError
+    from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
     from google.oauth2.credentials import Credentials as TokenCredentials
 
     token_file = gcloud_property("auth", "access_token_file")  # CI systems set it, without gcloud
@@ -65,36 +65,33 @@ def _credentials(*_environment: str) -> Any:
         token: str | None
 
         def refresh(self, request: Any) -> None:
-            """Asks gcloud for a token, once for all threads that wait for it. Raises RefreshError."""
+            """Asks gcloud for a token, also for an account that it impersonates.
+
+            Threads that wait for it get the same one. Raises RefreshError if a new login is needed, TransportError if a
+            retry may help.
+            """
             refused = self.token
             with lock:
-                if self.token is refused or not self.valid:
-                    self.token = _gcloud_token()
-                    self.expiry = (datetime.now(UTC) + _LIFE).replace(tzinfo=None)
+                if self.token is not refused and self.valid:
+                    return
+                try:
+                    # Its log would hold the token.
+                    process = subprocess.run(
+                        ["gcloud", "auth", "print-access-token", "--quiet"],
+                        env={**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"},
+                        capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL,
+                    )  # fmt: skip
+                except (OSError, subprocess.TimeoutExpired) as error:
+                    raise TransportError(f"gcloud gives no token: {reason(error)}") from None
+                if process.returncode or not process.stdout.strip():
+                    text = process.stderr
+                    line = shortened(text[max(text.rfind("ERROR:"), 0) :]) or "it printed none"
+                    kind = TransportError if _NETWORK.search(text) else RefreshError
+                    raise kind(f"gcloud gives no token: {line}")
+                self.token = process.stdout.strip()
+                self.expiry = (datetime.now(UTC) + _LIFE).replace(tzinfo=None)
 
     return GcloudCredentials()
-
-
-def _gcloud_token() -> str:
-    """Returns a token of gcloud, also for an account that it impersonates.
-
-    Raises RefreshError if a new login is needed, TransportError if a retry may help.
-    """
-    from google.auth.exceptions import RefreshError, TransportError
-
-    command = ["gcloud", "auth", "print-access-token", "--quiet"]
-    environment = {**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"}  # its log would hold the token
-    try:
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise TransportError(f"gcloud gives no token: {reason(error)}") from None
-    if process.returncode == 0 and process.stdout.strip():
-        return process.stdout.strip()
-    text = process.stderr
-    line = " ".join(text[text.rfind("ERROR:") :].split()) if "ERROR:" in text else shortened(text) or "it printed none"
-    raise (TransportError if _NETWORK.search(text) else RefreshError)(f"gcloud gives no token: {shortened(line)}")
 
 
 def login_command() -> str:
@@ -153,5 +150,4 @@ def gcloud_property(section: str, key: str, environment: Mapping[str, str] = os.
 
 
 def _gcloud_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    home = Path(environment.get("APPDATA", Path.home())) / ("gcloud" if "APPDATA" in environment else ".config/gcloud")
-    return Path(environment.get("CLOUDSDK_CONFIG") or home)
+    return Path(environment.get("CLOUDSDK_CONFIG") or Path.home() / ".config/gcloud")

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -120,8 +120,8 @@ class Staged:
 
     def __init__(self, address: Address, name: str, cache_dir: str = "") -> None:
         self._gcs, self._setting = connect(), f"{name}={address}"
-        listed = _listed.pop(address, None) or listing(address)
-        _listed.pop(address, None)
+        listed = _listed.get(address) or listing(address)
+        del _listed[address]
         single = len(listed) == 1 and listed[0].address == address
         self.objects = {remote.address.name[len(address.prefix) :]: remote for remote in listed}
         if not self.objects:
@@ -166,31 +166,31 @@ class Staged:
                 with ThreadPoolExecutor(self._gcs.limits.workers) as pool:
                     present = list(pool.map(is_present, chosen))
                 missing = [below for below, whole in zip(chosen, present, strict=True) if not whole]
-                if missing:
-                    self._download({below: chosen[below] for below in missing}, parts, quiet)
-                elif not quiet:
-                    size = sum(remote.size for remote in chosen.values()) / 1e6
-                    log.info(f"{self._setting}: {len(chosen):,} files, {size:,.1f} MB, are in {self.local} already")
+                size = sum(chosen[below].size for below in missing or chosen)
+                if not missing:
+                    if not quiet:
+                        log.info(
+                            f"{self._setting}: {len(chosen):,} files, {size / 1e6:,.1f} MB, are in {self.local} already"
+                        )
+                    return self.local
+                free = shutil.disk_usage(self.home).free
+                if size > free:
+                    raise UserError(
+                        f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f} GB free in "
+                        f"{self.home}: use a larger disk with --cache_dir=FOLDER, or on Vertex AI read them through "
+                        "/gcs/BUCKET/…"
+                    )
+                with transfer_bar(self._setting, size, len(missing), quiet) as advance:
+
+                    def transfer(below: str, cancelled: threading.Event) -> None:
+                        part = parts / hashlib.sha256(below.encode()).hexdigest()  # no folder, and not too long
+                        self._gcs.download(chosen[below], part, advance, cancelled)
+                        whole = self.local / below
+                        whole.parent.mkdir(parents=True, exist_ok=True)
+                        os.replace(part, whole)
+
+                    in_parallel(transfer, missing, self._gcs.limits.workers)
         return self.local
-
-    def _download(self, missing: dict[str, Remote], parts: Path, quiet: bool) -> None:
-        """Downloads these objects in parallel, each to a file of `parts` that then replaces the local one."""
-        size, free = sum(remote.size for remote in missing.values()), shutil.disk_usage(self.home).free
-        if size > free:
-            raise UserError(
-                f"{self._setting}: {size / 1e9:,.2f} GB to download, but {free / 1e9:,.2f} GB free in {self.home}: "
-                "use a larger disk with --cache_dir=FOLDER, or on Vertex AI read them through /gcs/BUCKET/…"
-            )
-        numbers = {below: number for number, below in enumerate(missing)}
-        with transfer_bar(self._setting, size, len(missing), quiet) as advance:
-
-            def transfer(below: str, cancelled: threading.Event) -> None:
-                part, whole = parts / str(numbers[below]), self.local / below
-                self._gcs.download(missing[below], part, advance, cancelled)
-                whole.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(part, whole)
-
-            in_parallel(transfer, missing, self._gcs.limits.workers)
 
 
 def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
@@ -211,25 +211,15 @@ def _refuse_names(names: Iterable[str], root: Path, setting: str) -> None:
 
 def in_parallel(work: Callable[[Item, threading.Event], None], items: Collection[Item], workers: int) -> None:
     """Calls `work` with each item and an event, which is set at the first failure or Ctrl-C and ends the others."""
-    cancelled, errors = threading.Event(), list[BaseException]()
-
-    def run(item: Item) -> None:
-        try:
-            if not cancelled.is_set():
-                work(item, cancelled)
-        except BaseException as error:
-            errors.append(error)  # the first is the cause, the others are Cancelled
-            cancelled.set()
-
+    cancelled = threading.Event()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            for transfer in [pool.submit(run, item) for item in items]:
-                while not transfer.done():  # with a timeout: Python notices Ctrl-C only when the wait has ended
-                    wait([transfer], timeout=1)
-        finally:
+            for transfer in as_completed([pool.submit(work, item, cancelled) for item in items]):
+                transfer.result()
+        except BaseException:
             cancelled.set()
-    if errors:
-        raise errors[0]
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @contextmanager
@@ -245,17 +235,13 @@ def transfer_bar(label: str, size: int, files: int, quiet: bool = False) -> Iter
         nonlocal transferred, logged
         with lock:
             transferred += more
-            now = time.monotonic()
-            log_now = not (bar.shown or quiet) and now - logged > _LOG_SECONDS
-            logged = now if log_now else logged
-        if log_now:
-            speed = transferred / 1e6 / (now - began)
-            log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB, {speed:,.0f} MB/s")
+            if not (bar.shown or quiet) and time.monotonic() > logged + _LOG_SECONDS:
+                logged = time.monotonic()
+                log.info(f"{label}: {transferred / 1e6:,.0f} of {size / 1e6:,.0f} MB")
         bar.update(advance=more)
 
     with closing(ProgressBar("bar", "bytes", "speed", "left", total=size, hidden=quiet)) as bar:
         yield advance
     if not quiet:
-        seconds = max(time.monotonic() - began, 1e-9)
-        speed = transferred / 1e6 / seconds
-        log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s ({speed:,.0f} MB/s)")
+        seconds = time.monotonic() - began
+        log.info(f"{label}: fetched {files:,} files, {size / 1e6:,.1f} MB, in {seconds:.1f} s")
