@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TextIO
 
 from deploy.base.console import printed_on
@@ -26,7 +25,7 @@ from deploy.tiers.gcp_config import (
     regions_in,
 )
 from deploy.tiers.tier import LABEL, read_labels
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import whole
 
 
@@ -38,10 +37,7 @@ def attach(
     Without any, the last one submitted from this folder. `region`: NAME,NAME, by default gcloud's and those of
     the submissions from this folder. Raises UserError if there is no such job.
     """
-    try:
-        attempt = find_attempt(job)
-    except LookupError:
-        attempt = None
+    attempt = find_attempt(job)
     name = job
     if attempt:
         record, last = attempt
@@ -50,39 +46,40 @@ def attach(
                 opened = session.open(backend or BACKENDS[0], last.project, last.region)
                 last.job = look_for(record.label, opened, session.clock, last.sent_at)
             record.write()
-        if not last.job:
-            raise UserError(
+        refuse(
+            (
+                not last.job,
                 f"submission {record.submission} has no job in {last.region} ({last.error or 'it was not requested'}): "
-                "submit it again, or see `python -m deploy jobs`"
+                "submit it again, or see `python -m deploy jobs`",
             )
+        )
         name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
     named = full_name[1] if full_name else ""
     if not project:  # a number instead of an ID is rejected by some services: then gcloud's project
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
-    regions = [full_name[2]] if full_name else _regions(region)
+    if full_name:
+        return VertexJob(name, GcpConfig(project, full_name[2], ""), backend, session, attempt)
+    regions = _regions(region)
     forms = (
         "its name, display name, number or submission with --project and --region; `python -m deploy jobs` lists all"
     )
-    if not name:
-        raise UserError(f"nothing was submitted from this folder: give {forms}")
-    if not project or not regions:
-        raise UserError(f"job {job!r} is not recorded in this folder: give {forms}")
+    refuse(
+        (not name, f"nothing was submitted from this folder: give {forms}"),
+        (not project or not regions, f"job {job!r} is not recorded in this folder: give {forms}"),
+    )
     if name.isdecimal() and len(regions) == 1:
         name = f"projects/{project}/locations/{regions[0]}/customJobs/{name}"
-    elif not full_name:
-        for place in regions:
-            gcp = GcpConfig(project, place, "")
-            with api_errors(gcp):
-                opened = session.open(backend or BACKENDS[0], project, place)
-                attempt = find_elsewhere(name, gcp, opened, session.clock)
-            if attempt:
-                break
-        else:
-            raise UserError(f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}")
-        name, regions = attempt[1].job, [attempt[1].region]
-    return VertexJob(name, GcpConfig(project, regions[0], ""), backend, session, attempt)
+        return VertexJob(name, GcpConfig(project, regions[0], ""), backend, session, None)
+    for place in regions:
+        gcp = GcpConfig(project, place, "")
+        with api_errors(gcp):
+            opened = session.open(backend or BACKENDS[0], project, place)
+            attempt = find_elsewhere(name, gcp, opened, session.clock)
+        if attempt:
+            return VertexJob(attempt[1].job, gcp, backend, session, attempt)
+    raise UserError(f"job {job!r}: neither this folder nor {', '.join(regions)} has it: give {forms}")
 
 
 def _regions(flag: str) -> list[str]:
@@ -126,10 +123,8 @@ def jobs(
 
 def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
-    known = ""
-    with suppress(LookupError):
-        known = find_attempt("")[1].project
-    project = needed_project(read_project(asked.project) or known)
+    newest_sent = find_attempt("")
+    project = needed_project(read_project(asked.project) or (newest_sent[1].project if newest_sent else ""))
     for region in _regions(asked.region) or [needed_region("")]:
         with api_errors(GcpConfig(project, region, "")):
             backend = session.open(asked.backend, project, region)

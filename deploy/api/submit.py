@@ -32,7 +32,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.run_files.records import GPU_CHECK
 
 # Flags with which a job is not followed: of several, the next could not be tried, and nobody ends a wait for machines.
@@ -91,9 +91,13 @@ def prepare(
     """
     register, unfollowed = ("", ""), unfollowed or "detach" * asked.detach
     if asked.register:
-        if unfollowed or asked.check or isinstance(program, Script):
-            raise UserError("--register needs a training that is followed to its end: drop --detach, --spec, --out, "
-                            "--check or --script")  # fmt: skip
+        refuse(
+            (
+                unfollowed or asked.check or isinstance(program, Script),
+                "--register needs a training that is followed to its end: drop --detach, --spec, --out, "
+                "--check or --script",
+            )
+        )
         register = checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
@@ -112,8 +116,12 @@ def prepare(
 def order_of(asked: JobOptions, program: Program) -> Order:
     """Returns the order of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
-    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
-        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
+    refuse(
+        (
+            asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name),
+            f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too",
+        )
+    )
     own_image = asked.image != "" and not installs(asked.image)
     if isinstance(program, Script):
         subject = program.subject
@@ -134,21 +142,27 @@ def new_submission() -> str:
 
 def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed: str) -> list[Job]:
     """Returns a checked job for every tier in every region, in the order in which they are tried."""
-    if asked.tiers and (asked.machine_type or asked.accelerator):
-        raise UserError(
-            f"tier {asked.tiers[0]} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict each "
-            "other: a tier has its machine: drop one of them"
-        )
-    if not (asked.tiers or asked.machine_type):
-        raise UserError(
+    refuse(
+        (
+            asked.tiers and (asked.machine_type or asked.accelerator),
+            f"tier {' '.join(asked.tiers)} and --{'machine_type' if asked.machine_type else 'accelerator'} contradict "
+            "each other: a tier has its machine: drop one of them",
+        ),
+        (
+            not (asked.tiers or asked.machine_type),
             "TIER is missing: name one of job_configs/, as l4x4, or a machine, as --machine_type=g2-standard-12 "
-            "--accelerator=NVIDIA_L4:1"
-        )
+            "--accelerator=NVIDIA_L4:1",
+        ),
+    )
     tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
     tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)
-    if unfollowed and len(tiers) * len(regions) > 1:
-        raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED[unfollowed]}")
+    refuse(
+        (
+            unfollowed and len(tiers) * len(regions) > 1,
+            f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED.get(unfollowed)}",
+        )
+    )
     jobs, left_out = list[Job](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
@@ -163,8 +177,7 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *in_file}
-        if not named:
-            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
+        refuse((not named, "recipe is missing: a job is paid for: name what it trains, by --recipe= or --model="))
         for region in regions:
             gcp = read_gcp_config(asked.project, region, asked.bucket)
             try:
@@ -185,8 +198,12 @@ def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
 
     `unfollowed`: the flag with which the job is not followed, if any.
     """
-    if unfollowed and max_wait and tier.strategy != "FLEX_START":
-        raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
+    refuse(
+        (
+            unfollowed and max_wait and tier.strategy != "FLEX_START",
+            f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them",
+        )
+    )
 
 
 def describe(jobs: Sequence[Job]) -> list[str]:

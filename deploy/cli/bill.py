@@ -4,9 +4,8 @@ RUN is a submission, or a job's name, display name or number, whoever submitted 
 BigQuery. A job has rows there some hours to two days after it ran, by its label; one without any is said to have none.
 """
 
-import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deploy.api.jobs import JobsOptions, attach
@@ -19,7 +18,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
 from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE, UserError, refuse
 
 _FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
 _POLLS, _POLL_S = 60, 5.0
@@ -42,14 +41,28 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
     add_json_flag(cli)
     args = cli.parse_args(arguments)
-    if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
-        raise UserError(
+    refuse(
+        (
+            not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table),
             f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "
-            "it"
+            "it",
         )
-    jobs = dict(label_and_attempt for run in args.runs for label_and_attempt in _attempts(run, args, session))
+    )
+    jobs: dict[str, Attempt] = {}  # by label: all attempts of a submission, or the one of a job
+    for run in args.runs:
+        known = find_attempt(run)
+        if not known:  # it was submitted from elsewhere
+            job = attach(run, args.project, args.region, args.backend, session)
+            with api_errors(job.gcp):
+                known = job.attempt or find_elsewhere(job.name, job.gcp, job.backend, session.clock)
+        if not known:
+            raise UserError(f"{run}: this package did not submit it, so no label finds it on the bill")
+        record, attempt = known
+        for number, sent in enumerate(record.attempts, 1):
+            if run == record.submission or sent is attempt:
+                jobs[attempt_label(record.submission, number)] = sent
     with billing_errors(args.table, _FIX):
-        usd_by_label = _billed(args.table, list(jobs), session.clock)
+        usd_by_label = billed_usd(args.table, list(jobs), session.clock)
     for label, attempt in jobs.items():
         estimated = "not estimated" if attempt.spent_usd is None else f"estimated {attempt.spent_usd:.2f}"
         billed = f"no row with the label submission={label} yet: the export lags hours to two days"
@@ -64,22 +77,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     return DONE
 
 
-def _attempts(run: str, args: argparse.Namespace, session: Session) -> list[tuple[str, Attempt]]:
-    """Returns the attempts of a submission, or the one of a job, with their labels."""
-    try:
-        record, attempt = find_attempt(run)
-    except LookupError:  # it was submitted from elsewhere
-        job = attach(run, args.project, args.region, args.backend, session)
-        with api_errors(job.gcp):
-            known = job.attempt or find_elsewhere(job.name, job.gcp, job.backend, session.clock)
-        if not known:
-            raise UserError(f"{run}: this package did not submit it, so no label finds it on the bill") from None
-        record, attempt = known
-    labelled = [(attempt_label(record.submission, number), sent) for number, sent in enumerate(record.attempts, 1)]
-    return labelled if run == record.submission else [pair for pair in labelled if pair[1] is attempt]
-
-
-def _billed(table: str, labels: Sequence[str], clock: Clock) -> dict[str, float]:
+def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, float]:
     """Returns what was billed in USD, after credits, for each label of a submission that has a row.
 
     Raises ApiError if BigQuery fails, UserError for another currency.
@@ -94,27 +92,24 @@ def _billed(table: str, labels: Sequence[str], clock: Clock) -> dict[str, float]
              "parameterValue": {"arrayValues": [{"value": label} for label in labels]}},
         ],
     }  # fmt: skip
-    rows = list(_rows(url, query, clock))
-    if others := ", ".join(sorted({currency for _, currency, _ in rows} - {"USD"})):
-        raise UserError(f"{table} is in {others}: only exports in USD can be compared with estimates")
-    return {label: float(cost) for label, _, cost in rows}
-
-
-def _rows(url: str, query: Mapping[str, Any], clock: Clock) -> Iterator[list[str]]:
-    """Yields the rows of a query, once it is complete, of all pages."""
     started = retried(lambda: call("POST", url, json=query), clock)
+    usd_by_label = {}
     with unreadable_as_lost():
         job = started["jobReference"]
         place = {"location": job["location"]} if job.get("location") else {}
         result = f"{url}/{job['jobId']}"
 
-    def page(token: dict[str, str]) -> Any:
-        for _ in range(_POLLS):
-            content = retried(lambda: call("GET", result, params={**place, **token}), clock)
-            if content.get("jobComplete"):
-                return content
-            clock.sleep(_POLL_S)
-        raise ApiError(0, "BigQuery has not answered: run it again later")
+        def page(token: dict[str, str]) -> Any:
+            """Returns a page of rows, once the query is complete."""
+            for _ in range(_POLLS):
+                content = retried(lambda: call("GET", result, params={**place, **token}), clock)
+                if content.get("jobComplete"):
+                    return content
+                clock.sleep(_POLL_S)
+            raise ApiError(0, "BigQuery has not answered: run it again later")
 
-    with unreadable_as_lost():
-        yield from ([cell["v"] for cell in row["f"]] for row in pages("rows", page))
+        for row in pages("rows", page):
+            label, currency, cost = (cell["v"] for cell in row["f"])
+            refuse((currency != "USD", f"{table} is in {currency}: only exports in USD can be compared with estimates"))
+            usd_by_label[label] = float(cost)
+    return usd_by_label

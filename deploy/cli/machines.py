@@ -10,7 +10,7 @@ from deploy.job.workload import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
-from trainer.base.errors import DONE, UserError
+from trainer.base.errors import DONE, refuse
 from trainer.base.settings.fields import nearest, whole
 
 
@@ -39,18 +39,19 @@ def main(arguments: Sequence[str]) -> int:
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
         return DONE
     part = args.accelerator.upper().replace("-", "_")
-    if part and not any(part in name for name in table.accelerators):
-        raise UserError(
+    refuse(
+        (
+            part and not any(part in name for name in table.accelerators),
             f"accelerator={args.accelerator}: unknown accelerator{nearest(part, table.accelerators)} "
-            f"Known: {', '.join(table.accelerators)}"
+            f"Known: {', '.join(table.accelerators)}",
         )
+    )
     options = [
         option
         for option in table.options()
         if (not part or (option.accelerator and part in option.accelerator.name)) and args.count in (None, option.count)
     ]
-    if not options:
-        raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
+    refuse((not options, f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}"))
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
     say(terminal_table(header, [*map(_row, options)], left=2), f"{_source(table)}; the boot disk is not in them")
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):

@@ -11,7 +11,7 @@ from deploy.job.workload import JobOptions
 from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import PRICE_LABEL, Tier
-from trainer.base.errors import UserError
+from trainer.base.errors import refuse
 from trainer.base.log import duration
 
 format_duration = partial(duration, hours_always=True)
@@ -43,8 +43,7 @@ class CostQuestion(NamedTuple):
     def agree(self) -> None:
         """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
         answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
-        if self.refusal and not (answers and agrees(f"{self.text}: submit it?")):
-            raise UserError(self.refusal)
+        refuse((self.refusal and not (answers and agrees(f"{self.text}: submit it?")), self.refusal))
         say(f"# {self.text}")
 
     def lines(self) -> list[str]:

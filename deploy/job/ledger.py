@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import Clock, JobStatus, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError, refuse
 from trainer.base.run_files.records import read_json
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
@@ -98,6 +98,11 @@ class Submission:
         self.write()
 
 
+def watch_hint(name: str) -> str:
+    """Returns the commands for a job that nobody watches."""
+    return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"
+
+
 def attempt_label(submission: str, attempt: int = 1) -> str:
     """Returns the label of a submission's attempt, counted from 1."""
     return f"{submission}-{attempt}"
@@ -121,17 +126,17 @@ def _read_all() -> Iterator[Submission]:
             raise UserError(f"{path}: not a record of a submission ({error}): remove it") from None
 
 
-def find_attempt(job: str) -> tuple[Submission, Attempt]:
+def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple[Submission, Attempt] | None:
     """Returns the newest attempt with this job, by its name, number, display name or submission (empty: any).
 
-    Raises LookupError if there is none.
+    `records`: the newest first, by default those of this folder. None if they have no such job.
     """
-    for record in _read_all():
+    for record in _read_all() if records is None else records:
         for attempt in reversed(record.attempts):
             names = (record.submission, attempt.job, attempt.name, attempt.job.rpartition("/")[2])
             if not job or job in names:
                 return record, attempt
-    raise LookupError(job)
+    return None
 
 
 def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) -> tuple[Submission, Attempt] | None:
@@ -139,29 +144,28 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
 
     The record of a job directory tells the command. None if the region has no such job.
     """
-    jobs = sorted(retried(backend.jobs, clock), key=lambda status: status.created or 0.0)
-    labels = [(status.labels.get(LABEL, ""), status) for status in jobs]
-    submission = ""
-    for label, status in labels:  # the newest of them counts
-        number = status.name.rpartition("/")[2]
-        if job in (label.rpartition("-")[0], label, status.name, number, status.display_name):
-            submission = label.rpartition("-")[0]
-    if not submission:
-        return None
-    record = Submission(submission)
-    for label, status in [pair for pair in labels if pair[0].rpartition("-")[0] == submission]:
-        content: dict[str, Any] = {}
-        with suppress(UserError, PlatformFault, ValueError):
-            content = json.loads(buckets.read(f"{status.output}/{RECORD}")[0] or "{}")
-        if content.get("submission") == label:
-            record.command, record.sources = content.get("command", ""), content.get("sources", [])
-        place = content.get("tier", ""), gcp.project, gcp.region, usd_per_hour(status), status.output
-        spent_usd = time_and_cost(status, usd_per_hour(status), clock.now())[1] if status.over else None
-        state = status.state if status.over else "SUBMITTED"
-        attempt = Attempt(*place, state, status.name, spent_usd=spent_usd, name=status.display_name)
-        record.attempts.append(attempt)
-    record.write()
-    return record, record.attempts[-1]
+    records: dict[str, Submission] = {}
+    for status in sorted(retried(backend.jobs, clock), key=lambda status: status.created or 0.0):
+        submission = status.labels.get(LABEL, "").rpartition("-")[0]
+        attempt = Attempt("", gcp.project, gcp.region, usd_per_hour(status), status.output, "SUBMITTED", status.name)
+        attempt.name = status.display_name
+        if status.over:
+            attempt.state = status.state
+            attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, clock.now())[1]
+        records.setdefault(submission, Submission(submission)).attempts.append(attempt)
+    records.pop("", None)  # jobs whose label another program wrote
+    found = find_attempt(job, reversed(records.values()))
+    if found:
+        record, _ = found
+        for attempt in record.attempts:
+            content: dict[str, Any] = {}
+            with suppress(UserError, PlatformFault, ValueError):
+                content = json.loads(buckets.read(f"{attempt.output}/{RECORD}")[0] or "{}")
+            attempt.tier = content.get("tier", "")
+            if str(content.get("submission")).rpartition("-")[0] == record.submission:
+                record.command, record.sources = content.get("command", ""), content.get("sources", [])
+        record.write()
+    return found
 
 
 def sent_regions() -> list[str]:
@@ -276,18 +280,19 @@ class Reservation:
             now = self._clock.now()
             if running := next((job for job in jobs if not job.over), None):
                 raise UserError(
-                    f"{self._output}: a job writes to it already: {running.name} ({running.state}): watch it: python "
-                    f"-m deploy watch {running.name}; cancel it: python -m deploy cancel {running.name}; or use "
-                    "another --name or --job_dir"
+                    f"{self._output}: a job writes to it already: {running.name} ({running.state}): "
+                    f"{watch_hint(running.name)}; or use another --name or --job_dir"
                 )
             if jobs or now >= until:
                 return
-            if not ended:
-                raise UserError(
+            refuse(
+                (
+                    not ended,
                     f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
                     f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
-                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
+                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped",
                 )
+            )
             tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
             self._clock.sleep(until - now)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from deploy.base.console import say, tell
 from deploy.job.job import Job
-from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission
+from deploy.job.ledger import LISTED_S, Attempt, OpenBackend, Reservation, Submission, watch_hint
 from deploy.job.workload import with_tensorboard
 from deploy.platform import buckets
 from deploy.platform.errors import StateUnknownError
@@ -16,7 +16,7 @@ from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.tiers.gcp_config import transfer_usd_per_gib
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import PlatformFault, UserError, refuse
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
 CANCEL_POLL_S = 5.0
@@ -167,8 +167,12 @@ def check_resources(jobs: Sequence[Job]) -> float:
                 f"(https://cloud.google.com/storage/pricing#network-buckets){size}")  # fmt: skip
             usd_by_region[region] += usd if usd > 0 else 0.0
     for address, name in inputs.items():
-        if not buckets.exists(address):
-            raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
+        refuse(
+            (
+                not buckets.exists(address),
+                f"{name}={address}: no objects found: check with `gcloud storage ls {address}`",
+            )
+        )
     return max(usd_by_region.values(), default=0.0)
 
 
@@ -194,56 +198,41 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     reservation = Reservation(record, open_backend, clock)
     request = dataclasses.replace(job.request(record.label), spec=spec)
     creation = Creation(open_backend(project, region), request, clock, reservation.renew)
+    finds = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
     try:
         reservation.take()
         reservation.complete(creation.run())
         say(f"submitted {attempt.job}\n{console_page(attempt.job, project)}")
     except KeyboardInterrupt:
-        _interrupted(creation, record)
-        if attempt.job:
-            raise KeyboardInterrupt(attempt.job) from None  # has been told
-        reservation.release()
-        raise
+        attempt.state = "INTERRUPTED"
+        record.write()  # before anything else: a second Ctrl-C may come
+        attempt.job = attempt.job or creation.name
+        if not (attempt.job or creation.unclear or creation.backend.sent):
+            attempt.state, attempt.error = "NOT SUBMITTED", "stopped before the job was requested"
+            record.write()
+            reservation.release()
+            raise
+        if not attempt.job:
+            attempt.error = "stopped while the job was created, and it is not listed yet"
+            try:
+                tell(f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that")
+                attempt.job = creation.look()
+            except (KeyboardInterrupt, StateUnknownError):
+                tell("stopped looking for the job")
+        if not attempt.job:
+            record.write()
+            raise StateUnknownError(0, f"{attempt.error}: {finds}") from None
+        attempt.error = ""
+        record.write()
+        tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
+        raise KeyboardInterrupt(attempt.job) from None  # has been told
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
-        raise StateUnknownError(error.code, f"{error}: {_finds(record)}") from None
+        raise StateUnknownError(error.code, f"{error}: {finds}") from None
     except (ApiError, UserError, PlatformFault) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()
         reservation.release()
         raise
     return attempt.job
-
-
-def _interrupted(creation: Creation, record: Submission) -> None:
-    """Records what became of a submission that Ctrl-C ended. Raises StateUnknownError if its job may appear later."""
-    attempt = record.attempts[-1]
-    attempt.state = "INTERRUPTED"
-    record.write()
-    if not (attempt.job or creation.name or creation.unclear or creation.backend.sent):
-        attempt.state, attempt.error = "NOT SUBMITTED", "stopped before the job was requested"
-        record.write()
-        return
-    attempt.error = "stopped while the job was created, and it is not listed yet"
-    try:
-        if not (attempt.job or creation.name):
-            tell(f"stopped while the job is created: looks for it for up to {LISTED_S:.0f} s; Ctrl-C skips that")
-        attempt.job = attempt.job or creation.name or creation.look()
-    except (KeyboardInterrupt, StateUnknownError):
-        tell("not looked for any longer")
-    if not attempt.job:
-        record.write()
-        raise StateUnknownError(0, f"{attempt.error}: {_finds(record)}")
-    attempt.error = ""
-    record.write()
-    tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
-
-
-def _finds(record: Submission) -> str:
-    return f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
-
-
-def watch_hint(name: str) -> str:
-    """Returns the commands for a job that is no longer watched."""
-    return f"watch it: python -m deploy watch {name}; cancel it: python -m deploy cancel {name}"

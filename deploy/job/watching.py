@@ -1,20 +1,21 @@
 """Prints states and logs of a job until it ends, which gcloud's own stream-logs never does."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 from deploy.base.console import say, tell
 from deploy.job.cost import describe_run, format_duration, time_and_cost, usd_per_hour
-from deploy.job.sending import cancel_and_wait, cancel_duplicates, watch_hint
+from deploy.job.ledger import watch_hint
+from deploy.job.sending import cancel_and_wait, cancel_duplicates
 from deploy.platform import buckets
 from deploy.platform.errors import StateUnknownError, describe_error, describe_failure, exit_code
 from deploy.platform.rest import Platform
-from deploy.platform.vertex_api import RETRY_S, STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
+from deploy.platform.vertex_api import STOPPED, ApiError, Clock, JobStatus, WatchLine, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
@@ -38,7 +39,6 @@ LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
 LAST_RETRY_S = 30.0  # for the last read of the logs
 LOOK_S = 60.0  # between looks for duplicates
-UNSEEN_S = 300.0  # a job that was just created may be answered with 404 for this long
 
 
 PrintLine = Callable[[WatchLine], object]
@@ -60,31 +60,28 @@ class LogTail:
 
     def print_new(self, retry_s: float = 0.0) -> None:
         """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
+        since = max(self._newest - LATE_S, 0.0)
         try:
-            for line in retried(self._read_new, self._clock, retry_s):
-                self._print(line)
-            self._refusal = ""
+            entries = retried(partial(self._backend.logs, self._name, since), self._clock, retry_s)
         except ApiError as error:
             refusal = describe_error(error, self._gcp)
             if (retry_s or not error.transient) and refusal != self._refusal:
                 self._refusal = refusal
                 tell(f"no logs: {refusal}")
+            return
+        self._refusal = ""
+        for identifier, line in sorted(entries, key=lambda entry: (entry[1].time, entry[0])):
+            if identifier not in self._seen:
+                self._seen[identifier] = line.time
+                self._newest = max(self._newest, line.time)
+                self._print(line)
+        self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
 
     def print_last(self, wait_s: float) -> None:
         """Prints the entries that arrive until `wait_s` from now; Ctrl-C only skips them, as the job is over."""
-        with contextlib.suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt):
             self._clock.sleep(wait_s)
             self.print_new(LAST_RETRY_S)
-
-    def _read_new(self) -> list[WatchLine]:
-        """Returns the entries that arrived since the last call; ApiError if the logs cannot be read."""
-        entries = self._backend.logs(self._name, max(self._newest - LATE_S, 0.0))
-        unseen = (entry for entry in entries if entry[0] not in self._seen)
-        new = sorted(unseen, key=lambda entry: (entry[1].time, entry[0]))
-        self._seen |= {identifier: line.time for identifier, line in new}
-        self._newest = max([self._newest, *(line.time for _, line in new)])
-        self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
-        return [line for _, line in new]
 
 
 def follow_job(
@@ -106,7 +103,7 @@ def follow_job(
         if status.over or clock.now() >= look_at:  # also at the end: somebody else may have cancelled it as a duplicate
             look_at = clock.now() + LOOK_S
             label, by_name = status.labels.get(LABEL), dict[str, JobStatus]()
-            with contextlib.suppress(ApiError):
+            with suppress(ApiError):
                 by_name = cancel_duplicates(backend.jobs(label) if label else [], backend, clock)
             original = by_name.get(status.name, status).name  # the job itself, if that is not known
             if original != status.name:
@@ -134,7 +131,7 @@ def follow_job(
 
 
 def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
-    """Returns the job's status. `unseen`: it was just created, and may be answered with 404 for UNSEEN_S."""
+    """Returns the job's status. `unseen`: it was just created, so that a 404 is no answer yet."""
 
     def read() -> JobStatus:
         try:
@@ -143,10 +140,8 @@ def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, u
             raise ApiError(0, str(error)) if unseen and error.code == 404 else error from None
 
     try:
-        return retried(read, clock, UNSEEN_S if unseen else RETRY_S)
+        return retried(read, clock)
     except ApiError as error:
-        if unseen and error.transient and error.code:  # no 404: the service is away
-            return _read_state(backend, name, gcp, clock, unseen=False)
         if error.code == 404:  # the job does not exist
             raise
         message = f"{describe_error(error, gcp)}; the job may still be running; {watch_hint(name)}"
@@ -218,7 +213,7 @@ class LiveLines:
         self._live = ""
         self._shown = set[str]()
         self._folder: Address | None = None
-        with contextlib.suppress(UserError):  # of a job that somebody else created
+        with suppress(UserError):  # of a job that somebody else created
             self._folder = parse(status.output, "output")
 
     def lines(self, status: JobStatus) -> Iterator[str]:
@@ -226,27 +221,26 @@ class LiveLines:
         news = {line: line for line in (f"a shell in {worker}: {uri}" for worker, uri in status.shells.items())}
         if status.state == "RUNNING" and self._clock.now() >= self._due:
             self._due = self._clock.now() + LIVE_S
-            news |= self._progress(status)
+            try:
+                stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
+                if stats and stats.generation != self._generation:
+                    about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
+                    entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
+                    self._live = summary(entries, whole(about.get("total_steps")) or 0)
+                    self._generation = stats.generation
+                price = usd_per_hour(status)
+                usd = time_and_cost(status, price, self._clock.now())[1]
+                money = (
+                    "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
+                )
+                if self._live:  # new only with another step, not with the money alone
+                    news[self._live] = f"{self._live}{money}"
+            except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
+                news[str(error)] = f"no progress: {reason(error)} ({self._folder})"
         for subject, line in news.items():
             if subject not in self._shown:
                 self._shown.add(subject)
                 yield line
-
-    def _progress(self, status: JobStatus) -> dict[str, str]:
-        """Returns how far the run is, with the money, and what is wrong; each by what makes it new."""
-        try:
-            stats = connect(buckets.QUICK).get(self._folder / STATS) if self._folder else None
-            if stats and stats.generation != self._generation:
-                about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
-                entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
-                self._live = summary(entries, whole(about.get("total_steps")) or 0)
-                self._generation = stats.generation
-        except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
-            return {str(error): f"no progress: {reason(error)} ({self._folder})"}
-        price = usd_per_hour(status)
-        usd = time_and_cost(status, price, self._clock.now())[1]
-        money = "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
-        return {self._live: f"{self._live}{money}"} if self._live else {}
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:

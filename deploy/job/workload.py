@@ -29,7 +29,7 @@ from deploy.tiers.gcp_config import GcpConfig, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import machine_of
 from deploy.tiers.tier import SECRETS, SpecChanges, Tier, read_labels
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.base.run_files.tracking.sender import TAGS
@@ -158,12 +158,15 @@ class Training(Workload):
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, order.asked.image, order.built_image, order.packages)
         accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
-        if image.plain and accelerator and not accelerator.tensorflow:
+        refuse(
             # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
-            raise UserError(
-                f"{self.tier.name}: TensorFlow's wheels do not run on {accelerator.name} (Blackwell): use --image=URI "
-                "with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or H200"
-            )
+            (
+                image.plain and accelerator and not accelerator.tensorflow,
+                f"{self.tier.name}: TensorFlow's wheels do not run on {self.tier.accelerator_type} (Blackwell): use "
+                "--image=URI with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or "
+                "H200",
+            ),
+        )
         if image.plain or image.built:
             check_inputs(self.config, order.packages)
         for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
@@ -215,27 +218,31 @@ SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 def check_devices(tier: Tier, config: TrainConfig) -> None:
     """Raises UserError unless a chief and like workers use every accelerator, and the batch divides over them."""
     pools = tier.spec["workerPoolSpecs"]
-    if len(pools) > 2:
-        raise UserError(
+    refuse(
+        (
+            len(pools) > 2,
             f"{tier.name}: workerPoolSpecs[2]: a chief and its workers train, without parameter servers or evaluators: "
-            "remove the pool, or run a script of yours"
-        )
-    if len(set(map(machine_of, pools))) > 1:
-        raise UserError(
+            "remove the pool, or run a script of yours",
+        ),
+        (
+            len(set(map(machine_of, pools))) > 1,
             f"{tier.name}: workerPoolSpecs[1] has other machines than workerPoolSpecs[0]: every worker gets the same "
-            "share of a batch: give both the same machineSpec, or run a script of yours"
-        )
-    if tier.accelerators and config.replicas > tier.accelerators:
-        raise UserError(
+            "share of a batch: give both the same machineSpec, or run a script of yours",
+        ),
+        (
+            tier.accelerators and config.replicas > tier.accelerators,
             f"replicas={config.replicas}: a worker of {tier.name} has {tier.accelerators} accelerators: drop the flag, "
-            "or take a larger tier"
-        )
-    if tier.workers > 1 and config.strategy in ("one_device", "mirrored"):
-        raise UserError(
-            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it"
-        )
-    if tier.workers == 1 and config.strategy == "multi_worker":
-        raise UserError(f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several")
+            "or take a larger tier",
+        ),
+        (
+            tier.workers > 1 and config.strategy in ("one_device", "mirrored"),
+            f"strategy={config.strategy}: the {tier.workers} workers of {tier.name} would each train alone: drop it",
+        ),
+        (
+            tier.workers == 1 and config.strategy == "multi_worker",
+            f"strategy=multi_worker: {tier.name} has one worker: drop the flag, or take a tier of several",
+        ),
+    )
     devices = tier.workers * (config.replicas or tier.accelerators or 1)
     try:
         config.rows_per_replica(devices)
@@ -273,16 +280,18 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
-    if package is None and (top != "trainer" or packages):
-        raise UserError(
-            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
-            "with it"
-        )
     files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
-    if package and package.files and not files & package.files.keys():
-        raise UserError(
-            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore"
-        )
+    refuse(
+        (
+            package is None and (top != "trainer" or packages),
+            f"{field}={value}: the module {top} is not in the job: use --package=FOLDER or {top}.py, or an --image= "
+            "with it",
+        ),
+        (
+            package and package.files and not files & package.files.keys(),
+            f"{field}={value}: the module {module} is not in the package {top}: check its name, and .gitignore",
+        ),
+    )
 
 
 def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
@@ -313,16 +322,18 @@ def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> Non
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
             check_module("track", address.text, address.kind.partition(":")[0], packages)
-        if _HERE.match(address.server):
-            raise UserError(
+        refuse(
+            (
+                _HERE.match(address.server),
                 f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "
-                f"when it has ended: `python -m deploy track gs://… --track={address.text}`"
-            )
-        if image.built and address.kind in REQUIREMENTS:
-            raise UserError(
-                f"track={address.text}: the job's image has no {REQUIREMENTS[address.kind]}: use --image=install, or "
-                "an image of yours that has it"
-            )
+                f"when it has ended: `python -m deploy track gs://… --track={address.text}`",
+            ),
+            (
+                image.built and address.kind in REQUIREMENTS,
+                f"track={address.text}: the job's image has no {REQUIREMENTS.get(address.kind)}: use "
+                "--image=install, or an image of yours that has it",
+            ),
+        )
 
 
 def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
@@ -351,11 +362,13 @@ def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> 
 
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """
-    if "serviceAccount" not in spec:
-        raise UserError(
+    refuse(
+        (
+            "serviceAccount" not in spec,
             f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add "
-            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
+            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)",
         )
+    )
     return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"
 
 

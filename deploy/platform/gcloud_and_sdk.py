@@ -4,17 +4,16 @@ import contextlib
 import dataclasses
 import importlib
 import json
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from deploy.platform import vertex_api
 from deploy.platform.errors import converted_errors, gcloud_error, lost_response
+from deploy.platform.local import kill_group
 from deploy.platform.rest import REQUEST_TIMEOUT_S, Platform
 from deploy.platform.vertex_api import SYSTEM_CLOCK, Clock, CustomJob
 from trainer.base.errors import UserError
@@ -64,18 +63,27 @@ class Gcloud(Platform):
                 environment = stack.enter_context(gcloud_environment())
             self.sent = True  # unless its log says otherwise
             process = stack.enter_context(_running(command, environment))
+            assert process.stdin
+            assert process.stdout
+            assert process.stderr
             log: list[str] = []
-            reader = threading.Thread(target=_read_log, args=(process, log), daemon=True)
+
+            def read_log(lines: IO[str] = process.stderr) -> None:
+                with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
+                    for line in lines:
+                        log.append(line)
+                        if _RETRIES in line:
+                            kill_group(process)
+
+            reader = threading.Thread(target=read_log, daemon=True)
             try:
                 reader.start()
-                assert process.stdin
-                assert process.stdout
                 with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                     stdin.write(to_yaml(request.spec))
                 name = process.stdout.read().strip()
                 process.wait()
             except KeyboardInterrupt:
-                _kill(process)
+                kill_group(process)
                 raise
             finally:
                 if reader.ident is not None:
@@ -87,15 +95,6 @@ class Gcloud(Platform):
         if process.returncode:
             raise gcloud_error(process.returncode, "".join(log))
         return vertex_api.created_name(name)
-
-
-def _read_log(process: subprocess.Popen[str], log: list[str]) -> None:
-    assert process.stderr
-    with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
-        for line in process.stderr:
-            log.append(line)
-            if _RETRIES in line:
-                _kill(process)
 
 
 @contextlib.contextmanager
@@ -111,21 +110,16 @@ def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
         )
     except FileNotFoundError:
         raise not_installed(", or use --backend=sdk") from None
-    timer = threading.Timer(COMMAND_TIMEOUT_S, _kill, [process])
+    timer = threading.Timer(COMMAND_TIMEOUT_S, kill_group, [process])
     timer.start()
     with process:
         try:
             yield process
         except BaseException:
-            _kill(process)
+            kill_group(process)
             raise
         finally:
             timer.cancel()
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def not_installed(alternative: str = "") -> UserError:
@@ -150,7 +144,7 @@ class Sdk(Platform):
         content = {"displayName": request.display_name, "labels": request.labels, "jobSpec": request.spec}
         content |= {"encryptionSpec": {"kmsKeyName": request.kms_key}} if request.kms_key else {}
         with converted_errors():
-            endpoint = {"api_endpoint": self._service.removesuffix("/v1")}
+            endpoint = {"api_endpoint": self.service.removesuffix("/v1")}
             client = aiplatform.JobServiceClient(
                 credentials=self._login or credentials(), transport="rest", client_options=endpoint
             )

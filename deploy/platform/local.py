@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO, Any
 
 from deploy.tiers.tier import Tier
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, refuse
 from trainer.base.run_files.records import CHECKPOINTS, LOGS, MODEL, step_of
 
 
@@ -42,10 +42,14 @@ def local_workers(
     `arguments`, `program`: as a `Workload` has them. `command`: what the user typed, for run.json; empty: the chief's
     own command is recorded.
     """
-    names = [f"workerpool{place}-{index}" for place, pool in enumerate(tier.spec["workerPoolSpecs"][:2])
-             for index in range(int(pool.get("replicaCount", 1)))]  # fmt: skip
-    devices, cores = _devices(tier.accelerators, len(names)), _cores(len(names))
-    addresses, (module, variables) = free_addresses(len(names)), program
+    module, variables = program
+    pools = tier.spec["workerPoolSpecs"][:2]
+    counts = [int(pool.get("replicaCount", 1)) for pool in pools]
+    addresses, devices = iter(free_addresses(sum(counts))), _devices(tier.accelerators, sum(counts))
+    cluster = {f"workerpool{place}": [next(addresses) for _ in range(count)] for place, count in enumerate(counts)}
+    # The workers share the cores of this process if these are fewer.
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    share = max(1, len(cores) // sum(counts))
     shared = {
         "CLOUD_ML_JOB_ID": job_id,
         "CLOUD_ML_PROJECT_ID": "0",
@@ -54,37 +58,33 @@ def local_workers(
         "AIP_TENSORBOARD_LOG_DIR": f"{job_dir}/{LOGS}/",
         "PYTHONUNBUFFERED": "1",
         "TRAINER_COMMAND": command,
+        "TF_NUM_INTRAOP_THREADS": str(share),
+        "OMP_NUM_THREADS": str(share),
         **variables,
     }
-    result = []
-    for index, name in enumerate(names):
-        pool = tier.spec["workerPoolSpecs"][int(name[10])]
+    result: list[LocalWorker] = []
+    for place, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
         of_tier = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-        threads = dict.fromkeys(("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS"), str(len(cores[index])))
-        environment = {**of_tier, **shared, **threads, **devices[index], **_cluster(names, addresses, name, job_id)}
-        words = (*task.get("args", []), *arguments)
         # An image's own entry point is taken for the trainer.
         of_image = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
         runs = module or task.get("pythonModule") or "".join(of_image) or "trainer.task"
-        result.append(LocalWorker(name, runs, words, environment, cores[index]))
+        for index in range(counts[place]):
+            # Vertex AI sets both for a single worker, too.
+            spec = {
+                "cluster": cluster, "environment": "cloud", "task": {"type": f"workerpool{place}", "index": index},
+            }  # fmt: skip
+            config = {
+                "cluster": dict(zip(("chief", "worker"), cluster.values(), strict=False)), "environment": "cloud",
+                "task": {"type": role, "index": index, "cloud": job_id},
+            }  # fmt: skip
+            of_cluster = {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
+            number = len(result)
+            own_cores = frozenset(cores[(number * share + core) % len(cores)] for core in range(share))
+            environment = {**of_tier, **shared, **devices[number], **of_cluster}
+            words = (*task.get("args", []), *arguments)
+            result.append(LocalWorker(f"workerpool{place}-{index}", runs, words, environment, own_cores))
     return result
-
-
-def _cluster(names: Sequence[str], addresses: Sequence[str], name: str, job_id: str) -> dict[str, str]:
-    """Returns TF_CONFIG and CLUSTER_SPEC of the worker `name`; Vertex AI sets them for a single worker, too."""
-    by_pool: dict[str, list[str]] = {}
-    for worker, address in zip(names, addresses, strict=True):
-        by_pool.setdefault(worker.split("-")[0], []).append(address)
-    roles = {"workerpool0": "chief", "workerpool1": "worker"}
-    pool, index = name.split("-")
-    config = {
-        "cluster": {roles[pool]: members for pool, members in by_pool.items()},
-        "environment": "cloud",
-        "task": {"type": roles[pool], "index": int(index), "cloud": job_id},
-    }
-    spec = {"cluster": by_pool, "environment": "cloud", "task": {"type": pool, "index": int(index)}}
-    return {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
 
 
 def free_addresses(count: int) -> list[str]:
@@ -110,22 +110,15 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     gpus = [number for number in (visible or "").split(",") if number and number != "-1"]
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
-    if len(gpus) < accelerators * workers:
-        raise UserError(
+    refuse(
+        (
+            len(gpus) < accelerators * workers,
             f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: use a smaller "
-            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
+            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)",
         )
+    )
     shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
-
-
-def _cores(workers: int) -> list[frozenset[int]]:
-    """Splits the cores of this process between the workers, who share them if there are fewer than workers."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    if len(cores) < workers:
-        return [frozenset({cores[index % len(cores)]}) for index in range(workers)]
-    share = len(cores) // workers
-    return [frozenset(cores[index * share : (index + 1) * share]) for index in range(workers)]
 
 
 EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
@@ -194,14 +187,15 @@ class LocalJob:
                 os.sched_setaffinity(process.pid, worker.cores)  # long before it has imported what looks at its cores
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
-        reader = threading.Thread(target=self._forward_output, args=(worker.name, process.stdout), daemon=True)
+
+        def forward(output: IO[str] = process.stdout) -> None:
+            with output:
+                for line in output:
+                    self._print(worker.name, readable(line))
+
+        reader = threading.Thread(target=forward, daemon=True)
         reader.start()
         return _RunningWorker(worker, process, reader, restarts)
-
-    def _forward_output(self, name: str, output: IO[str]) -> None:
-        with output:
-            for line in output:
-                self._print(name, readable(line))
 
     def _print(self, name: str, line: str) -> None:
         """Prints a line; ignores a full disk or closed terminal, so that the worker's pipe is still read."""
@@ -237,7 +231,7 @@ class LocalJob:
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
         """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs, with its processes."""
-        for end in (subprocess.Popen.terminate, _kill):
+        for end in (subprocess.Popen.terminate, kill_group):
             deadline = time.monotonic() + EXIT_TIMEOUT_S
             for worker in running:
                 if worker.process.poll() is None:
@@ -249,7 +243,8 @@ class LocalJob:
             worker.reader.join(EXIT_TIMEOUT_S)
 
 
-def _kill(process: "subprocess.Popen[str]") -> None:
+def kill_group(process: "subprocess.Popen[str]") -> None:
+    """Kills a process that leads its session, and those that it started."""
     with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -9,12 +9,10 @@ import dataclasses
 import hashlib
 import json
 import re
-import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from deploy.base.console import say
 from deploy.packaging.images import check_asked_image, installs, remembered
@@ -22,7 +20,7 @@ from deploy.platform import buckets, vertex_api
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import ApiError, Clock, backoff, console_page, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.run_files.records import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
@@ -31,7 +29,6 @@ from trainer.base.storage.staging import Staged
 LABEL = "vertex-trainer-model"
 PORT = 8080
 _WAIT_S, _OPERATION_S = 5.0, 1800.0  # between looks at an upload, and its longest time
-_TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "s": "string"}  # by a dtype's first letter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,38 +48,29 @@ class ModelVersion:
 
 def checked_name(name: str) -> str:
     """Returns the name of a model. Raises UserError unless the registry takes it as an ID."""
-    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
-        raise UserError(f"name={name}: use small letters, digits, - and _, at most 63, a letter first")
+    refuse(
+        (
+            not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name),
+            f"name={name}: use small letters, digits, - and _, at most 63, a letter first",
+        )
+    )
     return name
 
 
 def checked_alias(alias: str) -> str:
     """Returns an alias. Raises UserError unless the registry takes it."""
-    if alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
-        raise UserError(f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
+    refuse(
+        (
+            alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias),
+            f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion",
+        )
+    )
     return alias
 
 
 def digest(image: str, about: Servable) -> str:
     """Returns what tells a version from others: of its image and its files."""
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
-
-
-def schemata(about: Servable) -> dict[str, str]:
-    """Returns the schema of an instance and of a prediction, as YAML of OpenAPI 3, by the name of their file."""
-    schemas = {}
-    for kind, values in (("instance", about.requested), ("prediction", about.answered)):
-        properties: dict[str, Any] = {}
-        for name, (dtype, shape) in values.items():
-            properties[name] = {"type": _TYPES[dtype[0]]}
-            for size in reversed(shape):  # nested lists of this shape
-                bounds = {"minItems": size, "maxItems": size} if size else {}
-                properties[name] = {"type": "array", "items": properties[name], **bounds}
-        # One value stands without its name, but not those of a generator.
-        alone = len(properties) == 1 and not about.latent_dim
-        whole = {"type": "object", "properties": properties, "required": [*properties]}
-        schemas[kind] = next(iter(properties.values())) if alone else whole
-    return {f"{kind}.yaml": yaml.safe_dump({"title": kind, **schema}) for kind, schema in schemas.items()}
 
 
 def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
@@ -102,7 +90,13 @@ def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> Model
                 return version
         try:
             operation = backend.call("POST", f"{backend.parent}/models:upload", json={**place, "model": model})
-            _finish(operation, backend, clock)
+            while not operation.get("done"):
+                if clock.now() > deadline:
+                    raise ApiError(504, f"{operation.get('name')} has not ended in {_OPERATION_S / 60:.0f} minutes")
+                clock.sleep(_WAIT_S)
+                operation = retried(partial(backend.call, "GET", str(operation.get("name", ""))), clock)
+            if refusal := operation.get("error"):
+                raise ApiError(400, str(refusal.get("message", refusal)))
         except ApiError as error:  # a lost answer: the next look finds the version
             if not (error.transient or error.code == 409) or clock.now() > deadline:
                 raise
@@ -124,19 +118,6 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-def _finish(operation: Mapping[str, Any], backend: Platform, clock: Clock) -> None:
-    """Waits for an upload. Raises ApiError if it fails or does not end."""
-    deadline = clock.now() + _OPERATION_S
-    while not operation.get("done"):
-        if clock.now() > deadline:
-            raise ApiError(504, f"{operation.get('name')} has not ended in {_OPERATION_S / 60:.0f} minutes")
-        clock.sleep(_WAIT_S)
-        name = str(operation.get("name", ""))
-        operation = retried(lambda name=name: backend.call("GET", name), clock)  # type: ignore[misc]
-    if error := operation.get("error"):
-        raise ApiError(400, str(error.get("message", error)))
-
-
 _DESCRIBING = (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")  # the files that are read of a run
 
 
@@ -152,12 +133,19 @@ class Registration:
 def serving_image(image: str) -> str:
     """Returns the image that serves a model. Raises UserError if none is named and none was built in this folder."""
     check_asked_image(image)
-    if installs(image):
-        raise UserError(f"image={image}: a server needs an image with all packages: python -m deploy image --image=URI")
     built = remembered()
-    if image or built:
-        return image or (built.uri if built else "")
-    raise UserError("no image to serve the model: build one with python -m deploy image --image=URI, or use --image=")
+    uri = image or (built.uri if built else "")
+    refuse(
+        (
+            installs(image),
+            f"image={image}: a server needs an image with all packages: python -m deploy image --image=URI",
+        ),
+        (
+            not uri,
+            "no image to serve the model: build one with python -m deploy image --image=URI, or use --image=",
+        ),
+    )
+    return uri
 
 
 def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str = "") -> Registration:
@@ -184,9 +172,6 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
             "imageUri": image, "command": ["python", "-m", "trainer.serve"], "ports": [{"containerPort": PORT}],
             "predictRoute": "/predict", "healthRoute": "/health",
         },
-        "predictSchemata": {
-            f"{kind}SchemaUri": f"{artifact}/schemata/{kind}.yaml" for kind in ("instance", "prediction")
-        },
     }  # fmt: skip
     return Registration(model, about, None if address else folder / MODEL)
 
@@ -194,17 +179,11 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
 def register_run(registration: Registration, alias: str, backend: Platform, clock: Clock) -> ModelVersion:
     """Uploads what is missing, makes the version unless it is there, and moves `alias` to it if one is given."""
     artifact, files = str(registration.model["artifactUri"]), registration.about.files
-    for name in files:
+    for name in (*files, SERVING):
         if registration.files:
             buckets.upload(registration.files / name, f"{artifact}/{name}")
         elif not buckets.exists(f"{artifact}/{name}"):
             raise UserError(f"{artifact}/{name}: there is no such object: upload the whole folder again")
-    if registration.files:
-        buckets.upload(registration.files / SERVING, f"{artifact}/{SERVING}")
-    with tempfile.TemporaryDirectory() as scratch:
-        for name, text in schemata(registration.about).items():
-            Path(scratch, name).write_text(text, encoding="utf-8")
-            buckets.upload(Path(scratch, name), f"{artifact}/schemata/{name}")
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
         path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}

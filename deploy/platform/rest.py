@@ -74,17 +74,18 @@ class Platform:
         """Requests cancellation and returns at once; `get` shows when the job is over."""
         self.call("POST", f"{name}:cancel", json={})
 
+    @property
+    def service(self) -> str:
+        """Returns the address of Vertex AI in the region."""
+        return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
+
     def call(self, method: str, path: str, **request: Any) -> Any:
         """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
-        return call(method, f"{self._service}/{path}", self._login, **request)
+        return call(method, f"{self.service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
         """Yields the items of a list of Vertex AI, of all its pages."""
         return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
-
-    @property
-    def _service(self) -> str:
-        return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
 
 
 def call(method: str, url: str, login: Any = None, **request: Any) -> Any:

@@ -296,7 +296,7 @@ def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     ends("SUCCEEDED")(cloud, job)
     regions = ["--backend=sdk", "--region=us-east1,us-central1"]
     assert watch.main([name, *regions], session) == 0
-    monkeypatch.setattr(bill, "_billed", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
     capsys.readouterr()
     assert bill.main([name, "--table=p.d.gcp_billing_export_v1_0A", *regions], session) == 0
     assert f"{before['job']} (cpu): estimated" in capsys.readouterr().out
