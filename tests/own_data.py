@@ -70,18 +70,21 @@ def list_of_rows(config: TrainConfig) -> Any:
 class Batches(keras.utils.PyDataset):
     def __init__(self, columns: Any, size: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.columns = columns
-        self.size = size
+        self.columns, self.size, self.epochs = columns, size, 0
 
     def __len__(self) -> int:
         return -(-len(self.columns[0]) // self.size)
 
     def __getitem__(self, batch: int) -> Any:
+        """Turns the rows of a batch by a count of epochs, so that a missed hook of theirs changes the numbers."""
         rows = slice(batch * self.size, (batch + 1) * self.size)
-        return tuple(column[rows] for column in self.columns)
+        return tuple(np.roll(column[rows], self.epochs, axis=0) for column in self.columns)
+
+    def on_epoch_begin(self) -> None:
+        self.epochs += 2
 
     def on_epoch_end(self) -> None:
-        """Would shuffle the rows, as many tutorials do."""
+        self.epochs += 1
 
 
 def batches(config: TrainConfig) -> Any:
@@ -117,6 +120,11 @@ def windows(config: TrainConfig) -> Any:
     made = keras.utils.timeseries_dataset_from_array(draw, draw[10:, 0], sequence_length=10, batch_size=16)
     assert made.element_spec[0].shape.as_list() == [None, None, 7]
     return made, (draw[:48].reshape(16, 3, 7)[:, [0] * 10], draw[:16, 0])
+
+
+def uneven_windows(config: TrainConfig) -> Any:
+    rows = tf.data.Dataset.range(1072).map(lambda row: (tf.zeros([3 + row // 1056]), 0.0))
+    return rows.padded_batch(16, padded_shapes=([None], []))
 
 
 def tf_endless(config: TrainConfig) -> Any:

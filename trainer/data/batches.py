@@ -81,17 +81,26 @@ def batches(
         return together(steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4))
     assert isinstance(examples, Examples)
 
-    gathers_together = at_once > 1 and bool(examples.arrays)
+    gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
 
     def gather(rows: Any) -> Any:
         rows = rows[:, tf.newaxis] if gathers_together else share(rows)
         return (examples.rows_of_arrays(rows),) if numbers else examples.gather(rows)
 
-    rows = row_order(examples, schedule, first_step, tf.int64.max)
-    if gathers_together:
-        rows = together(rows)
-    steps = rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
-    return steps.prefetch(2) if gathers_together else together(steps.prefetch(4))
+    def read(first: Any, end: Any) -> tf.data.Dataset:
+        rows = row_order(examples, schedule, first, end)
+        if gathers_together:
+            rows = together(rows)
+        return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
+
+    def read_epoch(epoch: Any) -> tf.data.Dataset:
+        return read(tf.maximum(epoch * schedule.steps_per_epoch, first_step), (epoch + 1) * schedule.steps_per_epoch)
+
+    if not examples.ends_epochs:
+        steps = read(first_step, tf.int64.max)
+        return steps.prefetch(2) if gathers_together else together(steps.prefetch(4))
+    epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
+    return together(epochs.flat_map(read_epoch).prefetch(4))
 
 
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:

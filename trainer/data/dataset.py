@@ -96,6 +96,14 @@ class Dataset:
         """Raises the original exception of the examples in place of the UnknownError that TensorFlow makes of it."""
         try:
             yield
+        except tf.errors.InvalidArgumentError as error:
+            first = [isinstance(part, InSequence) and part.shaped_as_first for part in (self.train, self.evaluation)]
+            if any(first) and "not compatible with expected shape" in str(error):
+                raise UserError(
+                    f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the first one, "
+                    f"{self.shape}: pad them, by padded_batch or to_tensor(shape=…)"
+                ) from error
+            raise
         except tf.errors.UnknownError as error:
             for examples in filter(None, (self.train, self.evaluation)):
                 if examples.failure:

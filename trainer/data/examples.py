@@ -70,6 +70,8 @@ def _as_arrays(value: Nest, name: str) -> Nest:
             f"{name} is of type {type(value).__name__}: it must be an array, or a dict, list or tuple of arrays"
             f"{advice.get(type(value), '')}"
         )
+    if np.ma.is_masked(value):
+        raise UserError(f"{name} is a masked array, whose masked values would be trained on: fill them by .filled(…)")
     try:
         array = np.asarray(value)
     except ValueError:  # rows of several lengths
@@ -155,6 +157,12 @@ class AnyExamples(ABC):
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
         """Returns every `takers`-th batch of `size` rows, beginning with batch `taker`; the last may be smaller."""
 
+    def on_epoch_begin(self) -> None:  # noqa: B027
+        """Runs before each evaluation, as `fit` does for a PyDataset; most data have nothing to do."""
+
+    def on_epoch_end(self) -> None:  # noqa: B027
+        """Runs after each evaluation."""
+
     def fingerprint(self) -> str:
         """Returns a digest of the rows of `sample`, which changes only if the content of the examples changes."""
         digest = hashlib.sha256()
@@ -176,6 +184,7 @@ class Examples(AnyExamples):
 
     threads = 2  # threads that read the rows of the next steps
     sampled_rows = 1024  # the most rows that a fingerprint reads
+    ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations: here by `read`.
@@ -415,7 +424,8 @@ class InSequence(AnyExamples):
                     f"{origin}: the tf.data.Dataset gives {type(spec).__name__}: it must give tensors: map them by "
                     "ragged.to_tensor(shape=…) or tf.sparse.to_dense"
                 )
-        if self.batched and not all(spec.shape[1:].is_fully_defined() for spec in specs):
+        self.shaped_as_first = self.batched and not all(spec.shape[1:].is_fully_defined() for spec in specs)
+        if self.shaped_as_first:
             # timeseries_dataset_from_array leaves lengths open that are all the same: those of the first batch.
             for first in self._source.take(1):
                 self._source = self._source.map(

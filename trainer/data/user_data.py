@@ -119,20 +119,18 @@ def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
 class NumberedBatches(_Items):
     """Reads the batches of a keras.utils.PyDataset by number, in an order drawn from (seed, epoch).
 
-    A row number is that of a batch times the batch size, plus a position in the batch.
+    A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_begin` is called once
+    an epoch, before its first batch is read, and `on_epoch_end` when all have been read; a resumed run first calls both
+    for each epoch before.
     """
 
     kind = "batch"
     sampled_rows = 4  # each may read a batch
+    ends_epochs = True
 
     def __init__(self, source: keras.utils.PyDataset, origin: str, *, whole_batches: bool) -> None:
         super().__init__(source, origin)
-        for hook in ("on_epoch_begin", "on_epoch_end"):
-            if getattr(type(source), hook) is not getattr(keras.utils.PyDataset, hook):
-                log.warning(
-                    f"{origin}: its {hook} is not called: batches come in a new order in each epoch, drawn by the seed"
-                )
-        self.threads = max(1, source.workers)
+        self.threads, self._epochs_begun = max(1, source.workers), 0
         batches = len(source)
         first, last = (self._example(number) for number in (0, batches - 1))
         self.batch_size, self.spec = rows_in(first), specs_of(first)
@@ -142,8 +140,19 @@ class NumberedBatches(_Items):
             raise UserError(f"{origin}: it has only one batch of {self.left_out} rows")
 
     def order(self, seed: int, passes: RowNumbers, positions: RowNumbers) -> RowNumbers:
+        while self._epochs_begun <= passes[-1]:
+            if self._epochs_begun:
+                self.on_epoch_end()
+            self.on_epoch_begin()
+            self._epochs_begun += 1
         batches, places = np.divmod(positions, self.batch_size)
         return shuffled(batches, self.count // self.batch_size, seed, "batches", passes) * self.batch_size + places
+
+    def on_epoch_begin(self) -> None:
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._source.on_epoch_end()
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         batches, positions = np.divmod(rows, self.batch_size)
@@ -186,7 +195,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
     training = _examples(config, train, trains=trains)
     holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
     if holdout is None and config.evaluation_fraction:
-        if not isinstance(training, Examples) or isinstance(training, NumberedBatches):
+        if not isinstance(training, Examples) or training.ends_epochs:
             raise UserError(
                 f"evaluation_fraction={config.evaluation_fraction}: {config.data} cannot be split: let the function "
                 "return a pair for training and evaluation"

@@ -123,6 +123,7 @@ class Evaluation:
         shares = [len(range(index, self._batches, takers)) for index in parts]
         iterators, totals = [iter(self._part(takers, index)) for index in parts], [self._begin for _ in parts]
         start, rounds = 0, math.ceil(self._batches / takers)
+        self.examples.on_epoch_begin()
         while start < rounds:
             # A few batches a call: between calls workers synchronise, and a signal can interrupt.
             count, began = self._call_size(rounds - start), time.monotonic()
@@ -131,6 +132,7 @@ class Evaluation:
             (seconds,) = replicas.sum_over_workers([time.monotonic() - began]).tolist()
             self._call_size.learn(count, seconds / replicas.cluster.workers)  # equal on all workers
             start += count
+        self.examples.on_epoch_end()
         begin = self._begin.apply(lambda part: np.asarray(part, np.float64))
         changes = begin.apply(lambda part, *ends: sum((end - part for end in ends), np.zeros_like(part)), *totals)
         flat = np.concatenate([change.ravel() for change in tf.nest.flatten(changes)])

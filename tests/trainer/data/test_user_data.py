@@ -81,11 +81,14 @@ def test_types_are_those_that_fit_passes() -> None:
     assert loaded(settings("masks")).spec[0].dtype == tf.uint8
 
 
-def test_the_last_small_batch_is_left_out_and_hooks_of_epochs_are_said_not_to_be_called(caplog: Log) -> None:
+def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     dataset = loaded(settings("batches"))
     train: Any = dataset.train
     assert (train.count, train.left_out, dataset.evaluation and dataset.evaluation.count) == (48, 2, 21)
-    assert "its on_epoch_end is not called: batches come in a new order in each epoch" in caplog.text
+    replicas = Replicas(None, ("CPU:0",), BATCH, BATCH, Cluster())
+    for _ in batches(train, Schedule(48, BATCH, 1, 0), replicas).take(7):
+        pass
+    assert train._source.epochs in (8, 11)  # 3 begun and 2 ended, or one more: up to four steps are read ahead
 
 
 @pytest.mark.parametrize(("data", "line"), [
@@ -94,6 +97,7 @@ def test_the_last_small_batch_is_left_out_and_hooks_of_epochs_are_said_not_to_be
     ("nan_targets", "y holds NaN or infinity, first in row 5"),
     ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
     ("generator", "it returned a generator, which can be read only once"),
+    ("uneven_windows", "a batch of its tf.data.Dataset has other lengths than the first one, float64 (3,) -> "),
     ("unseeded", "two readings of its first examples differ: give its shuffle a seed"),
     ("made_outside", "two readings of its first examples differ: make the tf.data.Dataset inside the function"),
     ("taken", "two readings of the examples for evaluation give other rows"),
@@ -155,6 +159,15 @@ def test_x_of_another_shape_than_the_models_input_is_told() -> None:
         construction._build_compiled(
             model, settings("arrays"), Dataset("x", NestedArrays(np.zeros((9, 7)), np.zeros(9)))
         )
+
+
+@pytest.mark.parametrize(("x", "y", "line"), [
+    ([1.0, 2.0], np.ma.masked_equal([1.0, -9999.0], -9999.0), "y is a masked array, whose masked values would be"),
+    ([1.0, 2.0], [1.0, np.inf], "y holds NaN or infinity, first in row 1"),
+])  # fmt: skip
+def test_values_that_are_none_are_refused(x: Any, y: Any, line: str) -> None:
+    with refused(line):
+        NestedArrays(np.array(x), np.asanyarray(y))
 
 
 def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
