@@ -266,10 +266,6 @@ def diverging(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return Diverging(config.learning_rate, dataset.image_shape)
 
 
-def nameless_dropout(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _classifier_with(dataset, keras.layers.Dropout(0.5))
-
-
 def data_of_worker(config: TrainConfig) -> Dataset:
     """Returns other images on worker 1."""
     images = np.zeros((64, config.image_size, config.image_size, config.channels), np.uint8)

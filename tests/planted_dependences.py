@@ -74,7 +74,7 @@ def _own(function: Any) -> Any:
     return build
 
 
-row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)  # summed over the rows, on one device and on several replicas
+row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)  # whose gradient a tape adds up over the rows of a replica
 mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
 own_root = _own(lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)))
 own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
@@ -239,6 +239,6 @@ def drawn_later(config: Any, dataset: Any) -> keras.Model:
 
 DEPENDENT = (
     "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
-    "normalised", "spread", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
+    "normalised", "spread", "row_losses", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
 )  # fmt: skip
-INDEPENDENT = ("row_losses", "mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits")
+INDEPENDENT = ("mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits")

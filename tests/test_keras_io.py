@@ -27,8 +27,7 @@ def settings(name: str, *more: str) -> TrainConfig:
 
 @pytest.mark.parametrize("name", [
     "vae", *(pytest.param(name, marks=pytest.mark.slow) for name in (
-        SERIES, "conditional_gan", "siamese_network", "text_classification_with_transformer",
-        "wide_deep_cross_networks",
+        SERIES, "conditional_gan",
     )),
 ])  # fmt: skip
 def test_an_example_trains_on_two_replicas_with_the_numbers_of_one(name: str, monkeypatch: Patch) -> None:

@@ -8,7 +8,7 @@ both kinds. Examples that these classes accept have leaves of one length, in typ
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +31,6 @@ HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before tra
 _SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
 SAMPLE_BYTES = 32 * 2**20  # what a fingerprint reads of examples that are not in memory
 WHOLE_BYTES = 2 * 2**30  # size of arrays up to which a fingerprint reads all of them, in a second
-_ROWS_AT_ONCE = 1024  # rows of larger arrays that a fingerprint copies at once
 HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
 _BOUNDARY = 64  # of TensorFlow's tensors, in bytes
 
@@ -333,17 +332,9 @@ class NestedArrays(Examples):
         y = parts[1] if self.labelled else None
         self.targets = y if isinstance(y, np.ndarray) and y.dtype.kind in "iu" else None
 
-    def sample(self) -> Iterator[Array]:
-        """Yields the arrays or, if they are larger than WHOLE_BYTES, a row of each block of rows."""
+    def sample(self) -> Iterable[Array]:
         leaves: list[Array] = tf.nest.flatten(self.arrays)
-        block = math.ceil(sum(leaf.nbytes for leaf in leaves) / WHOLE_BYTES)
-        if block == 1:
-            yield from leaves
-            return
-        starts = np.arange(0, self.count, block)
-        rows = starts + np.random.default_rng(self.count).integers(0, block, len(starts))
-        for numbers in np.array_split(np.minimum(rows, self.count - 1), math.ceil(len(rows) / _ROWS_AT_ONCE)):
-            yield from (leaf[numbers] for leaf in leaves)
+        return leaves if sum(leaf.nbytes for leaf in leaves) <= WHOLE_BYTES else super().sample()
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with tf.device(HOST):

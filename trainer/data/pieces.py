@@ -98,8 +98,6 @@ class PieceRows(Examples):
 def load(config: TrainConfig, path: Path) -> Dataset:
     """Reads the pieces of `path` into memory if they fit into data_memory_mib (verified), otherwise row by row."""
     index = read_index(path)
-    if not index.get("complete"):
-        raise UserError(f"data={path}: prepare was interrupted: run the same python -m trainer.data.prepare again")
     train, evaluation = (open_split(path, index, split) for split in SPLITS)
     if train is None:
         raise UserError(f"data={path}: its {INDEX} has no images to train on: prepare it again")
@@ -113,8 +111,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     """Returns the content of pieces.json, whose entries are then sound. Raises UserError if it is damaged."""
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
-        if index["format"] != FORMAT:
-            raise ValueError(f"its format is not {FORMAT}")
+        if index["format"] != FORMAT or index["complete"] is not True:
+            raise ValueError(f"its format is not {FORMAT}, or it is not complete")
         index["image_shape"] = height, width, channels = tuple(map(int, index["image_shape"]))
         index["class_names"] = tuple(map(str, index["class_names"]))
         for entry in (entry for split in SPLITS for entry in index["splits"].get(split, ())):

@@ -1,7 +1,7 @@
 """Converts any source to .npy pieces: `python -m trainer.data.prepare SRC DST --image_size=64 --channels=3`.
 
 It decodes once what every run would decode again, with one piece of an image folder or of TFRecord files in memory at a
-time. After an interruption, the same command continues after the last complete piece; `pieces.py` reads the result.
+time. After an interruption, the same command starts anew; `pieces.py` reads the result.
 """
 
 import hashlib
@@ -95,64 +95,50 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
 
 
 def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:
-    """Writes the pieces, and pieces.json after each of them; returns its content. Calls `on_piece(done, all)`.
+    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, all)`.
 
     Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
     """
     make_writable(folder, "DST")
     source = source_of(config, max(1, piece_mib * 2**20 // (config.image_size**2 * config.channels)))
-    before = read_index(folder) if (folder / INDEX).exists() else {}
-    same = before.get("fingerprint") == source.fingerprint
-    if before.get("complete"):
-        if same:
+    if (folder / INDEX).exists():
+        before = read_index(folder)
+        if before.get("fingerprint") == source.fingerprint:
             return before
         raise UserError(f"{folder} contains pieces of other data or settings: use another folder, or remove it")
     index: dict[str, Any] = {
-        "format": FORMAT, "complete": False, "source": config.data, "fingerprint": source.fingerprint,
+        "format": FORMAT, "complete": True, "source": config.data, "fingerprint": source.fingerprint,
         "image_shape": (config.image_size, config.image_size, config.channels), "class_names": (),
         "left_out": source.left_out, "splits": {split: [] for split in source.splits},
     }  # fmt: skip
+    report = DecodingReport(left_out=source.left_out)
     pieces = [(split, number, piece) for split in source.splits for number, piece in enumerate(source.splits[split])]
     for done, (split, number, piece) in enumerate(pieces, 1):
-        written = before["splits"].get(split, ())[number : number + 1] if same else ()
-        # A file appears when it is whole.
-        entry = next((entry for entry in written if all((folder / file).is_file() for file in entry["files"])), None)
-        if entry is None:
-            bad, files = DecodingReport(), {}
-            images = piece(bad)
-            for part, array in zip("xy", images.arrays if images else (), strict=False):
-                content, file = io.BytesIO(), f"{split}-{number:05d}.{part}.npy"
-                np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
-                write_whole(folder / file, content.getvalue())
-                files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
-            examples, skips = images.count if images else 0, [[str(file), why] for file, why in bad.files]
-            entry = {"examples": examples, "files": files, "converted": bad.converted, "skipped": skips}
-        index["splits"][split].append(entry)
-        _write_index(folder, index)
+        files = {}
+        images = piece(report)
+        for part, array in zip("xy", images.arrays if images else (), strict=False):
+            content, file = io.BytesIO(), f"{split}-{number:05d}.{part}.npy"
+            np.lib.format.write_array(content, array.astype(LABEL) if part == "y" else array, allow_pickle=False)
+            write_whole(folder / file, content.getvalue())
+            files[file] = hashlib.sha256(content.getbuffer()).hexdigest()
+        index["splits"][split].append({"examples": images.count if images else 0, "files": files})
         on_piece(done, len(pieces))
-    entries = [entry for split in index["splits"].values() for entry in split]
-    skipped = [(Path(file), why) for entry in entries for file, why in entry["skipped"]]
-    converted = sum((Counter(entry["converted"]) for entry in entries), Counter[str]())
-    refuse_or_skip(config, DecodingReport(skipped, converted, source.left_out))
+    refuse_or_skip(config, report)
     train, evaluation = (open_split(folder, index, split) for split in SPLITS)
     if train is None:
         raise UserError(f"SRC={config.data}: no image is left to train on")
     if train.targets is not None:
         refuse_empty_classes(config, source.class_names, set(np.unique(train.targets).tolist()))
     labels = [rows.targets for rows in (train, evaluation) if rows and rows.targets is not None]
-    names = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
-    index |= {"class_names": names, "complete": True}
-    _write_index(folder, index)
-    return index
-
-
-def _write_index(folder: Path, index: Mapping[str, Any]) -> None:
+    index["class_names"] = source.class_names or numbered_classes(int(of_split.max()) for of_split in labels)
+    index |= {"converted": report.converted, "skipped": report.notes["skipped"]}
     write_whole(folder / INDEX, json.dumps(index, indent=1) + "\n")
+    return index
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    return run_command(lambda: _prepare(arguments), "goes on after the last complete piece")
+    return run_command(lambda: _prepare(arguments), "starts anew")
 
 
 def _prepare(arguments: Sequence[str] | None) -> int:

@@ -5,8 +5,8 @@ docs/decisions/10-micro-batches.md has the reasons.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -16,11 +16,10 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.gradients import Update, all_reduce_sum, divided, postponed_updates
+from trainer.invariance.gradients import Update, all_reduce_sum, postponed_updates
 from trainer.invariance.step import ACCUMULATED, holding, running_step
 from trainer.user_code.interface import ModelInterface, scalars_of
 
-_WEIGHTS = (keras.Variable, tf.Variable)
 _BY_WEIGHT = "mean_with_sample_weight"
 _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
@@ -92,30 +91,6 @@ def try_losses(model: keras.Model, rows: Any) -> None:
     values = [(variable, tf.convert_to_tensor(variable)) for variable in model.trainable_variables]
     with keras.StatelessScope(values, collect_losses=True):
         model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=weight)
-
-
-@contextmanager
-def row_losses_summed() -> Iterator[None]:
-    """Makes a replica's gradient of a loss by row, which adds its rows up, add up over replicas too, in the block.
-
-    It holds for gradients by weights of which the mean over replicas is taken: `tape.gradient(losses, weights)` of
-    losses (rows, …). As `fit` computes it on one device, it grows with the rows.
-    """
-    original = tf.GradientTape.gradient
-
-    def gradient(tape: Any, target: Any, sources: Any, *arguments: Any, **options: Any) -> Any:
-        gradients = original(tape, target, sources, *arguments, **options)
-        step, replica = running_step(), tf.distribute.get_replica_context()
-        by_row = step and all(loss.shape.rank and loss.shape[0] == step.rows for loss in tf.nest.flatten(target))
-        if not (by_row and replica and all(isinstance(source, _WEIGHTS) for source in tf.nest.flatten(sources))):
-            return gradients
-        return tf.nest.map_structure(lambda part: divided(part, 1 / replica.num_replicas_in_sync), gradients)
-
-    tf.GradientTape.gradient = gradient
-    try:
-        yield
-    finally:
-        tf.GradientTape.gradient = original
 
 
 def reduce_to_mean(original: Callable[..., Any], *arguments: Any) -> Any:

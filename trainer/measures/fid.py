@@ -137,16 +137,21 @@ class Extractor:
             keras.config.set_floatx("float32")
             keras.config.set_dtype_policy("float32")
             if name == "inception":
-                shape = (_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
                 file = weights if weights == "imagenet" else str(stage(weights, "fid_weights", cache_dir))
                 inside = keras.applications.InceptionV3(
-                    include_top=False, weights=file, pooling="avg", input_shape=shape
+                    include_top=False, weights=file, pooling="avg", input_shape=(_INCEPTION_SIZE, _INCEPTION_SIZE, 3)
                 )
-                images = keras.Input(shape)
+                images = keras.Input(inside.input_shape[1:])
                 scaled = keras.layers.Rescaling(1 / 127.5, offset=-1)(images)
-                network, size, channels = keras.Model(images, inside(scaled)), _INCEPTION_SIZE, 3
-            else:
-                network, size, channels = _classifier(name, cache_dir)
+                network = keras.Model(images, inside(scaled))
+            else:  # a saved classifier up to its penultimate layer
+                model = keras.models.load_model(stage(name, "fid_features", cache_dir), compile=False)
+                shape = model.input_shape
+                network = keras.Model(model.inputs, model.layers[-2].output)
+                if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
+                    raise UserError(
+                        f"fid_features={name}: its input is {shape}: a classifier of square images is required"
+                    )
         except (UserError, PlatformFault):
             raise
         except Exception as error:  # Keras raises many types without a network, and for a file of something else
@@ -156,7 +161,8 @@ class Extractor:
         finally:
             keras.config.set_floatx(floatx)
             keras.config.set_dtype_policy(policy)
-        self.network, self._size, self._channels = network, size, channels
+        self.network = network
+        *_, self._size, self._channels = network.input_shape
 
     @cached_property
     def identity(self) -> str:
@@ -174,15 +180,6 @@ class Extractor:
         if images.shape[1] != self._size:
             images = tf.image.resize(images, (self._size, self._size), antialias=True)
         return tf.cast(tf.reshape(self.network(images, training=False), (rows, -1)), tf.float32)
-
-
-def _classifier(path: str, cache_dir: str) -> tuple[keras.Model, int, int]:
-    """Returns the network of a saved classifier up to its penultimate layer, and its images' size and channels."""
-    model = keras.models.load_model(stage(path, "fid_features", cache_dir), compile=False)
-    shape, features = model.input_shape, model.layers[-2].output
-    if len(shape) != 4 or shape[1] != shape[2] or shape[3] not in (1, 3):
-        raise UserError(f"fid_features={path}: its input is {shape}: a classifier of square images is required")
-    return keras.Model(model.inputs, features), shape[1], shape[3]
 
 
 class Fid:
@@ -206,7 +203,8 @@ class Fid:
         conditional: bool = False,
     ) -> None:
         self._model, self._replicas, self._extract = model, replicas, extract
-        self._reals, self.samples, self._seed = reals, min(samples, reals.count), seed
+        self.samples = min(samples, reals.count)
+        self._real_features: Features | None = None  # (samples, features)
         batch = replicas.global_batch_size
         padded = math.ceil(self.samples / batch) * batch
         chosen = np.sort(shuffled(np.arange(self.samples), reals.count, seed, "fid"))
@@ -219,13 +217,28 @@ class Fid:
             parts = (reals.gather(self._rows[at : at + batch])[1].numpy() for at in range(0, padded, batch))
             self._labels = np.concatenate([*parts]).astype(np.int32)
         self._generator: Any = None
-        self._of_fakes = self._extracting(self._fake_images)
+
+        def real_images(rows: Any) -> Any:
+            with tf.device(HOST):  # only these images are copied to the replica's device
+                return reals.gather(tf.gather(self._rows, rows))[0]
+
+        def fake_images(rows: Any) -> Any:
+            inputs = tf.gather(self._noise, rows)
+            if self._labels is not None:
+                inputs = [inputs, tf.gather(self._labels, rows)]
+            return to_uint8(self._generator(inputs, training=False))
+
+        self._of_reals = self._extracting(real_images)
+        self._of_fakes = self._extracting(fake_images)
 
     def __call__(self) -> dict[str, float]:
         """Returns the values in `names` on the chief, {} on the other workers; every worker must call it."""
         self._generator = self._model.averaged_generator()
-        reals, fakes = self._real_features, self._collect(self._of_fakes)
-        if reals is None:
+        if self._real_features is None:
+            self._real_features = self._collect(self._of_reals)
+        reals = self._real_features
+        fakes = self._collect(self._of_fakes)
+        if not self._replicas.cluster.is_chief:
             return {}
         distances = {"fid": frechet_distance(reals, fakes), "kid": kernel_distance(reals, fakes)}
         return distances | neighbour_metrics(reals, fakes)
@@ -239,12 +252,6 @@ class Fid:
             "samples": self.samples,
             "formulas": FID_FORMULAS,
         }
-
-    @cached_property
-    def _real_features(self) -> Features | None:
-        """Returns the (samples, features) of the real examples; None on a worker that is not the chief."""
-        features = self._collect(self._extracting(self._real_images))
-        return features if self._replicas.cluster.is_chief else None
 
     def _collect(self, features_of: Callable[[Any], Any]) -> Features:
         """Returns the features of `samples` images, computed a global batch at a time, without padding."""
@@ -263,16 +270,6 @@ class Fid:
             return np.concatenate([of_all_workers(start) for start in range(0, self.samples, batch)])[: self.samples]
         finally:
             switch.enable_tensor_float_32_execution(before)
-
-    def _real_images(self, rows: Any) -> Any:
-        with tf.device(HOST):  # only these images are copied to the replica's device
-            return self._reals.gather(tf.gather(self._rows, rows))[0]
-
-    def _fake_images(self, rows: Any) -> Any:
-        inputs = tf.gather(self._noise, rows)
-        if self._labels is not None:
-            inputs = [inputs, tf.gather(self._labels, rows)]
-        return to_uint8(self._generator(inputs, training=False))
 
     def _extracting(self, images_of: Callable[[Any], Any]) -> Any:
         """Returns a tf.function that computes the features of this worker's rows of the global batch at `start`."""

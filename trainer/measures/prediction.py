@@ -75,24 +75,21 @@ def named_outputs(outputs: Any, model: keras.Model) -> Iterator[tuple[str, Array
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, Array]]:
         if not tf.nest.is_nested(value):
-            yield path or "predictions", _array(value)
+            if not isinstance(value, tf.Tensor):
+                raise UserError(
+                    f"the model returns {type(value).__name__}: only tensors with a row for each example are kept"
+                )
+            # NumPy's files have no bfloat16.
+            array: Array = (tf.cast(value, tf.float32) if value.dtype == tf.bfloat16 else value).numpy()
+            if array.dtype.kind not in "biufc":
+                raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
+            yield path or "predictions", array
             return
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, part in pairs:
             yield from walk(part, f"{path}.{key}" if path else f"output_{key}" if isinstance(key, int) else str(key))
 
     yield from walk(dict(zip(names, outputs, strict=True)) if of_model else outputs, "")
-
-
-def _array(value: Any) -> Array:
-    if not isinstance(value, tf.Tensor):
-        raise UserError(f"the model returns {type(value).__name__}: only tensors with a row for each example are kept")
-    if value.dtype == tf.bfloat16:  # NumPy's files do not have it
-        value = tf.cast(value, tf.float32)
-    array: Array = value.numpy()
-    if array.dtype.kind not in "biufc":
-        raise UserError(f"the model returns {value.dtype.name}, not numbers: only numbers are kept")
-    return array
 
 
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:

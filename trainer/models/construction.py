@@ -196,21 +196,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     optimizers = [optimizer for optimizer in outer if not hasattr(optimizer.apply, "sums_first")]
     if not optimizers:
         return
-    variables_of, wants_replicas = _traced(model, optimizers, config, dataset)
-    for optimizer in optimizers:
-        if variables := variables_of.get(id(optimizer)):
-            if not optimizer.built:
-                optimizer.build(variables)
-            sum_first(optimizer, mean=not wants_replicas)
-            # A step may read `model.losses` after it: these are still those of its replica.
-            optimizer.apply = losses_kept(model)(optimizer.apply)
-    model.means_of_rows = not wants_replicas
-
-
-def _traced(
-    model: keras.Model, optimizers: Sequence[Any], config: TrainConfig, dataset: Dataset
-) -> tuple[dict[int, list[Any]], bool]:
-    """Traces one step without running it; returns each optimizer's variables, and whether it calls current_step."""
+    # One step is traced without running it: which variables does each optimizer get, and is current_step called?
     trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     rows, passes = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
@@ -250,4 +236,11 @@ def _traced(
     finally:
         for optimizer in optimizers:
             del optimizer.apply
-    return trained, wants_replicas
+    for optimizer in optimizers:
+        if variables := trained.get(id(optimizer)):
+            if not optimizer.built:
+                optimizer.build(variables)
+            sum_first(optimizer, mean=not wants_replicas)
+            # A step may read `model.losses` after it: these are still those of its replica.
+            optimizer.apply = losses_kept(model)(optimizer.apply)
+    model.means_of_rows = not wants_replicas

@@ -130,16 +130,14 @@ def build_generator(
     widths = filters(config.image_size, shared.width)
     base = config.image_size // 2 ** len(widths)
 
-    def doubled(x: Any, width: int) -> Any:
-        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
-        return layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
-
     noise = keras.Input((shared.latent_dim + classes,), name="noise")
     x = layers.Dense(base * base * widths[-1], use_bias=False, kernel_initializer=initializer())(noise)
     x = layers.Reshape((base, base, widths[-1]))(x)
     x = layers.ReLU()(_batch_norm(x))
     for width in reversed(widths[:-1]):
-        x = layers.ReLU()(_batch_norm(doubled(x, width)))
+        kernel = {"kernel_initializer": initializer(), "use_bias": False}  # batch norm would cancel a bias
+        x = layers.Conv2DTranspose(width, KERNEL, strides=STRIDE, padding="same", **kernel)(x)
+        x = layers.ReLU()(_batch_norm(x))
     x = ImageConv2DTranspose(config.channels, kernel_initializer=initializer())(x)
     images = layers.Activation("tanh", dtype=full_precision(), name="images")(x)
     return keras.Model(noise, images, name="generator")

@@ -19,14 +19,13 @@ from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, La
 
 def gradient_norms(critic: Any, images: Any, labels: Any = None) -> Any:
     """Returns the L2 norm of the critic's gradient at each image, (rows,); where it is 0 its gradient is 0, not NaN."""
+
+    def root(squares: Any) -> tuple[Any, Any]:
+        norms = tf.sqrt(squares)
+        return norms, lambda upstream: tf.math.divide_no_nan(0.5 * upstream, norms)
+
     _, squares = scores_and_slopes(critic, images, labels)
-    return tf.custom_gradient(_root)(squares)
-
-
-def _root(squares: Any) -> tuple[Any, Any]:
-    """Returns the square root, whose gradient at 0 is 0, not infinite."""
-    root = tf.sqrt(squares)
-    return root, lambda upstream: tf.math.divide_no_nan(0.5 * upstream, root)
+    return tf.custom_gradient(root)(squares)
 
 
 class WGANGP(GAN):

@@ -22,7 +22,6 @@ from trainer.invariance.losses import (
     parts_of_batch,
     reduce_over_replicas,
     reduce_to_mean,
-    row_losses_summed,
     train_step,
 )
 from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
@@ -206,7 +205,7 @@ class StepRunner:
     @contextmanager
     def _losses_reduced(self) -> Iterator[None]:
         if self._interface.means_of_rows:
-            with losses_reduced_by(reduce_to_mean, lambda: 1), row_losses_summed():
+            with losses_reduced_by(reduce_to_mean, lambda: 1):
                 yield
         else:
             parts = parts_of_batch if self.replicas.micro_batches > 1 or self.replicas.virtual else None

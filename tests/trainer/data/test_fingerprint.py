@@ -9,12 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tests.drill import read
-from tests.fixtures import Log, Make, Patch
+from tests.fixtures import Log, Make
 from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.meeting import arithmetic
-from trainer.data import examples as examples_module
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of
@@ -87,13 +86,6 @@ def test_rows_are_compared_where_no_files_are_known() -> None:
     assert content_of(dataset(2345), rows=True) != same
     assert content_of(dataset(slice(1000, None)), rows=False) == content_of(dataset(), rows=False)
     assert content_of(dataset(count=4999), rows=False)["training examples"] == 4999
-
-
-def test_every_part_of_a_large_array_is_sampled(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(examples_module, "WHOLE_BYTES", 5000)  # a quarter: one row of four
-    same = content_of(dataset(), rows=True)
-    assert content_of(dataset(), rows=True) == same
-    assert all(content_of(dataset(slice(first, first + 7)), rows=True) != same for first in range(0, 4993, 499))
 
 
 def test_a_tf_dataset_and_a_part_held_back_are_compared_beyond_their_first_rows() -> None:

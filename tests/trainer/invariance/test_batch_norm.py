@@ -81,14 +81,6 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(dynami
     np.testing.assert_allclose(ours.moving_variance, ours.momentum * before, rtol=1e-6)  # moved by a variance of 0
 
 
-def test_frozen_batch_norm_keeps_its_statistics_in_training() -> None:
-    layer = keras.layers.BatchNormalization(trainable=False)
-    normalize_in_place(layer, synchronized=False)
-    inputs = tf.constant(RANDOM.normal(2.0, 3.0, (8, 6, 6, 5)), tf.float32)
-    np.testing.assert_array_equal(layer(inputs, training=True), layer(inputs))
-    np.testing.assert_array_equal(layer.moving_mean, np.zeros(5))
-
-
 def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **settings: Any) -> Callable[..., Any]:
     """Returns a function of (inputs, upstream gradient, mask) of all rows, which one layer normalises in training.
 

@@ -236,13 +236,6 @@ def test_what_cannot_be_drawn_by_row_is_named(function: Callable[..., Any], line
     assert (f"the result depends on the number of replicas: {line}" in caplog.text) is (rows < ROWS)
 
 
-def test_a_layer_that_does_not_draw_is_not_named(caplog: Log) -> None:
-    dropout, lstm = independent(lambda: layers.Dropout(0.5), WORDS), independent(lambda: layers.LSTM(2), WORDS)
-    on_replica(lambda x: dropout(tf.transpose(x, [1, 0, 2]), training=False), WORDS, 4)
-    on_replica(trained(lstm), WORDS, 4)
-    assert "depends on the number" not in caplog.text
-
-
 def test_a_branch_of_a_condition_is_no_loop(caplog: Log) -> None:
     layer = independent(lambda: layers.Dropout(0.5), WORDS)
 

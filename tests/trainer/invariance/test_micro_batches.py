@@ -79,22 +79,9 @@ def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
     assert depends_on_replicas(several, 1) == []
 
 
-def test_batch_norm_of_two_replicas_and_loss_scaling_work_in_passes() -> None:
-    _, logs = run_steps(small(f"--model={__name__}:normalised", "--precision=mixed_float16", *WAYS[1]), 2)
-    assert np.isfinite(logs.values).all()
-
-
 def test_a_step_of_the_users_that_takes_all_rows_at_once_is_refused() -> None:
     with refused("micro_batches=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"):
         run_steps(small("--model=tests.models:mean_loss", *WAYS[0]), 1)
-
-
-def test_xla_does_not_compile_a_step_of_passes() -> None:
-    config = small("--model=mlp", "--jit_compile", *WAYS[0])
-    setup = build_setup(config, make_replicas(config))
-    assert choose(config, setup.model, setup.replicas, 50, lambda: 1) == XlaChoice(
-        False, "XLA would keep all of micro_batches=4 in memory at once"
-    )
 
 
 @pytest.mark.slow

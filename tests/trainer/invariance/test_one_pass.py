@@ -104,8 +104,6 @@ def plain_r3gan_step(self: R3GAN, data: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(("model", "flags", "many_rows"), [
     ("wgan_gp", ("--critic_steps=3", "--diff_augment=color,translation,cutout"), False),
     pytest.param("wgan_gp", ("--replicas=2",), True, marks=pytest.mark.slow),
-    pytest.param("wgan_gp", ("--replicas=2", "--sync_batch_norm=false"), True, marks=pytest.mark.slow),
-    pytest.param("dcgan", (), False, marks=pytest.mark.slow),
     pytest.param("wgan_gp", ("--conditional", "--replicas=2"), False, marks=pytest.mark.slow),
     ("dcgan", ("--conditional",), True),
     pytest.param("r3gan", ("--conditional", "--gradient_penalty_weight=3"), False, marks=pytest.mark.slow),
@@ -141,7 +139,7 @@ config = small(*sys.argv[1:])
 setup = build_setup(config, make_replicas(config))
 runner, rows = setup.step_runner(), setup.rows_from(0)
 runner(rows, 0, 1)
-for step in range(5):
+for step in range(3):
     tf.config.experimental.reset_memory_stats("CPU:0")
     runner(rows, 0, 1)
     print("PEAK", tf.config.experimental.get_memory_info("CPU:0")["peak"])
@@ -161,8 +159,7 @@ def smallest_peak(passes: str, model: str) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["dcgan", "wgan_gp"])
-def test_joined_passes_need_little_more_memory_than_plain_ones(model: str) -> None:
-    """Found: 0.98 to 1.08 (dcgan), 0.93 to 1.06 (wgan_gp); with the generator's passes joined, dcgan has 1.4."""
-    joined, plain = (smallest_peak(passes, model) for passes in ("joined", "plain"))
+def test_joined_passes_need_little_more_memory_than_plain_ones() -> None:
+    """Found: 0.98 to 1.08; with the generator's passes joined too, 1.4."""
+    joined, plain = (smallest_peak(passes, "dcgan") for passes in ("joined", "plain"))
     assert joined < 1.15 * plain, (joined, plain)

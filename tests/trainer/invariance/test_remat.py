@@ -124,7 +124,6 @@ def states(*flags: str, remat: str) -> list[dict[str, Any]]:
     pytest.param(OWN, "--remat=layers:block1,block3", id="layers", marks=SLOW),
     pytest.param((*OWN, "--replicas=2", "--micro_batches=2"), BLOCKS, id="passes", marks=SLOW),
     pytest.param(WGAN_GP, BLOCKS, id="wgan_gp", marks=SLOW),
-    pytest.param(("--model=dcgan", "--replicas=2"), BLOCKS, id="dcgan", marks=SLOW),
 ])  # fmt: skip
 def test_all_variables_are_those_of_plain_steps(flags: tuple[str, ...], remat: str) -> None:
     plain, recomputed = states(*flags, remat=remat)

@@ -62,8 +62,6 @@ def slot_bytes(model: keras.Model) -> int:
         pytest.param((ODD, "--replicas=2", f"--optimizer={name}"), id=name, marks=SLOW)
         for name in ("Adadelta", "Ftrl")
     ),
-    pytest.param(("--model=mlp", "--width=64", "--replicas=4"), id="mlp", marks=SLOW),
-    pytest.param(("--model=cnn", "--image_size=20", "--width=16", "--replicas=2"), id="cnn", marks=SLOW),
     pytest.param(("--model=dcgan", "--width=16", "--replicas=4"), id="dcgan", marks=SLOW),
 ])  # fmt: skip
 def test_all_variables_are_those_of_whole_slots_and_a_replica_holds_its_part(flags: tuple[str, ...]) -> None:

@@ -53,8 +53,7 @@ FAMILIES = {
 @pytest.mark.parametrize(("name", "replicas"), [
     ("wgan_gp", 2),
     *(pytest.param(name, replicas, marks=pytest.mark.slow) for name, replicas in [
-        ("tests.models:classifier", 2), ("mlp", 4),
-        ("mlp", 2), ("cnn", 4), ("dcgan", 4), ("wgan_gp", 4), ("conditional", 2), ("conditional dcgan", 2),
+        ("mlp", 4), ("cnn", 4), ("dcgan", 4), ("wgan_gp", 4), ("conditional dcgan", 2),
     ]),
 ])  # fmt: skip
 def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
@@ -71,8 +70,7 @@ _ADVERSE = f"{__name__}:adverse"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "data"), [
-    ("tests.models:own_batch_norm", _ADVERSE), ("mlp", _ADVERSE), ("cnn", _ADVERSE), ("dcgan", _ADVERSE),
-    ("wgan_gp", _ADVERSE), ("wgan_gp", "digits"),
+    ("tests.models:own_batch_norm", _ADVERSE), ("cnn", _ADVERSE), ("dcgan", _ADVERSE), ("wgan_gp", _ADVERSE),
 ])  # fmt: skip
 def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
@@ -88,7 +86,7 @@ def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monk
 
 @pytest.mark.slow  # of one replica: tests/trainer/invariance/test_replicas.py
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["mlp", "cnn", "dcgan"])
+@pytest.mark.parametrize("name", ["cnn", "dcgan"])
 def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None:
     _, logs = run_steps(small(*FAMILIES[name], f"--precision={precision}", "--replicas=2"), 5)
     assert np.isfinite(logs.values).all()
@@ -132,11 +130,6 @@ def context(rows: int = 1000, step: int = 0) -> StepContext:
     return StepContext(0, tf.constant(step, tf.int64), 0, rows, rows)
 
 
-def test_dropout_without_a_name_is_the_same_each_time_the_model_is_built() -> None:
-    one, other = (weights(run_steps(small("--model=tests.models:nameless_dropout"), 2)[0]) for _ in range(2))
-    assert largest_difference(one, other) == 0
-
-
 def test_flip_mirrors_half_of_the_rows() -> None:
     images = tf.tile(tf.reshape(tf.range(4.0), (1, 1, 4, 1)), (1000, 2, 1, 1))
     found = flip(images, context()).numpy()[:, 0, :, 0]
@@ -167,12 +160,6 @@ def test_learning_rates_over_a_run() -> None:
     assert rates[110] == rates[119] == pytest.approx(0.0, abs=1e-7)
     flat = StepSchedule(2.0, "constant", 0, 100, updates_per_step=5, later=(10, 0.5))
     assert [float(flat(update)) for update in (0, 49, 50, 499)] == [2.0, 2.0, 0.5, 0.5]
-
-
-def test_a_constant_learning_rate_stays_a_number() -> None:
-    data = Dataset("d", Arrays(np.zeros((10, 8, 8, 1), np.uint8)))
-    assert learning_rate(TrainConfig(learning_rate=0.5), data) == 0.5
-    assert isinstance(learning_rate(TrainConfig(warmup_steps=5), data), StepSchedule)
 
 
 def labelled(classes: int, count: int = 64, size: int = 32) -> Dataset:
@@ -297,13 +284,6 @@ def test_efficientnets_weights_that_cannot_be_loaded(flag: str, line: str) -> No
         build_model(resolve([*EFFICIENT, flag]).config, labelled(2))
 
 
-@pytest.mark.parametrize("frozen", [True, False])
-def test_a_frozen_batch_norm_does_not_depend_on_replicas(frozen: bool) -> None:
-    norm = keras.layers.BatchNormalization(trainable=not frozen)
-    model = keras.Sequential([keras.Input((8, 8, 3)), norm])
-    assert [norm.name in line for line in depends_on_replicas(model, replicas=2)] == [True] * (not frozen)
-
-
 def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
     with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
@@ -349,13 +329,3 @@ def test_check_finds_what_depends_on_replicas(flags: list[str], line: str) -> No
 def test_check_refuses_what_float64_lacks() -> None:
     with refused("does not have in float64: use --precision=float32"):
         replica_check.compare(resolve(["--data=digits", "--model=tests.mistakes:measures_top_5", *CHECKED]).config)
-
-
-def test_check_reports_a_fault_of_the_platform_in_one_line(monkeypatch: Patch, capsys: Capture) -> None:
-    def fault(arguments: list[str], **described: object) -> None:
-        raise PlatformFault("gs://b/x: Cloud Storage does not answer")
-
-    monkeypatch.setattr(check_module, "resolve", fault)
-    assert check_module.main([]) == 1
-    line = "error: gs://b/x: Cloud Storage does not answer: the same command starts from scratch\n"
-    assert capsys.readouterr().err == line

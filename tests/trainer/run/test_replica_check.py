@@ -88,7 +88,7 @@ def test_what_settings_ask_of_batch_norm_is_exempt_and_hides_nothing_else(flag: 
 
 @pytest.mark.slow
 def test_steps_that_agree_are_recorded(tmp_path: Path) -> None:
-    assert started(tmp_path, "row_losses")["replica_check"] == {
+    assert started(tmp_path, "mean_losses")["replica_check"] == {
         "agrees": True,
         "problems": [],
         "reason": "",
@@ -113,7 +113,7 @@ def test_a_process_that_compares_twice_keeps_the_sums_apart() -> None:
     ("--model=tests.planted_dependences:other_weights", "a second model starts from other weights, "),
 ])  # fmt: skip
 def test_what_differs_before_any_step_is_not_blamed_on_the_loss(flag: str, line: str) -> None:
-    (problem,) = compare_few_rows(settings("row_losses", flag))["problems"]
+    (problem,) = compare_few_rows(settings("mean_losses", flag))["problems"]
     assert line in problem
 
 
@@ -165,20 +165,20 @@ def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
     for module in (job, later_replica_checks):
         monkeypatch.setattr(module, "ReplicaCheck", Child)
     with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
-        started(tmp_path, "row_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
+        started(tmp_path, "mean_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
     checks = {"1 to 5": "agree", "4 to 8": "differ"}
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["state"], result["replica_checks"]) == ("failed", checks)
     with refused("steps 4 to 8 differ on 1 and on 2 replicas, as an earlier start found"):
-        started(tmp_path, "row_losses", "--steps=9")
-    assert started(tmp_path, "row_losses", "--steps=9", "--allow_replica_dependence")["replica_checks"] == checks
+        started(tmp_path, "mean_losses", "--steps=9")
+    assert started(tmp_path, "mean_losses", "--steps=9", "--allow_replica_dependence")["replica_checks"] == checks
 
 
 @pytest.mark.slow
 def test_a_child_beside_the_job_finds_what_a_callback_begins(tmp_path: Path) -> None:
     with refused("(steps 4 to 8, from the state of this run)"):
         started(tmp_path, "annealed", "--callbacks=tests.planted_dependences:annealing", "--steps=90")
-    about = started(tmp_path / "other", "row_losses", "--steps=9")
+    about = started(tmp_path / "other", "mean_losses", "--steps=9")
     assert about["replica_checks"] == {"1 to 5": "agree", "4 to 8": "agree"}
 
 
