@@ -1,7 +1,5 @@
 """Tests that gradients are summed once with every optimizer, and that replicas agree on overflow."""
 
-import unittest
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -13,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from tests.support import refused
-from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.compat import separate_collectives
 from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
 

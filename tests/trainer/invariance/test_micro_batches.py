@@ -11,11 +11,8 @@ from tests.step_memory import peak
 from tests.support import largest_difference, refused, run_job, run_steps, small, weights
 from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas
-from trainer.run.training_setup import build_setup
-from trainer.training.xla_choice import XlaChoice, choose
 
 SLOW = pytest.mark.slow
 OWN = ("--global_batch_size=16", "--learning_rate=0.01")

@@ -24,7 +24,7 @@ from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
 from trainer.measures import fid
 from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import NEIGHBOURS, Extractor, Fid, frechet_distance, neighbour_metrics
+from trainer.measures.fid import Extractor, Fid, frechet_distance, neighbour_metrics
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed

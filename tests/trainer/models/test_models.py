@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras.src.applications import efficientnet as efficientnet_of_keras
 
-from tests.fixtures import Capture, Make, Patch
+from tests.fixtures import Make
 from tests.support import (
     largest_difference,
     permute_rows,
@@ -20,8 +20,7 @@ from tests.support import (
     small,
     weights,
 )
-from trainer import check as check_module
-from trainer.base.errors import PlatformFault, UserError
+from trainer.base.errors import UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
@@ -33,7 +32,7 @@ from trainer.invariance.layers import depends_on_replicas, make_independent, ref
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below
-from trainer.models.optimizers import StepSchedule, learning_rate
+from trainer.models.optimizers import StepSchedule
 from trainer.run import job, replica_check
 from trainer.run.export import export, plain_copy
 
