@@ -4,8 +4,7 @@ It runs a few steps on one and on two replicas of this machine's CPU, in float64
 `--bits` it compares all bits of all variables on one replica and on four, in the run's precision, which
 `--virtual_replicas` makes equal. With `--on_gpus` it runs them on all GPUs of this machine instead, in every precision,
 and measures these GPUs (docs/gpus.md); gpu_check.json, in --job_dir or else in this folder, keeps the result. With
-`--xla` it runs one step that XLA compiles, on the devices of the run, and says why if that fails. This has no time
-limit: a sum over several GPUs may hang.
+`--xla` it runs one step that XLA compiles, on the devices of the run, and says why if that fails.
 """
 
 import argparse

@@ -175,7 +175,7 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
     """Returns whether XLA will compile the steps of a run on so many GPUs."""
-    if devices > 1 and plan.sums_within and config.jit_compile != "true":
+    if devices > 1 and plan.sums_within:
         return False
     return compiles(config, devices, plan.total_steps(config), plan.work.count)
 

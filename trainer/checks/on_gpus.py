@@ -356,7 +356,7 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
     return DONE
 
 
-def variants(count: int, *, nccl: bool) -> tuple[list[Variant], list[str]]:
+def variants(count: int) -> tuple[list[Variant], list[str]]:
     """Returns the variants to compare with float32 on one of `count` devices, and a line for each that is left out."""
     left_out = []
     kinds = [Variant("float32", 1), Variant("float32, TF32", 1, tf32=True)]
@@ -369,9 +369,6 @@ def variants(count: int, *, nccl: bool) -> tuple[list[Variant], list[str]]:
     if count == 1:
         left_out.append("several devices: there is one")
     both = [dataclasses.replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]
-    if count > 1 and not nccl:
-        both = [kind for kind in both if kind.devices == 1 or kind.jit_compile == "false"]
-        left_out.append("XLA on several devices: it sums over them by NCCL alone")
     return both[1:], left_out  # without float32 on one device, with which they are compared
 
 
@@ -390,7 +387,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
     from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
     check.rows.append(Row(base.name, 1, REFERENCE, from_reference, cost, from_reference.problem))
-    others, check.left_out = variants(count, nccl=every.collectives == "nccl")
+    others, check.left_out = variants(count)
     for variant in others:
         row = Row(variant.name, variant.devices)
         try:

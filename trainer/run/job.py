@@ -29,8 +29,8 @@ from trainer.reporting.progress import Progress
 from trainer.reporting.reporter import Reporter
 from trainer.reporting.result import gpu_names, refuse_hopeless_restart, run_info
 from trainer.run.export import export
-from trainer.run.rehearsal import DIFFERS, compare_saved
-from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, act_on_verdict, needs_check, why_plain
+from trainer.run.replica_check import COMPARED_STEPS, ReplicaCheck, act_on_verdict, needs_check
+from trainer.run.saved_model_check import DIFFERS, compare_saved
 from trainer.run.start import StartedJob
 from trainer.run.training_run import Best, RunState, TrainingRun
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed, starting_weights
@@ -57,7 +57,6 @@ def run(config: TrainConfig, command: Sequence[str], began: float, job_dir: JobD
         refuse_hopeless_restart(config, job.result.before)  # after the meeting, so that the other workers are notified
         if job.is_chief:
             job.refuse_changed_data("files", job.files)
-        job.xla_failure = why_plain(config, command[3:], job.cluster)
         replicas = job.connect()
         job.result.rollbacks = replicas.from_chief(job.result.rollbacks)
         checked = "replica_check" in read_run_info(job.job_dir.root)[0]

@@ -1,9 +1,8 @@
-"""Tries steps of a run in a process of its own before it trains: on one and two replicas, and compiled on several GPUs.
+"""Compares steps of a run on one and on two replicas before it trains, in a process of its own.
 
 A child of the chief compares, on the CPU while the run starts, what a few steps give on one and on two replicas, as
 `trainer.check` does: weights and losses in float64 or, with --virtual_replicas, the bits of weights, slots and averages
-in the precision of the run. later_replica_checks.py has it compare again from the state of the running job. A sum over
-GPUs that hangs cannot be ended within the process that waits for it, so a compiled step is tried in a child, too.
+in the precision of the run. Later it compares again, from the state of the running job.
 """
 
 import json
@@ -23,27 +22,28 @@ import numpy as np
 from trainer.base.errors import FAULT, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
-from trainer.base.settings.xla_rule import barrier
-from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.strategy import local_devices, make_replicas
+from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import differing
 from trainer.data.sources import is_named
 from trainer.invariance.compat import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
-from trainer.reporting.progress import is_loss
+from trainer.reporting.progress import Progress, is_loss
 from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
-from trainer.run.training_setup import build_setup, set_precision_and_seed
+from trainer.run.start import StartedJob
+from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed
 from trainer.training.callbacks import load_callbacks
 from trainer.training.checkpoint import (
     WEIGHTS,
     digest_of,
     put_back,
     read_checkpoint,
+    sharded,
     snapshot,
     variables_of,
     write_checkpoint,
 )
+from trainer.training.loop import Cuts, Hook
 from trainer.training.xla_choice import failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
@@ -51,7 +51,6 @@ from trainer.user_code.mistakes import as_user_mistake, load_function
 # The comparison is bounded by its work, a few steps of a few rows; this only ends one that hangs.
 LONGEST_SECONDS = 1800.0
 SKIP = "TRAINER_SKIP_REPLICA_CHECK"  # an environment variable: this project's own tests prove it elsewhere
-XLA_SECONDS = 900.0  # of a compiled step, which takes minutes to compile
 COMPARED_STEPS = 5
 # Operations that draw from TensorFlow's own state.
 _DRAWS = {
@@ -181,6 +180,76 @@ def act_on_verdict(verdict: ReplicaVerdict, *, allowed: bool, paid: bool = False
         log.warning(f"the result depends on the number of replicas, as allowed: {'; '.join(verdict.problems)}")
     else:
         raise UserError(f"{'; '.join(verdict.problems)}: {REMEDY}")
+
+
+_POWERS = tuple(10**exponent for exponent in range(3, 16))
+_LAST_SECONDS = 300.0  # that the end of a run waits for a comparison, unless its budget is spent
+_STARTED = ReplicaVerdict(None, reason="the run ended meanwhile")
+
+
+class LaterReplicaChecks:
+    """Compares again beside the running job: after its first epoch, and at steps 1,000, 10,000, …
+
+    What begins after the first steps, as a term of the loss whose weight a callback raises, is not in the comparison
+    before training. A child of the chief takes the variables of the running job and fresh callbacks, and compares the
+    next steps on the CPU. Every worker has one of these, and the chief's has the child.
+    """
+
+    def __init__(self, job: StartedJob, setup: TrainingSetup, progress: Progress) -> None:
+        self._job, self._replicas, self._variables = job, setup.replicas, variables_of(setup.model)
+        self._steps = tuple(step for step in sorted({progress.steps_per_epoch, *_POWERS}) if step > progress.step)
+        self._child: ReplicaCheck | None = None
+        self._compared = ""  # the steps that it compares
+        before = [steps for steps, outcome in job.result.replica_checks.items() if outcome == "differ"]
+        if before and not job.config.allow_replica_dependence:
+            raise UserError(f"steps {before[0]} differ on 1 and on 2 replicas, as an earlier start found: {REMEDY}")
+
+    def hooks(self) -> Sequence[Hook]:
+        """Returns the hooks that end calls at the steps, and act after each call."""
+        cuts = Cuts(0, lambda progress: None, at_end=False, steps=self._steps)
+        return [cuts, Hook(0, self._act, requested=lambda: True)]
+
+    def close(self) -> None:
+        """Ends the child, if one runs."""
+        if self._child:
+            self._child.close()
+            self._child = None
+
+    def _act(self, progress: Progress) -> None:
+        """Takes the verdict of a child that has ended, at the end of the run of each, and starts another child."""
+        if self._child and (self._child.ended or progress.ends):
+            verdict = self._child.verdict(0.0 if progress.budget_spent else _LAST_SECONDS)
+            self.close()
+            result, steps = self._job.result, self._compared
+            self._record(steps, verdict)
+            problems = f"{'; '.join(verdict.problems)} (steps {steps}, from the state of this run)"
+            if verdict.agrees is None:
+                log.warning(f"steps {steps} of one replica and of two were not compared: {verdict.reason}")
+            elif verdict.agrees:
+                log.info(f"steps {steps} on 1 and on 2 replicas give the same, compared beside the run")
+            elif self._job.config.allow_replica_dependence:
+                log.warning(f"the result depends on the number of replicas, as allowed: {problems}")
+                result.depends_on_replicas = [*result.depends_on_replicas, problems]
+            else:
+                raise UserError(f"{problems}: {REMEDY}")
+        if progress.step in self._steps and not progress.ends:
+            steps = f"{progress.step + 1:,} to {progress.step + COMPARED_STEPS:,}"
+            # Of slots that are sharded each worker has parts.
+            of_worker = self._variables if self._job.is_chief else sharded(self._variables)
+            values = snapshot(of_worker, self._replicas)
+            if self._child:
+                self._record(steps, ReplicaVerdict(None, reason=f"that of steps {self._compared} still ran"))
+            elif self._job.is_chief:
+                epoch = progress.step // progress.steps_per_epoch
+                manifest = {"step": progress.step, "state": {"epoch": epoch}}
+                self._child, self._compared = ReplicaCheck(self._job.command[3:], values, manifest), steps
+                self._record(steps, _STARTED)
+
+    def _record(self, steps: str, verdict: ReplicaVerdict) -> None:
+        """Keeps the outcome in run.json, and in result.json when that is written next."""
+        if self._job.is_chief:
+            self._job.result.replica_checks[steps] = verdict.outcome
+            self._job.job_dir.add_to_run_info(replica_checks=self._job.result.replica_checks)
 
 
 def other_numbers(draws: Sequence[str]) -> str:
@@ -350,34 +419,6 @@ def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list
             "first: make every initializer and layer inside the function, and draw with generators made there"
         ]
     return []
-
-
-def why_plain(config: TrainConfig, arguments: Sequence[str], cluster: Cluster) -> str:
-    """Returns why compiled steps failed that were asked for on several GPUs, "" if they did not, or nobody asked.
-
-    It must be called before this process takes the GPUs' memory. arguments: the flags of the run.
-    """
-    devices = local_devices(config, cluster)
-    several_gpus = len(devices) > 1 and devices[0].startswith("GPU") and not cluster.several
-    if config.jit_compile != "true" or not several_gpus or barrier(config, len(devices)):
-        return ""
-    minutes = XLA_SECONDS / 60
-    log.info(f"jit_compile=true: tries a step on {len(devices)} GPUs in a process of its own, {minutes:g} min at most")
-    return failure_of_trial(arguments, XLA_SECONDS)
-
-
-def failure_of_trial(arguments: Sequence[str], seconds: float) -> str:
-    """Runs `trainer.check --xla` with the flags of a run, and ends it after `seconds`; returns why it failed, or ""."""
-    with TemporaryDirectory(prefix="trainer-xla-") as folder:
-        output = Path(folder) / "log"
-        child = start(["trainer.check", *arguments, "--xla"], output, on_gpus=True)
-        try:
-            return f"tried in a process of its own: {last_error(output)}" if child.wait(seconds) else ""
-        except subprocess.TimeoutExpired:
-            return f"a compiled step, tried in a process of its own, did not end within {seconds:g} s"
-        finally:
-            child.kill()
-            child.wait()
 
 
 def failure_of_compiled_step(config: TrainConfig) -> str:

@@ -38,7 +38,6 @@ class StartedJob:
     files: Mapping[str, Any]  # what is known of the files of the data before they are read; {} if they are no files
     tracking: Tracking
     peers: Peers | None = None  # the other workers, once they have met
-    xla_failure: str = ""  # how a compiled step failed in a process of its own
 
     @classmethod
     def open(

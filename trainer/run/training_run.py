@@ -22,9 +22,8 @@ from trainer.measures.fid import make_fid
 from trainer.reporting.error_lines import is_out_of_memory
 from trainer.reporting.progress import Progress, StepLogs, WorkerWaits, numbers
 from trainer.reporting.reporter import Reporter
-from trainer.run.later_replica_checks import LaterReplicaChecks
 from trainer.run.rehearsal import has_own_parts, rehearse
-from trainer.run.replica_check import needs_check
+from trainer.run.replica_check import LaterReplicaChecks, needs_check
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup
 from trainer.training.callbacks import (
@@ -64,10 +63,8 @@ class Best:
     def resume(self, state: Mapping[str, Any]) -> None:
         """Restores what `state()` returned."""
         if state and state["value"] is not None:
-            metric = str(state["metric"])
-            features = str(state["features"]) if metric in OF_IMAGES else None
             value, step = float(state["value"]), int(state["step"])
-            self._state = {"metric": metric, "features": features, "value": value, "step": step}
+            self._state = {"metric": state["metric"], "features": state["features"], "value": value, "step": step}
 
     def consider(self, values: Mapping[str, float], step: int) -> None:
         """Compares a measurement with the best so far; the first one measured is the best."""
@@ -173,20 +170,13 @@ class TrainingRun:
         """Replaces result.json, on the chief."""
         self.job.result.saving_seconds = self.checkpoints.saving_seconds
         measured: Result = {**self.state.reporter.summary(), "history": self.state.values_of_epochs()}
-        if self.job.is_chief and state != "running" and (digest := self._digest()):
-            measured["equal_bits"] = {"virtual_replicas": self.job.config.virtual_replicas, "sha256": digest}
+        virtual_replicas = self.job.config.virtual_replicas
+        if self.job.is_chief and state != "running" and virtual_replicas and not self.job.result.depends_on_replicas:
+            variables = variables_of(self.setup.model)
+            if not (self.setup.replicas.cluster.several and sharded(variables)):  # of which a worker has parts only
+                digest = digest_of(snapshot(variables))
+                measured["equal_bits"] = {"virtual_replicas": virtual_replicas, "sha256": digest}
         self.job.result.write(state, measured, error)
-
-    def _digest(self) -> str:
-        """Returns the SHA-256 of all variables where --virtual_replicas promises equal bits, "" elsewhere.
-
-        A worker has not all parts of slots that are sharded over several.
-        """
-        if not self.job.config.virtual_replicas or self.job.result.depends_on_replicas:
-            return ""
-        variables = variables_of(self.setup.model)
-        parted = self.setup.replicas.cluster.several and sharded(variables)
-        return "" if parted else digest_of(snapshot(variables))
 
     def train(self, stop: StopRequest) -> Control:
         """Trains until the last step, or until a signal, the budget or a callback stops it, and saves the state."""
@@ -216,8 +206,7 @@ class TrainingRun:
             with goodput.within(COMPILATION):
                 compiled = self.setup.step_runner(compiled=True)
                 left, operations = progress.total_steps - progress.step, partial(compiled.size, rows)
-                replicas, failure = self.setup.replicas, self.job.xla_failure
-                choice = choose(config, model, replicas, left, operations, self.choice, failure)
+                choice = choose(config, model, self.setup.replicas, left, operations, self.choice)
                 if choice.compiled:
                     at_once = steps_of_a_program(
                         compiled, rows, min([most or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])

@@ -27,7 +27,6 @@ from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights
 from trainer.training.checkpoint import load_weights
 from trainer.training.steps import StepRunner
-from trainer.training.xla_choice import is_cut
 from trainer.user_code.interface import ModelInterface
 
 
@@ -89,10 +88,9 @@ class TrainingSetup:
         """
         as_fit = weighted_by_class(self.dataset.as_fit, self.config.class_weights)
         augment, soften = augmentation(self.config), softening(self.config, len(self.dataset.class_names))
-        cut = compiled and is_cut(self.config, self.replicas)
         return StepRunner(
             self.model, self.replicas, self.config.seed, as_fit, augment, soften,
-            compiled=compiled, at_once=at_once, cut=cut, gather=self.gather if at_once > 1 else None,
+            compiled=compiled, at_once=at_once, gather=self.gather if at_once > 1 else None,
         )  # fmt: skip
 
 

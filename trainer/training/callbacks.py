@@ -41,14 +41,8 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
-        value = (logs or {}).get(self.monitor, 0.0)
-        first_is_nan = self.best is None and math.isnan(value)
-        if first_is_nan:
-            self.best = value  # nothing is an improvement on NaN, itself included
+        """Counts the epochs without improvement."""
         super().on_epoch_end(epoch, logs)
-        if first_is_nan:
-            self.best = None
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")
 

@@ -177,16 +177,11 @@ class Checkpoints:
 
     def restore(self) -> dict[str, Any]:
         """Restores the newest intact checkpoint on all workers; returns its state with `step`, or {} if none exists."""
-        manifest, values = self._newest() if self._replicas.cluster.is_chief else (None, None)
-        if (manifest := self._replicas.from_chief(manifest)) is None:
-            return {}
-        put_back(self._variables, values, self._replicas)
-        self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
-        return {**manifest["state"], "step": manifest["step"]}
-
-    def _newest(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        damaged = []
-        for folder in reversed(checkpoint_folders(self._folder)):
+        manifest: dict[str, Any] | None = None
+        values: dict[str, Any] | None = None
+        damaged: list[str] = []
+        folders = checkpoint_folders(self._folder) if self._replicas.cluster.is_chief else []
+        for folder in reversed(folders):
             self._mirror.fetch(folder)
             try:
                 manifest, values = read_checkpoint(folder)
@@ -196,13 +191,18 @@ class Checkpoints:
                 continue
             self.restored = self._mirror.where(folder)
             check_fits(self._variables, {name: value.shape for name, value in values.items()}, self.restored)
-            return manifest, values
-        if damaged:
+            break
+        if damaged and manifest is None:
             raise UserError(
                 f"{self._mirror.where(self._folder)}: none of its checkpoints can be read ({damaged[0]}): nothing is "
                 "overwritten; repair them, or use another --job_dir"
             )
-        return None, None
+        manifest = self._replicas.from_chief(manifest)
+        if manifest is None:
+            return {}
+        put_back(self._variables, values, self._replicas)
+        self._saved = (manifest["step"], bool(manifest["state"].get("pending")))
+        return {**manifest["state"], "step": manifest["step"]}
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Takes a snapshot after `step` steps and writes it in the background; raises like `wait` for the last write.
@@ -249,20 +249,17 @@ class Checkpoints:
             folder, manifest = self._folder / step_name(step), json.loads(text)
             write_checkpoint(folder, values, manifest)
             self._mirror.put(folder)
-            self._prune(step, manifest["state"])
+            # The newest up to `step` stay, and the best. Those of later steps are damaged: restore() skipped them.
+            whole = checkpoint_folders(self._folder)
+            best = (manifest["state"].get("best") or {}).get("step")
+            newest = [old for old in whole if step_of(old.name) <= step][-self._keep :]
+            for old in whole:
+                if old not in newest and step_of(old.name) != best:
+                    self._mirror.remove(old)
+            for half in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
+                shutil.rmtree(half, ignore_errors=True)
         except Exception as failure:  # raised by the next save or wait, in the training thread
             self._error = failure
-
-    def _prune(self, step: int, state: Mapping[str, Any]) -> None:
-        """Keeps the newest up to `step` and the best. Those of later steps are damaged: restore() skipped them."""
-        whole = checkpoint_folders(self._folder)
-        best = (state.get("best") or {}).get("step")
-        newest = [folder for folder in whole if step_of(folder.name) <= step][-self._keep :]
-        for folder in whole:
-            if folder not in newest and step_of(folder.name) != best:
-                self._mirror.remove(folder)
-        for folder in self._folder.glob(f".{STEP_PREFIX}*"):  # left half written by a kill
-            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def latest(self) -> str | None:

@@ -43,29 +43,29 @@ class StopRequest:
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Makes SIGINT and SIGTERM set the request within the block; a second one ends the process with exit code 75."""
-    request, over = StopRequest(), threading.Event()
+    request = StopRequest()
+    over = threading.Event()
+
+    def leave_while_compiling() -> None:
+        """Ends the process, some seconds after a signal, when the running call to the device does not count."""
+        over.wait(_COMPILING_SECONDS)
+        while not over.wait(_POLL_SECONDS):
+            if request.nothing_to_save:
+                log.warning("the step is still being compiled: nothing is lost")
+                leave_at_once()
 
     def receive(name: str) -> None:
         if request:
             leave_at_once()
         request.signal = name
         log.warning(f"{name}: saves after the running steps; a second signal stops at once, unsaved")
-        threading.Thread(target=_leave_while_compiling, args=(over, request), name="compiling", daemon=True).start()
+        threading.Thread(target=leave_while_compiling, name="compiling", daemon=True).start()
 
     with _received(receive):
         try:
             yield request
         finally:
             over.set()
-
-
-def _leave_while_compiling(over: threading.Event, request: StopRequest) -> None:
-    """Ends the process, some seconds after a signal, when the running call to the device does not count."""
-    over.wait(_COMPILING_SECONDS)
-    while not over.wait(_POLL_SECONDS):
-        if request.nothing_to_save:
-            log.warning("the step is still being compiled: nothing is lost")
-            leave_at_once()
 
 
 @contextmanager
@@ -84,7 +84,14 @@ def _received(receive: Callable[[str], None]) -> Iterator[None]:
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    threading.Thread(target=_read, args=(reader, receive), name="signals", daemon=True).start()
+
+    def read() -> None:
+        with reader:
+            while number := reader.recv(1):
+                if number[0] in _SIGNALS:
+                    receive(signal.Signals(number[0]).name)
+
+    threading.Thread(target=read, name="signals", daemon=True).start()
     before = {number: signal.signal(number, lambda number, frame: None) for number in _SIGNALS}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     try:
@@ -100,13 +107,6 @@ def keep_handlers() -> None:
     """Sets Python's handlers of SIGINT and SIGTERM again: that of SIGTERM is TensorFlow's once its servers connect."""
     for number in _SIGNALS:
         signal.signal(number, signal.getsignal(number))
-
-
-def _read(reader: socket.socket, receive: Callable[[str], None]) -> None:
-    with reader:
-        while number := reader.recv(1):
-            if number[0] in _SIGNALS:
-                receive(signal.Signals(number[0]).name)
 
 
 def leave_at_once() -> None:
@@ -163,11 +163,12 @@ class Control:
 
     def watched(self) -> Replicas:
         """Returns replicas for a long measurement: a sum over the workers raises Interrupted if the run is to stop."""
-        return replace(self._replicas, before_sum=self._leave_if_asked)
 
-    def _leave_if_asked(self) -> None:
-        if self._stops(*self._replicas.sum_over_workers(self._asked())):
-            raise Interrupted
+        def leave_if_asked() -> None:
+            if self._stops(*self._replicas.sum_over_workers(self._asked())):
+                raise Interrupted
+
+        return replace(self._replicas, before_sum=leave_if_asked)
 
     def _asked(self) -> list[bool]:
         return [bool(self._request), bool(self._request.reason)]

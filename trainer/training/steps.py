@@ -5,7 +5,7 @@ It also measures how long the loop over steps lost because its next batch was no
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.compat import losses_reduced_by, own_values_assigned, without_merging
+from trainer.invariance.compat import losses_reduced_by, without_merging
 from trainer.invariance.gradients import Travelling, Update, all_reduce_sum, postponed_updates
 from trainer.invariance.losses import (
     parts_of_batch,
@@ -36,17 +36,6 @@ _DRAWS = re.compile(
 Times = npt.NDArray[np.float64]
 
 
-def _numbered(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns float64 scalars; those of a vector under the names that `numbers_of` gives them."""
-    scalars: dict[str, Any] = {}
-    for name, value in logs.items():
-        value = tf.cast(value, tf.float64)
-        numbers = tf.unstack(tf.reshape(value, [-1])) if value.shape.rank else [value]
-        names = [f"{name}_{place}" for place in range(len(numbers))] if value.shape.rank else [name]
-        scalars |= dict(zip(names, numbers, strict=True))
-    return scalars
-
-
 class StepRunner:
     """Runs steps of `model` on all replicas. `iterator` yields what `trainer.data.batches` yields.
 
@@ -54,8 +43,8 @@ class StepRunner:
     changes the images in it, and `soften` its images and labels together. `compiled`: XLA compiles a replica's step.
     Its rows and its random numbers are made before it, by TensorFlow's own kernels, and passed in. `at_once`: how many
     steps one program of XLA may run, on one replica; `iterator` then yields the rows of so many, which begin at a
-    multiple of it, or the numbers by which `gather` gets them on the device. `cut`: a step on several replicas is two
-    programs, of gradients and of updates; of a train_step of the model's own, XLA compiles what that says.
+    multiple of it, or the numbers by which `gather` gets them on the device. A compiled step on several replicas is
+    cut into two programs, of gradients and of updates; of a train_step of the model's own, XLA compiles what that says.
     """
 
     def __init__(
@@ -69,11 +58,11 @@ class StepRunner:
         *,
         compiled: bool = False,
         at_once: int = 1,
-        cut: bool = False,
         gather: Callable[[Any], Any] | None = None,
     ) -> None:
         self.model, self.replicas, self.seed, self.as_fit, self.augment = model, replicas, seed, as_fit, augment
-        self.soften, self.compiled, self.at_once, self.cut, self.gather = soften, compiled, at_once, cut, gather
+        self.soften, self.compiled, self.at_once, self.gather = soften, compiled, at_once, gather
+        self.cut = compiled and replicas.count > 1
         self.context: type[StepContext] = StepContext  # a subclass may draw otherwise: set it before the first call
         self._interface = ModelInterface.of(model)
         self._names: tuple[str, ...] = ()
@@ -224,9 +213,7 @@ class StepRunner:
         if self.cut or not self.compiled:  # a train_step of its own has a program for what needs no sum
             return run(lambda batch, step: train(rows(batch, step), step), args=(batch, step))
         data = run(rows, args=(batch, step))
-        # On GPUs all-reduces may be inside, if it is this very function that the strategy runs.
-        with own_values_assigned() if self.replicas.count > 1 else nullcontext():
-            return run(self._program([step]), args=(data,))
+        return run(self._program([step]), args=(data,))
 
     def _cut_step(self, batch: Any, step: Any) -> Any:
         """Returns the scalars of this replica's step, by two programs; between them TensorFlow sums the gradients."""
@@ -314,19 +301,25 @@ class StepRunner:
     def _replica_step(self, data: Any, step: Any, program: Program | None = None) -> Any:
         """Runs one step on this replica's rows; returns its scalars, in the order of self._names."""
         with in_step(self._context(step, program)):
-            logs = _numbered(scalars_of(train_step(self.model, data)))
-        self._names = tuple(sorted(logs))
+            logs = scalars_of(train_step(self.model, data))
+        scalars: dict[str, Any] = {}  # those of a vector under the names that `numbers_of` gives them
+        for name, value in logs.items():
+            value = tf.cast(value, tf.float64)
+            if value.shape.rank:
+                scalars |= {f"{name}_{place}": part for place, part in enumerate(tf.unstack(tf.reshape(value, [-1])))}
+            else:
+                scalars[name] = value
+        self._names = tuple(sorted(scalars))
         parts = self.replicas.count if self._interface.means_of_rows else 1
-        return tf.stack([logs[name] / parts for name in self._names])
+        return tf.stack([scalars[name] / parts for name in self._names])
 
     def _rows_of(self, batch: Any, replica: Any) -> Any:
         """Returns the `data` of trainer.user_code.interface.Trainable."""
-        stacked = self._interface.stacked
-        if all(part.shape[0] == 1 for part in tf.nest.flatten(batch)):  # its own rows, which may be on its device
-            parts = tf.nest.map_structure(lambda part: part[0] if stacked else part[0, 0], batch)
-            return self.as_fit(parts)
-        local = replica - self.replicas.first
-        with tf.device("CPU:0"):  # slice on the host: only this replica's rows, uint8 for images, go to its device
+        stacked, of_one = self._interface.stacked, all(part.shape[0] == 1 for part in tf.nest.flatten(batch))
+        # The rows of one replica may be on its device. Those of several are cut on the host, so that only a replica's
+        # own, uint8 for images, go to its device.
+        local = 0 if of_one else replica - self.replicas.first
+        with nullcontext() if of_one else tf.device("CPU:0"):
             parts = tf.nest.map_structure(lambda part: part[local] if stacked else part[local, 0], batch)
         return self.as_fit(parts)
 
@@ -350,20 +343,16 @@ def nodes_of(graph: Any) -> list[Any]:
 
 def timestamp(after: Any) -> Any:
     """Returns when, in seconds of the host's clock, all tensors of the nest `after` are there."""
-    with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
-        return (
-            tf.timestamp() if _allows_timestamps() else tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
-        )
-
-
-def _allows_timestamps() -> bool:
-    """Returns whether TensorFlow runs its own operation for the time, which it refuses once it is deterministic."""
     with tf.init_scope():
-        try:
+        try:  # TensorFlow refuses its own operation for the time once it is deterministic
             tf.timestamp()
+            deterministic = False
         except tf.errors.FailedPreconditionError:
-            return False
-    return True
+            deterministic = True
+    with tf.control_dependencies(tf.nest.flatten(after, expand_composites=True)), tf.device("CPU:0"):
+        if deterministic:
+            return tf.ensure_shape(tf.numpy_function(time.time, [], "double"), ())
+        return tf.timestamp()
 
 
 def input_wait(asked: Times, ready: Times, end: float, *, runs_ahead: bool) -> float:

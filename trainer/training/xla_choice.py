@@ -7,7 +7,7 @@ docs/decisions/9-xla.md has the measurements behind the rule.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ from trainer.user_code.mistakes import message_of
 
 # Of a program: what a call that ends within it draws for nothing stays small, and so does what its rows take.
 MOST_AT_ONCE, MOST_BYTES = 50, {"CPU": 32 * 2**20, "GPU": 256 * 2**20}
+_BY_DEPTH = (
+    keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D, keras.layers.SeparableConv1D,
+    keras.layers.SeparableConv2D,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,27 +58,43 @@ def choose(
     steps_left: int,
     size: Callable[[], int],
     earlier: XlaChoice | None = None,
-    why_plain: str = "",
 ) -> XlaChoice:
     """Returns how to run the steps.
 
     size: returns the number of operations of a step that is to be compiled, or raises why it cannot be traced;
-    earlier: the choice of this run before it was resumed, which it keeps; why_plain: how compiled steps failed before.
+    earlier: the choice of this run before it was resumed, which it keeps.
     """
     if config.jit_compile == "false":
         return XlaChoice(False, "jit_compile=false")
-    cut, interface = is_cut(config, replicas), ModelInterface.of(model)
+    cut = replicas.count > 1  # into two programs, between which TensorFlow sums gradients over replicas
+    interface = ModelInterface.of(model)
     parts = "the gradients of its critic alone" if interface.own_step else "sums over replicas between two programs"
     parts = f", with {parts}" if cut else ""
     choice = XlaChoice(True, f"jit_compile=true{parts}") if config.jit_compile == "true" else earlier
-    reason = barrier(config, replicas.count) or why_plain
+    reason = barrier(config, replicas.count)
     if cut and interface.own_step and not interface.compiles_gradients:
         reason = reason or "its own train_step may update weights before its end, where XLA cannot sum over replicas"
     if reason:
         return not_compiled(reason) if choice and choice.compiled else XlaChoice(False, reason)
-    if choice is None:
-        reason = _reason_against(config, model, replicas, steps_left, size)
-        on = "a GPU" if _on_gpus(replicas.devices) else "this processor, for which TensorFlow lacks oneDNN"
+    if choice is None:  # jit_compile=auto
+        on_gpus = replicas.devices[0].startswith("GPU")
+        grouped = [layer.name for layer in all_layers(model)
+                   if isinstance(layer, _BY_DEPTH) or getattr(layer, "groups", 1) > 1]  # fmt: skip
+        if on_gpus or config.deterministic:
+            reason = ""
+        elif replicas.count > 1:
+            reason = "on several CPUs the two programs of a step cost more than they save"
+        elif uses_onednn():
+            reason = "oneDNN's kernels, which TensorFlow has for this processor, are faster"
+        elif grouped:
+            reason = f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
+        elif config.model == "cnn":
+            reason = "XLA is slower on CPUs for the convolutions of model=cnn"
+        try:
+            reason = reason or reason_against(config, steps_left, size)
+        except Exception as error:
+            reason = failure_of(error)
+        on = "a GPU" if on_gpus else "this processor, for which TensorFlow lacks oneDNN"
         choice = XlaChoice(not reason, reason or f"on {on}, in a run of {steps_left:,} steps{parts}")
     if choice.compiled:
         log.info(f"jit_compile: {choice.sentence()}")
@@ -98,43 +118,6 @@ def steps_of_a_program(runner: StepRunner, rows: Any, most: int) -> int:
     if slow or sum(op.flops for op in work) > MOST_FLOPS[device]:
         return 1
     return max(1, min(MOST_AT_ONCE, most, MOST_BYTES[device] // max(1, runner.bytes_of_step)))
-
-
-def is_cut(config: TrainConfig, replicas: Replicas) -> bool:
-    """Returns whether compiled steps are two programs, between which TensorFlow sums gradients over replicas.
-
-    jit_compile=true tries XLA's own sums, on the GPUs of one machine.
-    """
-    on_gpus = _on_gpus(replicas.devices) and not replicas.cluster.several
-    return replicas.count > 1 and not (on_gpus and config.jit_compile == "true")
-
-
-def _reason_against(
-    config: TrainConfig, model: keras.Model, replicas: Replicas, steps_left: int, size: Callable[[], int]
-) -> str:
-    """Returns why jit_compile=auto runs plain steps, "" if it compiles them."""
-    on_cpus = not config.deterministic and not _on_gpus(replicas.devices)
-    if on_cpus and replicas.count > 1:
-        return "on several CPUs the two programs of a step cost more than they save"
-    if on_cpus and uses_onednn():
-        return "oneDNN's kernels, which TensorFlow has for this processor, are faster"
-    if on_cpus and (grouped := [layer.name for layer in all_layers(model) if _is_grouped(layer)]):
-        return f"XLA is slow on CPUs for convolutions by groups or by depth, as in {grouped[0]}"
-    if on_cpus and config.model == "cnn":
-        return "XLA is slower on CPUs for the convolutions of model=cnn"
-    try:
-        return reason_against(config, steps_left, size)
-    except Exception as error:
-        return failure_of(error)
-
-
-def _on_gpus(devices: Sequence[str]) -> bool:
-    return devices[0].startswith("GPU")
-
-
-def _is_grouped(layer: keras.layers.Layer) -> bool:
-    names = ("DepthwiseConv1D", "DepthwiseConv2D", "SeparableConv1D", "SeparableConv2D")
-    return isinstance(layer, tuple(getattr(keras.layers, name) for name in names)) or getattr(layer, "groups", 1) > 1
 
 
 def not_compiled(why: str) -> XlaChoice:

@@ -1,8 +1,6 @@
-"""A run proves before it trains that replicas change nothing, and tries compiled steps on GPUs, or stops in a line."""
+"""A run proves before it trains that replicas change nothing, or stops in a line."""
 
-import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,14 @@ from tests.fixtures import Log, Patch
 from tests.planted_dependences import DEPENDENT, INDEPENDENT
 from tests.support import refused, run_steps
 from trainer.base.errors import PlatformFault
-from trainer.base.run_files.records import read_run_info
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.strategy import ONE_MACHINE
-from trainer.run import job, later_replica_checks, replica_check
+from trainer.run import job, replica_check
 from trainer.run.replica_check import (
     ReplicaCheck,
     ReplicaVerdict,
     act_on_verdict,
     compare_few_rows,
-    failure_of_trial,
-    why_plain,
 )
 from trainer.training.checkpoint import snapshot, variables_of, write_checkpoint
 
@@ -162,7 +155,7 @@ class Child:
 def test_a_later_difference_ends_the_run_and_its_restarts_unless_it_is_allowed(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    for module in (job, later_replica_checks):
+    for module in (job, replica_check):
         monkeypatch.setattr(module, "ReplicaCheck", Child)
     with refused("dense differs (steps 4 to 8, from the state of this run): change that, train on one replica"):
         started(tmp_path, "mean_losses", "--steps=9", "--steps_per_loop=1", "--checkpoint_every_steps=1")
@@ -221,61 +214,3 @@ def test_a_difference_is_refused_with_what_to_do() -> None:
     with refused("dense differs: change that, train on one replica (--replicas=1)"):
         act_on_verdict(ReplicaVerdict(False, ["dense differs"]), allowed=False)
     act_on_verdict(ReplicaVerdict(False, ["dense differs"]), allowed=True)
-
-
-MODEL = ["--model=mlp", "--data=digits", "--image_size=16", "--width=4", "--global_batch_size=16", "--steps=2"]
-GPUS = ("GPU:0", "GPU:1")
-
-
-@pytest.fixture
-def trials(monkeypatch: Patch) -> list[float]:
-    """Counts the trials of runs on two GPUs, each of which fails; no process starts."""
-    made: list[float] = []
-
-    def failed(arguments: list[str], seconds: float) -> str:
-        made.append(seconds)
-        return "NCCL hangs"
-
-    monkeypatch.setattr(replica_check, "local_devices", lambda config, cluster: GPUS)
-    monkeypatch.setattr(replica_check, "failure_of_trial", failed)
-    return made
-
-
-def test_only_what_is_asked_for_on_several_gpus_of_one_machine_is_tried(
-    trials: list[float], monkeypatch: Patch
-) -> None:
-    asked = resolve([*MODEL, "--jit_compile=true"]).config
-    assert why_plain(asked, MODEL, ONE_MACHINE) == "NCCL hangs"
-    assert trials == [900.0]
-    assert not why_plain(dataclasses.replace(asked, jit_compile="auto"), MODEL, ONE_MACHINE)
-    assert not why_plain(dataclasses.replace(asked, micro_batches=2), MODEL, ONE_MACHINE)  # runs plain in any case
-    assert not why_plain(asked, MODEL, Cluster(("one:1", "other:1"), 0))
-    for devices in (GPUS[:1], ("CPU:0", "CPU:1")):
-        monkeypatch.setattr(replica_check, "local_devices", lambda config, cluster, devices=devices: devices)
-        assert not why_plain(asked, MODEL, ONE_MACHINE)
-    assert trials == [900.0]
-
-
-def test_a_run_whose_trial_failed_trains_plain_steps(trials: list[float], tmp_path: Path, caplog: Log) -> None:
-    flags = [*MODEL, "--jit_compile=true", f"--job_dir={tmp_path}"]  # on a CPU, where its steps could be compiled
-    assert job.run(resolve(flags).config, ["python", "-m", "trainer.task", *flags], time.monotonic()) == 0
-    compilation = read_run_info(tmp_path)[0]["compilation"]
-    assert (compilation["compiled"], compilation["why"], trials) == (False, "NCCL hangs", [900.0])
-    assert "tries a step on 2 GPUs in a process of its own, 15 min at most" in caplog.text
-
-
-def test_a_trial_that_hangs_is_ended() -> None:
-    why = failure_of_trial(MODEL, seconds=0.2)
-    assert why == "a compiled step, tried in a process of its own, did not end within 0.2 s"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "start"), [
-    ([], ""),
-    (["--replicas=2"], ""),  # of two programs, between which TensorFlow sums
-    (["--widht=1"], "tried in a process of its own: unknown"),
-], ids=["one device", "two CPUs", "a mistake"])  # fmt: skip
-def test_a_trial_tells_why_it_failed(flags: list[str], start: str) -> None:
-    failure = failure_of_trial([*MODEL, *flags], seconds=600)
-    assert failure.startswith(start)
-    assert bool(failure) is bool(start)
