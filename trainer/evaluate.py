@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(arguments: Sequence[str] | None) -> int:
-    run = read_request(_parser(), arguments)
+    run = read_request(command_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None
     if out and out.suffix != ".json":
@@ -43,7 +43,8 @@ def _evaluate(arguments: Sequence[str] | None) -> int:
     return DONE
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = make_parser("python -m trainer.evaluate", (__doc__ or "").partition(":")[0])
     parser.add_argument(
         "--out",

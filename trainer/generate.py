@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _generate(arguments: Sequence[str] | None) -> int:
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     set_verbose(options.verbose)
     out = local_path(options.out, "out")
     if out.suffix != ".png":
@@ -70,7 +70,8 @@ def labels_of(asked: str, classes: int) -> list[int]:
     return [*map(int, labels)]
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = Parser(prog="python -m trainer.generate", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")
     parser.add_argument(

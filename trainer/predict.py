@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _predict(arguments: Sequence[str] | None) -> int:
     if any(argument.startswith("--rows_file") for argument in (sys.argv[1:] if arguments is None else arguments)):
         return _predict_rows(arguments)
-    run = read_request(_parser(), arguments)
+    run = read_request(command_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out")
     if out.suffix != ".npz":
@@ -63,7 +63,8 @@ def _predict_rows(arguments: Sequence[str] | None) -> int:
     return USER_MUST_CHANGE if failed and not answered else DONE
 
 
-def _parser() -> Parser:
+def command_parser() -> Parser:
+    """Returns the parser of the command line."""
     parser = make_parser("python -m trainer.predict", (__doc__ or "").partition(":")[0])
     parser.add_argument("--out", default="predictions.npz", metavar="FILE", help="the .npz (default: %(default)s)")
     parser.add_argument("--rows_file", metavar="FILE", help="JSON lines, one per row, answered as the server does; "

@@ -67,12 +67,12 @@ def parse_plan(command: Command, session: Session) -> None:
 
 def parse_generate(command: Command, session: Session) -> None:
     """Only parses the flags, because generating needs a trained model."""
-    generate._parser().parse_args(command.arguments)
+    generate.command_parser().parse_args(command.arguments)
 
 
 def parse_use_of_a_run(command: Command, session: Session) -> None:
     """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
-    parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject]._parser()
+    parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject].command_parser()
     own = vars(own_settings(command.arguments).settings())
     _, unknown = parser.parse_known_args(command.arguments)
     assert [flag for flag in unknown if flag.removeprefix("--").partition("=")[0] not in own] == []

@@ -285,28 +285,26 @@ def compiled_as(template: keras.Model, model: keras.Model, *, save_optimizer: bo
     save_optimizer: whether its optimizer gets the state of the model's. The copy of a subclassed model is the model,
     and is saved with that state.
     """
-    compiled = model.compiled
+    compiled, interface = model.compiled, ModelInterface.of(model)
     try:
-        if compiled:
-            _compile(template, model, save_optimizer=save_optimizer)
+        arguments: Mapping[str, Any] | None = None
+        if compiled and interface.plain_compile:
+            arguments = interface.plain_compile()
+        elif compiled:
+            arguments = _compile_arguments(model, has_steps=template is model)
+        if arguments is None:
+            template.compiled = False
+        elif template is not model:
+            template.compile(**arguments)
+            if save_optimizer:
+                _copy_state(getattr(interface.optimizer, "inner_optimizer", interface.optimizer), template)
         yield
     finally:
         model.compiled = compiled
 
 
-def _compile(template: keras.Model, model: keras.Model, *, save_optimizer: bool) -> None:
-    arguments = ModelInterface.of(model).plain_compile or _arguments_of(model, has_steps=template is model)
-    if arguments is None:
-        template.compiled = False
-    elif template is not model:
-        template.compile(**arguments())
-        if save_optimizer:
-            optimizer = ModelInterface.of(model).optimizer
-            _copy_state(getattr(optimizer, "inner_optimizer", optimizer), template)
-
-
-def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
-    """Returns what makes the arguments of `compile`; None, and logs why, if only the user's code could load them.
+def _compile_arguments(model: keras.Model, *, has_steps: bool) -> Mapping[str, Any] | None:
+    """Returns the arguments of `compile`; None, and logs why, if only the user's code could load them.
 
     has_steps: whether the template has the model's own train_step and test_step.
     """
@@ -320,18 +318,20 @@ def _arguments_of(model: keras.Model, *, has_steps: bool) -> Any:
             config = config if own else model.get_compile_config()
         except Exception as error:  # of a user's get_config
             why = f"the get_config of a part of it fails ({error})"
-    code = [_name(part) for part in _parts(config) if not _is_of_keras(part)]
-    why = why or (f"its {code[0]} is code of yours" if code else "")
+    for part in _parts(config):  # which Keras has to load by itself
+        if part["class_name"] == "function":
+            name = str(part["config"])
+            of_keras = hasattr(keras.losses, name) or hasattr(keras.metrics, name)
+        else:
+            name = part.get("registered_name") or part["class_name"]
+            of_keras = str(part.get("module")).startswith("keras") and not part.get("registered_name")
+        if not of_keras:
+            why = why or f"its {name} is code of yours"
     if not why:
-        return lambda: keras.saving.deserialize_keras_object(config)
+        arguments: Mapping[str, Any] = keras.saving.deserialize_keras_object(config)
+        return arguments
     warn_once(f"model.keras is not compiled, as {why}: compile it after loading, or use trainer.evaluate")
     return None
-
-
-def _name(part: Mapping[str, Any]) -> str:
-    """Returns the name of a serialized class, or of a function."""
-    function = part.get("config")
-    return function if isinstance(function, str) else str(part.get("registered_name") or part["class_name"])
 
 
 def _parts(config: Any) -> Iterator[dict[str, Any]]:
@@ -341,13 +341,6 @@ def _parts(config: Any) -> Iterator[dict[str, Any]]:
     if isinstance(config, (dict, list, tuple)):
         for value in config.values() if isinstance(config, dict) else config:
             yield from _parts(value)
-
-
-def _is_of_keras(part: dict[str, Any]) -> bool:
-    """Returns whether Keras loads a serialized class or function by itself."""
-    if part["class_name"] == "function":
-        return any(hasattr(module, str(part["config"])) for module in (keras.losses, keras.metrics))
-    return str(part.get("module")).startswith("keras") and not part.get("registered_name")
 
 
 def _copy_state(trained: keras.optimizers.Optimizer, template: keras.Model) -> None:

@@ -42,7 +42,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
 
     Raises UserError if they do not fit.
     """
-    config, weights = run.config, weights_of(run)
+    config, weights = run.config, weights_path(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
     dataset = load_dataset(config, trains=False)
@@ -66,7 +66,7 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
 
 def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
     """Returns the outputs as arrays (rows, …) by name, and the number of examples. Raises UserError as `evaluate`."""
-    config, weights = run.config, weights_of(run)
+    config, weights = run.config, weights_path(run)
     replicas = _replicas(config)
     set_precision_and_seed(config)
     network = _saved_network(run, weights, replicas)
@@ -75,25 +75,23 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     dataset = load_dataset(config, trains=False)
     examples = _used_part(run, dataset)
-    batch = _fixed_batch(run, network, weights) if run.options.same_bytes else config.evaluation_batch
+    batch = config.evaluation_batch
+    if run.options.same_bytes:  # the rows of each call of a server of this model
+        if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
+            raise UserError(
+                "same_bytes: it is for the model of a run, without --checkpoint and --evaluation_batch_size"
+            )
+        about = read_servable(weights.parent, run.name, whole=False)
+        batch = about.fixed_batch
+        if symbolic_inputs(network):
+            batch = independent_batch(*call_of(network, about), about, batch)
     log.info(f"predicts by {weights}, {batch} rows at a time, on {', '.join(replicas.devices)}")
     with _fitting(run, dataset):
         arrays = prediction.predict(network, replicas, examples, batch, dataset.as_fit)
     return arrays, examples.count
 
 
-def _fixed_batch(run: RequestedRun, network: keras.Model, weights: Path) -> int:
-    """Returns the rows of each call of a server of this model with --same_bytes."""
-    if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
-        raise UserError("same_bytes: it is for the model of a run, without --checkpoint and --evaluation_batch_size")
-    about = read_servable(weights.parent, run.name, whole=False)
-    if not symbolic_inputs(network):
-        return about.fixed_batch
-    call, specs = call_of(network, about)
-    return independent_batch(call, specs, about, about.fixed_batch)
-
-
-def weights_of(run: RequestedRun) -> Path:
+def weights_path(run: RequestedRun) -> Path:
     """Returns the file of the template model, or the folder of the checkpoint. Raises UserError if there is none."""
     choice = run.options.checkpoint
     if not choice:
@@ -108,22 +106,22 @@ def weights_of(run: RequestedRun) -> Path:
     if not checkpoints:
         raise UserError(f"{run.name} has no checkpoint: leave out --checkpoint to use the template model")
     newest = [*checkpoints][-1]
-    name = _best(run, checkpoints) if choice == BEST else newest if choice == NEWEST else step_name(int(choice))
+    if choice == NEWEST:
+        name = newest
+    elif choice == BEST:  # which the newest one knows
+        try:
+            manifest, _ = read_checkpoint(checkpoints[newest])
+        except Damaged as error:
+            raise UserError(f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP") from None
+        best = manifest["state"].get("best")
+        if not best:
+            raise UserError(f"{run.name} has measured no metric by which one checkpoint is the best: use {NEWEST}")
+        name = step_name(int(best["step"]))
+    else:
+        name = step_name(int(choice))
     if name not in checkpoints:
         raise UserError(f"{run.name} has no checkpoint {name}: it keeps {', '.join(checkpoints)}")
     return checkpoints[name]
-
-
-def _best(run: RequestedRun, checkpoints: dict[str, Path]) -> str:
-    """Returns the name of the best checkpoint, which the newest one knows."""
-    try:
-        manifest, _ = read_checkpoint([*checkpoints.values()][-1])
-    except Damaged as error:
-        raise UserError(f"{run.name}: its newest checkpoint is damaged ({error}): use --checkpoint=STEP") from None
-    best = manifest["state"].get("best") or {}
-    if not best:
-        raise UserError(f"{run.name} has measured no metric by which one checkpoint is the best: use {NEWEST}")
-    return step_name(int(best["step"]))
 
 
 def _replicas(config: TrainConfig) -> Replicas:

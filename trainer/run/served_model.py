@@ -138,7 +138,9 @@ class ServedModel:
         step = max(1, 1 << (count - 1).bit_length() >> 3)  # up to a quarter of the rows is repeated
         repeated = (self.most_rows if self.same_bytes else -(-count // step) * step) - count
         if self.about.latent_dim:
-            columns = (self._noise(columns[0]), *columns[1:])
+            dimension, kind = self.about.latent_dim, self.noise_type
+            rows = [noise(seed, 1, dimension, kind) for seed in columns[0].tolist()]
+            columns = (np.concatenate(rows), *columns[1:])
         if repeated:
             columns = tuple(np.concatenate([column, np.repeat(column[-1:], repeated, 0)]) for column in columns)
         outputs = self._call(*map(tf.constant, columns))
@@ -234,9 +236,6 @@ class ServedModel:
         columns = [[instance[name] for instance in instances] for name in ("seed", "label") if name in names]
         return tuple(np.array(column, np.int32) for column in columns)
 
-    def _noise(self, seeds: Any) -> Any:
-        return np.concatenate([noise(seed, 1, self.about.latent_dim, self.noise_type) for seed in seeds.tolist()])
-
     @property
     def noise_type(self) -> Any:
         """Returns the type of a generator's noise."""
@@ -302,9 +301,21 @@ def predict_rows(model: ServedModel, rows: Path, out: str) -> tuple[int, int]:
     target = output_address(out, "out") or Path(out)
     if isinstance(target, Path):
         make_writable(target, "out")
-    earlier, answered, failed, part = _names(target), 0, 0, -1
+        earlier = {path.name for path in target.iterdir()}
+    else:
+        earlier = {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
+    # The folder says what its answers are of: those of another model or of other rows are not mixed with them.
     about = {"model": dict(model.about.files), "rows": sha256_of(rows), "same_bytes": model.same_bytes}
-    _refuse_other_answers(target, earlier, about, out)
+    if _ANSWERS_OF not in earlier:
+        _write(target, _ANSWERS_OF, [about])
+    else:
+        before = json.loads(_read(target / _ANSWERS_OF))
+        differing = [name for name in about if before.get(name, False) != about[name]]
+        if differing:
+            raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")
+    answered = 0
+    failed = 0
+    part = -1
     with rows.open("rb") as file:
         while lines := list(enumerate(itertools.islice(file, PART_ROWS), (part + 1) * PART_ROWS)):
             part += 1
@@ -343,31 +354,11 @@ def _answered(model: ServedModel, lines: Sequence[tuple[int, bytes]]) -> tuple[l
     return answers, errors
 
 
-def _refuse_other_answers(target: Path | Address, earlier: set[str], now: dict[str, Any], out: str) -> None:
-    """Notes in the folder what its answers are of. Raises UserError if they are of another model or of other rows."""
-    if _ANSWERS_OF not in earlier:
-        _write(target, _ANSWERS_OF, [now])
-        return
-    try:
-        before = json.loads(_read(target / _ANSWERS_OF))
-        differing = [name for name in now if before.get(name, False) != now[name]]
-    except (ValueError, AttributeError):
-        differing = list(now)
-    if differing:
-        raise UserError(f"out={out}: its answers are of another {' and other '.join(differing)}: use another --out")
-
-
 def _read(file: Path | Address) -> bytes:
     if isinstance(file, Path):
         return file.read_bytes()
     remote = connect().get(file)
     return connect().read(remote) if remote else b""
-
-
-def _names(target: Path | Address) -> set[str]:
-    if isinstance(target, Path):
-        return {path.name for path in target.iterdir()}
-    return {remote.address.name.rsplit("/", 1)[-1] for remote in connect().list(target)}
 
 
 def _write(target: Path | Address, name: str, entries: Sequence[Any]) -> None:

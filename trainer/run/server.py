@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
@@ -34,7 +33,7 @@ _WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
 _LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
 # Of a request that is parsed at once, and of a call of the model that is made at once: another thread takes longer.
 _SMALL_BYTES, _SHORT_S = 200_000, 0.02
-_BODY_S, _GRACE_S = 20, 30  # for a client to send headers, or its rows; for open requests, after SIGTERM
+_BODY_S, _GRACE_S = 20, 30  # for a client to send its rows; for open requests, after SIGTERM
 
 
 @dataclasses.dataclass(eq=False)
@@ -153,16 +152,21 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         if not batchers:
             return _refused(503, "the model is being loaded")
         size = int(request.headers.get("content-length", MOST_BYTES))  # of a stream the most
+        too_large = _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
         if size > MOST_BYTES:
-            return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
+            return too_large
         size = max(size, _LEAST_BYTES)
         if waiting + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
         waiting += size
         try:
-            return await answered(batchers[0], await _content(request))
-        except _TooLarge:
-            return _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
+            content = bytearray()
+            async with asyncio.timeout(_BODY_S):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        return too_large
+            return await answered(batchers[0], bytes(content))
         except BadRow as error:
             return _refused(400, str(error))
         except TimeoutError:
@@ -211,32 +215,6 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
     return app
 
 
-class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes a connection whose headers do not arrive, which uvicorn leaves open."""
-
-    _closing: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._watch()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._closing:
-            self._closing.cancel()
-
-    def _watch(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:  # no request whose headers are here
-            self._closing = self._closing or self.loop.call_later(_BODY_S, self.transport.close)
-        elif self._closing:
-            self._closing.cancel()
-            self._closing = None
-
-
 def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
     """Serves until SIGTERM or Ctrl-C; open requests are answered first. Raises what `load` raises.
 
@@ -249,7 +227,7 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         server.should_exit = True
 
     settings: dict[str, Any] = {"log_level": "warning", "timeout_graceful_shutdown": _GRACE_S, "access_log": False}
-    server = uvicorn.Server(uvicorn.Config(application(load, stop), http=_Protocol, **settings))
+    server = uvicorn.Server(uvicorn.Config(application(load, stop), **settings))
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -263,33 +241,11 @@ def serve(load: Callable[[], ServedModel], host: str, port: int) -> None:
         raise errors[0]
 
 
-class _TooLarge(Exception):
-    pass
-
-
-async def _content(request: Request) -> bytes:
-    """Returns the body. Raises _TooLarge for more bytes than a request may have, TimeoutError if they do not come."""
-    content, waited, more = bytearray(), 0.0, True
-    clock = asyncio.get_running_loop().time
-    while more:
-        began = clock()
-        async with asyncio.timeout(_BODY_S - waited):
-            message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        waited += clock() - began  # for bytes alone, however busy the server is
-        content += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(content) > MOST_BYTES:
-            raise _TooLarge
-    return bytes(content)
-
-
 def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Columns]]:
     """Returns the rows of a request, by their shape, with their places. Raises BadRow if it is not in order."""
     form = 'the body must be JSON as {"instances": […]}'
     try:
-        body = _JSON.decode(content.decode())
+        body = json.loads(content.decode())
     except UnicodeDecodeError:
         raise BadRow(f"{form}: it is no text in UTF-8") from None
     except (ValueError, RecursionError) as error:
@@ -303,13 +259,6 @@ def _blocks(model: ServedModel, content: bytes) -> list[tuple[Sequence[int], Col
     if errors:
         raise BadRow(f"instances[{min(errors)}]: {errors[min(errors)]}")
     return blocks
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _refused(status: int, why: str, headers: Mapping[str, str] | None = None) -> Response:
