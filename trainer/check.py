@@ -68,10 +68,16 @@ def _check(arguments: Sequence[str] | None) -> int:
     if options.xla:
         set_gpu_environment(cache_home(config.cache_dir) / "cuda")
         with quiet_start():
-            from trainer.run.replica_check import failure_of_compiled_step
-        if failure := failure_of_compiled_step(config):
-            log.error("%s", failure)
-            return USER_MUST_CHANGE
+            from trainer.cluster.strategy import make_replicas
+            from trainer.run.training_setup import build_setup
+            from trainer.training.xla_choice import failure_of
+        setup = build_setup(config, make_replicas(config))
+        with setup.dataset.reading():
+            try:
+                setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
+            except Exception as error:
+                log.error("%s", failure_of(error))
+                return USER_MUST_CHANGE
         log.info(f"{config.model}: XLA compiles its step")
         return DONE
     if options.on_gpus:
@@ -94,17 +100,21 @@ def _check(arguments: Sequence[str] | None) -> int:
     if options.verdict:
         write_json(Path(options.verdict), compare_few_rows(config, options.from_state))
         return DONE
-    problems, _, draws = (compare_bits(config, replicas), [], []) if options.bits else compare(config)
-    if draws and not problems:
-        log.warning(other_numbers(draws))
-    if not problems:
-        on = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
-        same = "give the same weights and losses"
-        log.info(f"{config.model}: {f'equal bits: {on}' if options.bits else f'{on} {same}'}")
-        return DONE
+    steps = f"{COMPARED_STEPS} steps on 1 and on {replicas} replicas"
+    if options.bits:
+        problems = compare_bits(config, replicas)
+        agreement = f"equal bits: {steps}"
+    else:
+        problems, _, draws = compare(config)
+        agreement = f"{steps} give the same weights and losses"
+        if draws and not problems:
+            log.warning(other_numbers(draws))
     for problem in problems:
         log.error("%s", problem)
-    return USER_MUST_CHANGE
+    if problems:
+        return USER_MUST_CHANGE
+    log.info(f"{config.model}: {agreement}")
+    return DONE
 
 
 def _check_gpus(config: TrainConfig, seconds: float) -> int:

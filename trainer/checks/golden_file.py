@@ -56,12 +56,10 @@ def read_golden(path: Path) -> Golden:
     try:
         if not problem:
             golden = Golden(**content)
-            steps = [str(step) for step in golden.steps]
-            whole = all({"losses", "digest", "projections"} <= golden.moments[step].keys() for step in steps)
-            if steps and whole and all({"tensors", "losses"} <= golden.control[step].keys() for step in steps):
+            if golden.moments.keys() == golden.control.keys() == {str(step) for step in golden.steps}:
                 return golden
             problem = f"{path} is damaged (a step lacks numbers)"
-    except (KeyError, TypeError, AttributeError) as error:
+    except (TypeError, AttributeError) as error:
         problem = f"{path} is damaged ({error!r})"
     raise UserError(f"{problem}: record it again (python -m trainer.golden record …)")
 

@@ -44,7 +44,6 @@ from trainer.training.checkpoint import (
     write_checkpoint,
 )
 from trainer.training.loop import Cuts, Hook
-from trainer.training.xla_choice import failure_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
@@ -419,14 +418,3 @@ def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list
             "first: make every initializer and layer inside the function, and draw with generators made there"
         ]
     return []
-
-
-def failure_of_compiled_step(config: TrainConfig) -> str:
-    """Runs a compiled step on the devices of the settings; returns why that failed, "" if it did not."""
-    setup = build_setup(config, make_replicas(config))
-    with setup.dataset.reading():
-        try:
-            setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
-        except Exception as error:
-            return failure_of(error)
-    return ""

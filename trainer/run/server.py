@@ -37,17 +37,11 @@ _BODY_S, _GRACE_S = 20, 30  # for a client to send its rows; for open requests, 
 
 
 @dataclasses.dataclass(eq=False)
-class _Block:
-    """Holds rows of one shape, of one request, and those of their answers that are computed."""
+class _Part:
+    """Holds rows of one shape, of one request, and their answers once they are computed."""
 
     columns: Columns
     answered: asyncio.Future[list[Any]]
-    answers: list[Any] = dataclasses.field(default_factory=list)
-    taken: int = 0  # rows that are in a call, or answered
-
-    @property
-    def waiting(self) -> int:
-        return len(self.columns[0]) - self.taken
 
     @property
     def shapes(self) -> tuple[Any, ...]:
@@ -57,50 +51,52 @@ class _Block:
 class Batcher:
     """Answers the rows that wait in one call of the model: at once if it is short, else in a thread of its own.
 
-    What arrives meanwhile is the next call. If they are too many for a call, all requests get as many rows of it, so
-    that a large one keeps no other waiting.
+    What arrives meanwhile is the next call. A request of more rows than a call has one part after the other waiting, so
+    that it keeps no other request waiting for all of them.
     """
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
-        self._blocks: list[_Block] = []
+        self._parts: list[_Part] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "model")
         self._short_rows = 0  # of a call that takes so little
-        self._worker = asyncio.create_task(self._answer_batches())
+        self._worker = asyncio.create_task(self._answer_calls())
 
     async def answers(self, columns: Columns) -> list[Any]:
         """Returns the answers of rows of one shape, in their order; BadRow for one that has none."""
-        block = _Block(columns, asyncio.get_running_loop().create_future())
-        self._blocks.append(block)
-        self._arrived.set()
-        return await block.answered
+        answers: list[Any] = []
+        most = self.model.most_rows
+        for at in range(0, len(columns[0]), most):
+            rows = tuple(column[at : at + most] for column in columns)
+            part = _Part(rows, asyncio.get_running_loop().create_future())
+            self._parts.append(part)
+            self._arrived.set()
+            answers += await part.answered
+        return answers
 
-    def _batch(self) -> list[tuple[_Block, slice]]:
-        """Takes the rows of the next call, all of the shape of the first that wait; the smallest requests are whole."""
-        self._blocks = [block for block in self._blocks if not block.answered.done()]  # a client may have gone
-        taken, room = [], self.model.most_rows
-        fitting = [block for block in self._blocks if block.shapes == self._blocks[0].shapes][:room]
-        for count, block in zip(
-            range(len(fitting), 0, -1), sorted(fitting, key=lambda block: block.waiting), strict=True
-        ):
-            rows = min(block.waiting, room // count)
-            taken.append((block, slice(block.taken, block.taken + rows)))
-            block.taken, room = block.taken + rows, room - rows
-        # What is left waits behind the others.
-        rest = [block for block in fitting if block.waiting]
-        self._blocks = [block for block in self._blocks if block not in fitting] + rest
+    def _next_call(self) -> list[_Part]:
+        """Takes the parts of the next call: those of the shape of the first that waits, as many as fit in order."""
+        self._parts = [part for part in self._parts if not part.answered.done()]  # a client may have gone
+        taken: list[_Part] = []
+        room = self.model.most_rows
+        for part in self._parts:
+            if part.shapes == self._parts[0].shapes and len(part.columns[0]) <= room:
+                taken.append(part)
+                room -= len(part.columns[0])
+        self._parts = [part for part in self._parts if part not in taken]
         return taken
 
-    async def _answer_batches(self) -> None:
+    async def _answer_calls(self) -> None:
         while True:
             await self._arrived.wait()
-            if not (taken := self._batch()):
+            taken = self._next_call()
+            if not taken:
                 self._arrived.clear()
                 continue
             try:
-                parts = zip(*(tuple(column[rows] for column in block.columns) for block, rows in taken), strict=True)
-                columns = tuple(part[0] if len(part) == 1 else np.concatenate(part) for part in parts)
+                together = zip(*(part.columns for part in taken), strict=True)
+                columns = tuple(rows[0] if len(taken) == 1 else np.concatenate(rows) for rows in together)
                 began, count = time.perf_counter(), len(columns[0])
                 if count <= self._short_rows:
                     answers = self.model.answers(columns)
@@ -109,17 +105,16 @@ class Batcher:
                     answers = await loop.run_in_executor(self._thread, self.model.answers, columns)
                 short = time.perf_counter() - began < _SHORT_S
                 self._short_rows = max(self._short_rows, count) if short else min(self._short_rows, count - 1)
-            except Exception as error:  # the requests of this batch fail, the server lives
-                for block, _ in taken:
-                    if not block.answered.done():
-                        block.answered.set_exception(error)
+            except Exception as error:  # the requests of this call fail, the server lives
+                for part in taken:
+                    if not part.answered.done():
+                        part.answered.set_exception(error)
                 continue
-            for block, rows in taken:
-                count = rows.stop - rows.start
-                block.answers += answers[:count]
+            for part in taken:
+                count = len(part.columns[0])
+                if not part.answered.done():
+                    part.answered.set_result(answers[:count])
                 answers = answers[count:]
-                if len(block.answers) == len(block.columns[0]) and not block.answered.done():
-                    block.answered.set_result(block.answers)
             await asyncio.sleep(0)  # sends answers, and reads requests
 
 

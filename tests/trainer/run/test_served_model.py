@@ -339,25 +339,33 @@ def test_a_body_that_does_not_come_or_is_too_large_by_its_header_is_refused(
 
 @pytest.mark.parametrize(
     ("most_rows", "expected"),
-    [(8, [[2, 3, 3, 1, 1, 1, 1, 1], [1] * 5, []]), (1, [[1], [2], [3], [1], [3], *[[1]] * 8, []])],
+    [(8, [[1] * 8, [2, 3, 3, 1, 1], []]), (2, [[1] * 2, [2, 4], [3, 3], *[[1] * 2] * 4, []])],
 )
-def test_requests_that_wait_share_a_batch(
+def test_requests_that_wait_share_a_call(
     most_rows: int, expected: list[list[int]], model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A large request waits for its next part behind the others; a client that has gone is left out."""
     monkeypatch.setattr(model, "most_rows", most_rows)
 
-    async def batches() -> list[list[Any]]:
+    async def calls() -> list[list[Any]]:
         batcher = server_module.Batcher(model)
         batcher._worker.cancel()
-        requests: Any = ([1] * 10, [2], [3, 3])
+        requests: Any = ([1] * 10, [2], [3, 3], [5], *([[4]] if most_rows == 2 else []))
         asked = [asyncio.ensure_future(batcher.answers((np.array(rows),))) for rows in requests]
         await asyncio.sleep(0)
-        taken = [[row for block, rows in batcher._batch() for row in block.columns[0][rows]] for _ in expected]
-        for answer in asked:
-            answer.cancel()
+        asked[3].cancel()
+        taken = []
+        for _ in expected:
+            await asyncio.sleep(0)
+            parts = batcher._next_call()
+            taken.append([row for part in parts for row in part.columns[0]])
+            for part in parts:
+                part.answered.set_result([])
+            await asyncio.sleep(0)
+        await asyncio.gather(*asked, return_exceptions=True)
         return taken
 
-    assert asyncio.run(batches()) == expected
+    assert asyncio.run(calls()) == expected
 
 
 def test_requests_that_are_too_many_are_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
