@@ -57,17 +57,17 @@ Way = tuple[int, int]  # replicas of each worker, workers
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _run(words), "starts from scratch")
 
+    def run_verb() -> int:
+        if not words or words[0] in ("-h", "--help"):
+            print(__doc__)
+            return DONE
+        verbs = {"record": record, "check": check, _MEASURE: measure}
+        if words[0] not in verbs:
+            raise UserError(f"{words[0]!r} is no verb of trainer.golden: use record or check")
+        return verbs[words[0]](words[1:])
 
-def _run(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(__doc__)
-        return DONE
-    verbs = {"record": _record, "check": _check, _MEASURE: _measure}
-    if words[0] not in verbs:
-        raise UserError(f"{words[0]!r} is no verb of trainer.golden: use record or check")
-    return verbs[words[0]](words[1:])
+    return run_command(run_verb, "starts from scratch")
 
 
 def parser_of(verb: str) -> Parser:
@@ -97,7 +97,7 @@ def _counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _record(arguments: Sequence[str]) -> int:
+def record(arguments: Sequence[str]) -> int:
     """Measures a run and writes its golden file; if a file agrees already, adds the bits of this processor to it."""
     parser = parser_of("record")
     options, flags = parser.parse_known_args(arguments)
@@ -138,7 +138,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     return settings
 
 
-def _check(arguments: Sequence[str]) -> int:
+def check(arguments: Sequence[str]) -> int:
     """Prints a line for each file and writes the XML; returns the exit code."""
     options = parser_of("check").parse_args(arguments)
     ways = [(count, 1) for count in options.replicas] + [(1, count) for count in options.workers if count > 1]
@@ -239,14 +239,14 @@ def measured(
     return content
 
 
-def _measure(arguments: Sequence[str]) -> int:
+def measure(arguments: Sequence[str]) -> int:
     """Measures in this process, for `measured`."""
     options, settings = parser_of(_MEASURE).parse_known_args(arguments)
     config = resolve(settings).config
     refuse_missing_modules(config)
     with quiet_start():
-        from trainer.checks.golden_run import measure
-    measure(config, options.after, options.on, Path(options.out), control=options.control)
+        from trainer.checks import golden_run
+    golden_run.measure(config, options.after, options.on, Path(options.out), control=options.control)
     return DONE
 
 

@@ -149,11 +149,6 @@ class Variant:
     tf32: bool = False
     jit_compile: str = "false"
 
-    def config(self, base: TrainConfig) -> TrainConfig:
-        """Returns the settings of the variant."""
-        changed = {name: getattr(self, name) for name in ("precision", "tf32", "jit_compile")}
-        return dataclasses.replace(base, replicas=self.devices, **changed)
-
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -237,7 +232,10 @@ class Trials:
 
     def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
         """Builds the model with the weights of the first variant, because another precision would draw others."""
-        config = variant.config(self._config)
+        config = dataclasses.replace(
+            self._config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
+            jit_compile=variant.jit_compile,
+        )  # fmt: skip
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, self._dataset)
         variables = variables_of(setup.model)
@@ -359,13 +357,16 @@ def check_on_gpus(config: TrainConfig, write: Callable[[dict[str, Any]], str], s
 def variants(count: int) -> tuple[list[Variant], list[str]]:
     """Returns the variants to compare with float32 on one of `count` devices, and a line for each that is left out."""
     left_out = []
-    kinds = [Variant("float32", 1), Variant("float32, TF32", 1, tf32=True)]
-    kinds.append(Variant("float32, XLA", 1, jit_compile="true"))
-    if half_precision() == "mixed_bfloat16":
-        kinds.append(Variant("mixed_bfloat16", 1, precision="mixed_bfloat16"))
-    else:
+    kinds = [
+        Variant("float32", 1),
+        Variant("float32, TF32", 1, tf32=True),
+        Variant("float32, XLA", 1, jit_compile="true"),
+        Variant("mixed_bfloat16", 1, precision="mixed_bfloat16"),
+        Variant("mixed_float16", 1, precision="mixed_float16"),
+    ]
+    if half_precision() != "mixed_bfloat16":
+        kinds = [kind for kind in kinds if kind.precision != "mixed_bfloat16"]
         left_out.append("mixed_bfloat16: a GPU here is below compute capability 8.0")
-    kinds.append(Variant("mixed_float16", 1, precision="mixed_float16"))
     if count == 1:
         left_out.append("several devices: there is one")
     both = [dataclasses.replace(kind, devices=n) for kind in kinds for n in sorted({1, count})]

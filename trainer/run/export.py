@@ -28,10 +28,13 @@ from trainer.user_code.interface import ModelInterface, output_names, symbolic_i
 from trainer.user_code.mistakes import where_raised
 
 
-def export(model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer: bool = False, **about: Any) -> None:
+def export(
+    model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer: bool = False,
+    image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
+) -> None:  # fmt: skip
     """Writes `folder` atomically: model.keras, model.h5, saved_model/, and the other templates of the model (.keras).
 
-    Last comes serving.json, for which `about` has what the data say: `image` and `class_names`.
+    Last comes serving.json, for which the data say the shape of an `image` and the `class_names`.
 
     There is no model.h5 of what that format cannot hold: a subclassed model, a vocabulary. Where a class lacks the
     get_config that it needs, there is model.weights.h5 in place of model.keras.
@@ -49,37 +52,32 @@ def export(model: keras.Model, folder: Path, input_spec: Any, *, save_optimizer:
                 _save(network, beside / f"{name}.keras")
         _save_h5(template, beside / "model.h5")
         _save_for_serving(template, interface, input_spec, beside / "saved_model")
-        _describe(beside, template, interface, named_leaves(model_inputs(template, input_spec)), **about)
+        inputs = named_leaves(model_inputs(template, input_spec))
+        outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
+        names = ["predictions"] if len(outputs) == 1 else output_names(template)
+        loss, scores = interface.loss, ""
+        if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
+            if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)):
+                scores = "logits" if loss.from_logits else "probabilities"
+            elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
+                scores = "probabilities"
+        # A generator is a network whose inputs are noise and, if it has classes, a label.
+        generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
+        write_servable(
+            beside,
+            inputs=_specs(inputs),
+            outputs=_specs(zip(names, outputs, strict=False)),
+            image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
+            class_names=class_names,
+            latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
+            classes=interface.generated_classes if generates else 0,
+            scores=scores,
+        )
 
 
-def _describe(
-    folder: Path, template: keras.Model, interface: ModelInterface, inputs: list[tuple[str, Any]],
-    image: tuple[int, ...] = (), class_names: tuple[str, ...] = (),
-) -> None:  # fmt: skip
-    """Writes serving.json. A generator is one whose inputs are noise and, if it has classes, a label."""
-
-    def specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
-
-    outputs = keras.tree.flatten(template.outputs) if symbolic_inputs(template) else []
-    names = ["predictions"] if len(outputs) == 1 else output_names(template)
-    loss, scores = interface.loss, ""
-    if class_names and [tuple(leaf.shape[1:]) for leaf in outputs] == [(len(class_names),)]:
-        if isinstance(loss, (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)):
-            scores = "logits" if loss.from_logits else "probabilities"
-        elif loss in ("sparse_categorical_crossentropy", "categorical_crossentropy"):
-            scores = "probabilities"
-    generates = interface.sampler is not None and len(inputs) == 1 + bool(interface.generated_classes)
-    write_servable(
-        folder,
-        inputs=specs(inputs),
-        outputs=specs(zip(names, outputs, strict=False)),
-        image=image if len(inputs) == 1 and len(inputs[0][1].shape) == 4 else (),
-        class_names=class_names,
-        latent_dim=interface.sampler.latent_dim if interface.sampler and generates else 0,
-        classes=interface.generated_classes if generates else 0,
-        scores=scores,
-    )
+def _specs(named: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the type and the shape of a row of each tensor, as serving.json has them."""
+    return {name: (tf.as_dtype(leaf.dtype).name, list(leaf.shape[1:])) for name, leaf in named}
 
 
 def _save(network: keras.Model, path: Path) -> None:
@@ -156,8 +154,20 @@ def plain_copy(model: keras.Model) -> keras.Model:
     copies: dict[int, keras.layers.Layer] = {}  # by id: networks within the model may share a layer
 
     def copy_of(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if id(layer) not in copies:
-            copies[id(layer)] = _cloned(layer, copy_of) if isinstance(layer, keras.Model) else _plain_layer(layer)
+        if id(layer) in copies:
+            return copies[id(layer)]
+        if isinstance(layer, keras.Model):
+            copies[id(layer)] = _cloned(layer, copy_of)
+            return copies[id(layer)]
+        plain = layer.plain() if hasattr(layer, "plain") else layer  # of this package, it depends on the running step
+        config = plain.get_config()
+        for name in ("lora_rank", "lora_alpha"):  # what is saved is merged
+            config.pop(name, None)
+        if "synchronized" in config:
+            config["synchronized"] = False
+        if "dtype" in config:
+            config["dtype"] = plain.dtype_policy.variable_dtype
+        copies[id(layer)] = type(plain).from_config(config)
         return copies[id(layer)]
 
     copy = _cloned(model, copy_of)
@@ -181,19 +191,6 @@ def _cloned(model: keras.Model, copy_of: Callable[[keras.layers.Layer], keras.la
         return model
     finally:
         model.compiled = compiled
-
-
-def _plain_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    if hasattr(layer, "plain"):  # a layer of this package that depends on the running step
-        layer = layer.plain()
-    config = layer.get_config()
-    for name in ("lora_rank", "lora_alpha"):  # what is saved is merged
-        config.pop(name, None)
-    if "synchronized" in config:
-        config["synchronized"] = False
-    if "dtype" in config:
-        config["dtype"] = layer.dtype_policy.variable_dtype
-    return type(layer).from_config(config)
 
 
 def _copy_learnt(trained: keras.layers.Layer, plain: keras.layers.Layer) -> None:

@@ -99,7 +99,10 @@ def _attempt(run: TrainingRun, check: ReplicaCheck | None) -> int:
 
 
 def prepare(job: StartedJob, replicas: Replicas) -> TrainingRun:
-    """Builds callbacks, data and model, and restores the state to resume from."""
+    """Builds the run: callbacks, data and model, with its newest checkpoint restored or its first weights set.
+
+    After a rollback the learning rates are half as high, once for each of the run.
+    """
     config, job_dir, goodput = job.config, job.job_dir, job.result.goodput
     goodput.enter(START)
     set_precision_and_seed(config)  # before any file of the user's is imported, which may draw
@@ -203,9 +206,10 @@ def _train_and_export(run: TrainingRun) -> Control:
             if keeps_averages(optimizer):
                 log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
                 use_averages(optimizer)
-            about = {"image": data.image_shape if data.holds_images else (), "class_names": data.class_names}
-            keep = run.job.config.save_optimizer
-            export(setup.model, job_dir.model, data.input_spec, save_optimizer=keep, **about)
+            export(
+                setup.model, job_dir.model, data.input_spec, save_optimizer=run.job.config.save_optimizer,
+                image=data.image_shape if data.holds_images else (), class_names=data.class_names,
+            )  # fmt: skip
             try:
                 run.job.result.saved_model = compare_saved(setup, job_dir.model)
             except Exception as error:  # the run is trained and saved, whatever becomes of the comparison
@@ -280,7 +284,7 @@ class JobWatch(LimitWatch):
 
 
 def _finish(run: TrainingRun, control: Control) -> int:
-    """Writes how the run ended; returns the exit code."""
+    """Writes how the run ended, and logs what it gave; returns the exit code."""
     progress, mirror = run.state.progress, run.job.job_dir.mirror
     if control.signal and not control.stopped:
         run.write_result("interrupted")
@@ -298,14 +302,10 @@ def _finish(run: TrainingRun, control: Control) -> int:
         log.warning(
             f"the budget of {run.job.config.max_minutes:g} minutes is spent: --max_minutes has to be more to go on"
         )
-    if run.job.is_chief:
-        _summarize(run)
-    return DONE
-
-
-def _summarize(run: TrainingRun) -> None:
-    """Logs what the run took and gave, where it is, and which commands use it."""
-    config, progress, job_dir, where = run.job.config, run.state.progress, run.job.job_dir, run.job.job_dir.mirror.where
+    if not run.job.is_chief:
+        return DONE
+    # What the run took and gave, where it is, and which commands use it.
+    config, job_dir, where = run.job.config, run.job.job_dir, mirror.where
     speed = f", {progress.whole.images_per_second:,.0f} {progress.unit}/s" if progress.whole.images_per_second else ""
     doubt = "; one replica and two were not compared" if run.job.result.not_compared else ""
     wall, training = duration(run.job.result.wall_seconds), duration(progress.training_seconds)
@@ -324,3 +324,4 @@ def _summarize(run: TrainingRun) -> None:
         log.info(f"pictures  {where(job_dir.samples)}")
     if not on_vertex():
         log.info(f"next      python -m trainer.{'generate' if pictures else 'serve'} {shlex.quote(config.job_dir)}")
+    return DONE

@@ -44,6 +44,7 @@ from trainer.training.checkpoint import (
     write_checkpoint,
 )
 from trainer.training.loop import Cuts, Hook
+from trainer.training.steps import nodes_of
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
@@ -401,7 +402,8 @@ def _steps(config: TrainConfig, replicas: int, precision: str, state: Path | Non
             means = runner(rows, first_step, COMPARED_STEPS).means()
         except Exception as error:
             raise as_user_mistake(error) or error from error
-        return _Steps(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & runner.operations(rows)))
+        operations = {node.op for node in nodes_of(runner.traced(rows).graph)}
+        return _Steps(setup.model, setup.content, starts, means, sorted(_DRAWS.keys() & operations))
 
 
 def _unlike_starts(config: TrainConfig, alone: _Steps, together: _Steps) -> list[str]:

@@ -205,8 +205,9 @@ class TrainingRun:
             log.info("builds the training step: seconds, or minutes for a large model with several replicas")
             with goodput.within(COMPILATION):
                 compiled = self.setup.step_runner(compiled=True)
-                left, operations = progress.total_steps - progress.step, partial(compiled.size, rows)
-                choice = choose(config, model, self.setup.replicas, left, operations, self.choice)
+                left = progress.total_steps - progress.step
+                size = partial(compiled.size, rows)
+                choice = choose(config, model, self.setup.replicas, left, size, self.choice)
                 if choice.compiled:
                     at_once = steps_of_a_program(
                         compiled, rows, min([most or MOST_AT_ONCE, *(hook.every for hook in hooks if hook.every)])
@@ -255,8 +256,8 @@ class TrainingRun:
             return state.reporter.on_call(progress, logs)
 
         with closing(profile), closing(later) if later else nullcontext():
-            size = CallSize(most)
-            train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, size, control, begin)
+            calls = CallSize(most)
+            train(run_steps, model, progress, [*hooks, profile.cuts], callbacks, on_call, calls, control, begin)
         goodput.enter(SAVE)  # until the end, with the export
         self.save(pending=bool(control.signal))
         self.checkpoints.wait()

@@ -101,10 +101,6 @@ class StepRunner:
         """Returns the ConcreteFunction of the loop over steps, traced now if no step was run yet."""
         return self._run.get_concrete_function(iterator, tf.constant(0, tf.int64), tf.constant(0))
 
-    def operations(self, iterator: Any) -> set[str]:
-        """Returns the types of all operations of a step."""
-        return {node.op for node in nodes_of(self.traced(iterator).graph)}
-
     def size(self, iterator: Any) -> int:
         """Returns the number of operations of a step."""
         return len(nodes_of(self.traced(iterator).graph))

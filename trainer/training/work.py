@@ -52,7 +52,23 @@ def operations(
     size of a first axis that the graph does not say, as of layers that draw by row. Raises ValueError if loops are
     nested more deeply.
     """
-    for op in _needed(graph):
+    # What outputs and side effects need: tapes leave unused gradients. TensorFlow folds what follows from constants, as
+    # the shapes that batch norm over replicas computes with.
+    needed: set[Any] = set()
+    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
+    while waiting:
+        op = waiting.pop()
+        if op not in needed:
+            needed.add(op)
+            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+    constant: set[Any] = set()
+    for op in graph.get_operations():
+        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
+        if op.type == "Const" or known:
+            constant.add(op)
+    for op in graph.get_operations():
+        if op not in needed or op in constant:
+            continue
         name = f"{scope}{op.name}"
         if op.type in ("PartitionedCall", "StatefulPartitionedCall"):
             yield from operations(_function(graph, op, "f"), loops, rows, f"{name}/", times)
@@ -78,26 +94,6 @@ def flops_of(graph: Any, rows: int) -> int:
 
 def _function(graph: Any, op: Any, attribute: str) -> Any:
     return graph_of_function(graph, op.get_attr(attribute).name)
-
-
-def _needed(graph: Any) -> list[Any]:
-    """Returns the operations that outputs and side effects of `graph` need, and that TensorFlow does not fold.
-
-    Tapes leave unused gradients, and batch norm over replicas computes with the constants of a shape.
-    """
-    needed: set[Any] = set()
-    waiting = [*(tensor.op for tensor in graph.outputs), *graph.control_outputs]
-    while waiting:
-        op = waiting.pop()
-        if op not in needed:
-            needed.add(op)
-            waiting.extend([*(tensor.op for tensor in op.inputs), *op.control_inputs])
-    constant: set[Any] = set()
-    for op in graph.get_operations():
-        known = op.inputs and not op.op_def.is_stateful and all(tensor.op in constant for tensor in op.inputs)
-        if op.type == "Const" or known:
-            constant.add(op)
-    return [op for op in graph.get_operations() if op in needed - constant]
 
 
 def _flops(op: Any, rows: int | None) -> int:
