@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,10 @@ from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
-from trainer.base.settings.train_config import TrainConfig
-from trainer.data.dataset import Dataset
+from trainer.base.errors import DONE, INTERRUPTED
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
-COMMON = ["--steps=30", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=10"]
+COMMON = ["--steps=12", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=6"]
 MODELS = {
     "mlp": ["--model=mlp", "--width=32", "--dropout=0.3", "--evaluation_fraction=0.2"],
     "dcgan": ["--model=dcgan", "--width=4", "--latent_dim=16"],
@@ -51,11 +49,23 @@ def trained(where: Path, count: int, flags: list[str]) -> Path:
     return where
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, features: list[str]) -> Callable[[str], Path]:
+    """Returns the run of a model on one worker, trained once."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def run(model: str) -> Path:
+        flags = [*COMMON, *MODELS[model], *(features if model == "dcgan" else []), "--precision=float64"]
+        return folder / model if (folder / model).exists() else trained(folder / model, 1, flags)
+
+    return run
+
+
 @pytest.mark.slow
-def test_workers_begin_from_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
-    flags = ["--steps=1", "--global_batch_size=48", "--image_size=16", *MODELS["mlp"]]
-    first = trained(tmp_path / "first", 1, flags)
-    second = trained(tmp_path / "second", 2, [*flags, f"--initial_checkpoint={first}", "--learning_rate=1e-30"])
+def test_workers_begin_from_the_weights_of_a_checkpoint(tmp_path: Path, alone: Callable[[str], Path]) -> None:
+    first = alone("mlp")
+    flags = [*COMMON, *MODELS["mlp"], "--precision=float64", "--steps=1", "--learning_rate=1e-30"]
+    second = trained(tmp_path / "second", 2, [*flags, f"--initial_checkpoint={first}"])
     models = [keras.models.load_model(run / "model" / "model.keras", compile=False) for run in (first, second)]
     for value, start in zip(*(model.get_weights() for model in models), strict=True):
         np.testing.assert_array_equal(start, value)
@@ -70,7 +80,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         keras.Input((16, 16, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(8),
         keras.layers.Dense(10),
     ]).save(file)  # fmt: skip
-    return [f"--fid_features={file}", "--fid_samples=130", "--fid_every_steps=15"]
+    return [f"--fid_features={file}", "--fid_samples=130", "--fid_every_steps=6"]
 
 
 def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) -> None:
@@ -92,14 +102,14 @@ def check_every_worker_has(variables: dict[str, Any], folder: Path, count: int) 
     ("wgan_gp", "3 workers"),
 ])  # fmt: skip
 def test_any_cluster_gives_the_numbers_of_one_worker(
-    model: str, cluster: str, features: list[str], tmp_path: Path, monkeypatch: Patch
+    model: str, cluster: str, features: list[str], alone: Callable[[str], Path], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Compares weights on every worker, losses, evaluation and FID."""
     count, flags = CLUSTERS[cluster]
     (tmp_path / "variables").mkdir()
     monkeypatch.setenv("TRAINER_TEST_VARIABLES", str(tmp_path / "variables"))
+    one = alone(model)
     common = [*COMMON, *MODELS[model], *(features if model == "dcgan" else [])]
-    one = trained(tmp_path / "alone", 1, [*common, "--precision=float64"])
     flags = [*common, *flags, "--precision=float64", "--callbacks=tests.models:write_variables"]
     several = trained(tmp_path / "several", count, flags)
     assert largest_difference(last_state(one), last_state(several)) < 1e-10
@@ -133,154 +143,45 @@ def wait_for_step(job_dir: Path, step: int) -> None:
     raise AssertionError("the run did not reach the step")
 
 
-def interrupted(
-    tmp_path: Path, victim: int, number: int, flags: Sequence[str] = LONG, step: int = 30
-) -> tuple[list[int], list[str]]:
-    """Returns exit codes and outputs of two workers, one of which gets a signal after `step`."""
-    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
-    flags = [*flags, f"--job_dir={tmp_path / 'job'}"]
-    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
-    try:
-        wait_for_step(tmp_path / "job", step)
-        processes[victim].send_signal(number)
-        if number == signal.SIGSTOP:  # it will not end by itself
-            processes[1 - victim].wait(workers.LIMIT_SECONDS)
-            processes[victim].kill()
-    finally:
-        codes = workers.end(processes)
-    return codes, [log.read_text() for log in logs]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "number", "line"), [
     (0, signal.SIGKILL, "error: chief (127.0.0.1:"),
     (1, signal.SIGKILL, "was lost: its process has ended"),
-    (1, signal.SIGSTOP, "was lost: it sent nothing for 15 seconds"),
+    (1, signal.SIGSTOP, "was lost: it sent nothing for 8 seconds"),
 ])  # fmt: skip
 def test_a_lost_worker_is_named_and_the_other_leaves_to_be_restarted(
     victim: int, number: int, line: str, tmp_path: Path
 ) -> None:
-    codes, outputs = interrupted(tmp_path, victim, number, [*LONG, "--worker_timeout_seconds=15"])
-    assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
-    assert line in outputs[1 - victim]
-
-
-@pytest.mark.slow
-def test_a_worker_that_was_paused_goes_on(tmp_path: Path) -> None:
-    """Its pause is longer than TensorFlow itself would wait for its heartbeat, ten seconds."""
-    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}"]
+    job_dir, addresses, logs = tmp_path / "job", free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    flags = [*LONG, "--worker_timeout_seconds=8", f"--job_dir={job_dir}"]
     processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
     try:
-        wait_for_step(tmp_path / "job", 30)
-        processes[1].send_signal(signal.SIGSTOP)
-        time.sleep(15)
-        processes[1].send_signal(signal.SIGCONT)
-        wait_for_step(tmp_path / "job", stats(tmp_path / "job")[-1]["step"] + 10)
-        processes[0].send_signal(signal.SIGTERM)
+        wait_for_step(job_dir, 10)
+        processes[victim].send_signal(number)
+        processes[1 - victim].wait(workers.LIMIT_SECONDS)
+        processes[victim].kill()  # one that is stopped does not end by itself
     finally:
         codes = workers.end(processes)
-    assert codes == [INTERRUPTED, INTERRUPTED], [log.read_text() for log in logs]
+    assert (codes[victim], codes[1 - victim]) == (-signal.SIGKILL, INTERRUPTED)
+    assert line in logs[1 - victim].read_text()
 
 
 @pytest.mark.slow  # tests/trainer/training/test_loop.py stops two threads
-def test_sigterm_to_one_worker_saves_the_same_step_on_all(tmp_path: Path) -> None:
-    codes, outputs = interrupted(tmp_path, 1, signal.SIGTERM)
-    assert codes == [INTERRUPTED, INTERRUPTED]
-    assert "SIGTERM: state saved at step" in outputs[1]
-    assert "a signal to another worker: state saved at step" in outputs[0]
-    step = read_checkpoint(checkpoint_folders(tmp_path / "job" / "checkpoints")[-1])[0]["step"]
-    assert f"step {step:,};" in outputs[0]
-    assert f"step {step:,};" in outputs[1]
-
-
-def slow_data(config: TrainConfig) -> Dataset:
-    """Takes until it is killed to load, as a download may."""
-    print("loads", flush=True)
-    time.sleep(600)
-    raise AssertionError
-
-
-@pytest.mark.slow
-def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
-    """TensorFlow's servers have started, which listen on all addresses and replace the handler of SIGTERM."""
-    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", f"--data={__name__}:slow_data"]
-    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_on_all(tmp_path: Path) -> None:
+    """Its pause is longer than TensorFlow itself would wait for its heartbeat, ten seconds."""
+    job_dir, addresses, logs = tmp_path / "job", free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    processes = [workers.start(addresses, index, [*LONG, f"--job_dir={job_dir}"], logs[index]) for index in range(2)]
     try:
-        deadline = time.monotonic() + workers.LIMIT_SECONDS
-        while not all("loads" in log.read_text() for log in logs) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_for_step(job_dir, 30)
+        processes[1].send_signal(signal.SIGSTOP)
+        time.sleep(12)
+        processes[1].send_signal(signal.SIGCONT)
+        wait_for_step(job_dir, stats(job_dir)[-1]["step"] + 10)
         processes[1].send_signal(signal.SIGTERM)
-        assert [process.wait(20) for process in processes] == [INTERRUPTED] * 2
     finally:
-        workers.end(processes, 1)
-    assert "stopped at once: the same command resumes" in logs[1].read_text()
-    assert "was lost: its process has ended" in logs[0].read_text()
-    assert logs[0].read_text().count("TensorFlow's servers listen on all addresses") == 1
-
-
-@pytest.mark.slow
-def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
-    addresses = free_addresses(2)
-    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
-    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
-    output = (tmp_path / "0.log").read_text()
-    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
-
-    flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
-    log, waiting = tmp_path / "late0.log", f"waiting for worker 1 ({addresses[1]})"
-    chief = workers.start(addresses, 0, flags, log)
-    time.sleep(20)
-    deadline = time.monotonic() + workers.LIMIT_SECONDS
-    while waiting not in log.read_text() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    late = workers.start(addresses, 1, flags, tmp_path / "late1.log")
-    assert workers.end([chief, late]) == [DONE, DONE]
-    assert waiting in log.read_text()
-
-
-def npz(home: Path, level: int) -> None:
-    """Writes data of the same name, size and shapes for each level."""
-    home.mkdir()
-    np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
-
-
-DIFFERENT = {  # of settings: tests/trainer/cluster/test_meeting.py
-    "files": "do not run the same job (sample of data: ",
-    "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
-    "rows": "do not read the same data (training digest: ",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DIFFERENT)
-def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
-    kind: str, tmp_path: Path, monkeypatch: Patch
-) -> None:
-    """Each worker has its own home folder, with data of its own."""
-    addresses, processes = free_addresses(2), []
-    data = {"files": "~/data.npz", "rows": "tests.models:data_of_worker", "environment": "digits"}[kind]
-    for index in range(2):
-        home = tmp_path / f"home{index}"
-        npz(home, index if kind == "files" else 0)
-        (home / ".keras").mkdir()
-        (home / ".keras" / "keras.json").write_text(
-            f'{{"epsilon": {1e-5 if index and kind == "environment" else 1e-7}}}'
-        )
-        monkeypatch.setenv("HOME", str(home))
-        monkeypatch.setenv("KERAS_HOME", str(home / ".keras"))
-        flags = [*LONG, f"--data={data}", f"--job_dir={tmp_path / 'job'}"]
-        processes.append(workers.start(addresses, index, flags, tmp_path / f"{index}.log"))
-    assert workers.end(processes) == [USER_MUST_CHANGE] * 2
-    for index in range(2):
-        output = (tmp_path / f"{index}.log").read_text()
-        assert output.count(DIFFERENT[kind]) == 1, output
-        assert "Traceback" not in output
-
-
-@pytest.mark.slow
-def test_workers_whose_file_draws_at_its_import_read_the_same_data(tmp_path: Path) -> None:
-    own = [f"--{setting}=tests.drawing:{name}" for setting, name in
-           (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))]  # fmt: skip
-    trained(tmp_path / "job", 2, [*own, "--steps=2", "--global_batch_size=8"])
+        codes = workers.end(processes)
+    outputs = [log.read_text() for log in logs]
+    assert codes == [INTERRUPTED, INTERRUPTED], outputs
+    step = read_checkpoint(checkpoint_folders(job_dir / "checkpoints")[-1])[0]["step"]
+    assert f"a signal to another worker: state saved at step {step:,};" in outputs[0]
+    assert f"SIGTERM: state saved at step {step:,};" in outputs[1]

@@ -154,7 +154,7 @@ def test_on_several_replicas_a_step_is_cut_into_programs_and_agrees_with_one_rep
     """Killed there, and resumed on another number of replicas. Of a GAN the critic's gradients are a program."""
     flags = (*(LOOPED | GANS_CUT)[name], "--precision=float64")
     alone, _ = looped(1, (8,), *flags)
-    then = [f"--replicas={6 - replicas}"]
+    then = [f"--replicas={replicas // 2}"]
     together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3, then=then)
     for one, other in zip(alone, together, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-10, atol=1e-12)
@@ -342,23 +342,34 @@ def compilation(config: TrainConfig) -> dict[str, Any]:
     return json.loads((Path(config.job_dir) / "run.json").read_text())["compilation"]
 
 
+@pytest.fixture
+def final(monkeypatch: Patch) -> dict[str, dict[str, Any]]:
+    """Returns the weights at the end of each training, by the name of its job directory."""
+    found: dict[str, dict[str, Any]] = {}
+    train = TrainingRun.train
+
+    def keep(self: TrainingRun, *arguments: Any) -> Any:
+        control = train(self, *arguments)
+        found[Path(self.job.config.job_dir).name] = weights(self.setup.model)
+        return control
+
+    monkeypatch.setattr(TrainingRun, "train", keep)
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_onednn")
-def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_path: Path, monkeypatch: Patch) -> None:
+def test_killed_equals_never_killed_where_auto_compiles(
+    small_config: Make, tmp_path: Path, final: dict[str, dict[str, Any]], monkeypatch: Patch
+) -> None:
     """A run that auto compiles, killed before its first step and in the midst of a call, against one told to compile.
 
     It goes on with another report interval, which is also that of its programs.
     """
-    final: dict[str, dict[str, Any]] = {}
-    train, call, stops = TrainingRun.train, StepRunner.__call__, [0, 70]
+    call, stops = StepRunner.__call__, [0, 70]
 
     class Killed(BaseException):
         pass
-
-    def keep(self: TrainingRun, *arguments: Any) -> Any:
-        control = train(self, *arguments)
-        final[self.job.config.job_dir] = weights(self.setup.model)
-        return control
 
     def killed(self: StepRunner, iterator: Any, first: int, count: int) -> StepLogs:
         for stop in [stop for stop in stops if first <= stop < first + count]:
@@ -368,11 +379,9 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
             raise Killed
         return call(self, iterator, first, count)
 
-    monkeypatch.setattr(TrainingRun, "train", keep)
     flags = ("--model=mlp", "--image_size=16", "--steps=120", "--checkpoint_every_steps=50", "--dropout=0.3")
-    compiled = small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told")
     auto = small_config(*flags, f"--job_dir={tmp_path}/auto")
-    run_job(compiled)
+    run_job(small_config(*flags, "--jit_compile", f"--job_dir={tmp_path}/told"))
     monkeypatch.setattr(StepRunner, "__call__", killed)
     for _ in range(2):
         with pytest.raises(Killed):
@@ -381,37 +390,26 @@ def test_killed_equals_never_killed_where_auto_compiles(small_config: Make, tmp_
     run_job(auto := small_config(*flags, f"--job_dir={tmp_path}/auto", "--report_every_steps=7"))
     assert compilation(auto)["at_once"] == 7
     assert compilation(auto)["why"].startswith("on this processor")
-    assert largest_difference(final[compiled.job_dir], final[auto.job_dir]) == 0
+    assert largest_difference(final["told"], final["auto"]) == 0
 
 
 @pytest.mark.usefixtures("without_onednn")
 @pytest.mark.parametrize("how", [pytest.param("in a loop", marks=pytest.mark.slow), "without a kernel"])
 def test_a_run_whose_first_step_xla_cannot_compile_has_the_numbers_of_a_plain_one(
-    how: str, small_config: Make, tmp_path: Path, monkeypatch: Patch, caplog: Log
+    how: str, small_config: Make, tmp_path: Path, final: dict[str, dict[str, Any]], caplog: Log
 ) -> None:
     """Tracing refuses the first; the second fails only when XLA compiles it, after its batch was taken."""
-    final: list[dict[str, Any]] = []
-    train = TrainingRun.train
-
-    def keep(self: TrainingRun, *arguments: Any) -> Any:
-        control = train(self, *arguments)
-        final.append(weights(self.setup.model))
-        return control
-
-    monkeypatch.setattr(TrainingRun, "train", keep)
     for name, way in (("plain", "false"), ("auto", "auto")):
         flags = (f"--model={__name__}:mixing", f"--how={how}", f"--jit_compile={way}", f"--job_dir={tmp_path}/{name}")
         run_job(config := small_config(*flags))
     assert compilation(config)["compiled"] is False
-    assert largest_difference(final[0], final[1]) == 0
+    assert largest_difference(final["plain"], final["auto"]) == 0
     assert (f"jit_compile: the steps run plain: {compilation(config)['why']}" in caplog.text) is (how != "in a loop")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [
-    *(["wgan_gp_digits", f"--critic_steps={count}"] for count in (2, 5)),
-    ["wgan_gp_digits", "--critic_steps=3", "--conditional=false"], ["cnn_mnist", "--data=digits"],
-    ["wgan_gp_digits", "--model=r3gan"], ["wgan_gp_digits", "--model=dcgan"],
+    ["wgan_gp_digits", "--critic_steps=2"], ["wgan_gp_digits", "--model=r3gan"], ["cnn_mnist", "--data=digits"],
 ])  # fmt: skip
 def test_xla_compiles_once(flags: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
