@@ -63,22 +63,13 @@ def test_hooks_run_at_their_steps_and_at_the_end() -> None:
     seven, four, end, epochs = [], [], [], []
     hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
     steps = Steps()
-    run(steps, 25, hooks)
+    run(steps, 25, hooks, most_steps=5)
     assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
     assert [first for first, _ in steps.calls] == np.cumsum([0] + [count for _, count in steps.calls])[:-1].tolist()
-    assert sum(count for _, count in steps.calls) == 25
-
-
-def test_a_resumed_run_keeps_the_same_boundaries() -> None:
-    seen: list[int] = []
-    run(Steps(), 25, [Hook(10, at(seen))], first=13)
-    assert seen == [20, 25]
-
-
-def test_steps_per_loop_is_the_most_a_call_takes() -> None:
-    steps = Steps()
-    run(steps, 100, [Hook(0, at([]))], most_steps=5)
-    assert max(count for _, count in steps.calls) == 5
+    assert (sum(count for _, count in steps.calls), max(count for _, count in steps.calls)) == (25, 3)
+    del seven[:]
+    run(Steps(), 25, hooks[:1], first=13)  # a resumed run
+    assert seven == [14, 21, 25]
 
 
 def test_calls_grow_by_doubling_until_they_last_as_long_as_they_may() -> None:
@@ -87,36 +78,17 @@ def test_calls_grow_by_doubling_until_they_last_as_long_as_they_may() -> None:
         sizes.append(size(10_000))
         size.learn(sizes[-1], sizes[-1] * seconds_a_step)
     assert sizes == [1, 2, 4, 8, 16, 30, 30, 30, 30, 30]
+    size.learn(2, 2 * seconds_a_step)  # cut short by a boundary
+    assert size(10_000) == 30
     size.learn(30, 30 * 1.0)  # the machine became ten times slower
     assert size(10_000) == 3
-
-
-def test_a_call_cut_short_by_a_boundary_does_not_shrink_the_next() -> None:
-    size = CallSize(most_steps=0, most_seconds=3.0)
-    for _ in range(5):
-        size.learn(size(10_000), 0.001)
-    before = size(10_000)
-    size.learn(2, 0.001)
-    assert size(10_000) == before
-
-
-def test_a_step_that_takes_longer_than_a_call_may_is_still_taken() -> None:
-    size = CallSize(most_steps=0, most_seconds=3.0)
-    size.learn(1, 60.0)
-    assert size(10_000) == 1
+    size.learn(3, 60.0)
+    assert (size(10_000), CallSize(5)(10_000)) == (1, 1)
 
 
 def test_nan_names_the_step_and_what_is_broken() -> None:
     with pytest.raises(UserError, match=r"^step 17: loss is NaN or infinite"):
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
-
-
-@pytest.mark.parametrize(("names", "stopped"), [
-    (("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall"),
-])  # fmt: skip
-def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
-    logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})
-    assert logs.first_not_finite() == ((1, [stopped]) if stopped else None)
 
 
 def test_stop_training_ends_the_run_with_the_last_hooks_once() -> None:

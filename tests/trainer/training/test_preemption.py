@@ -1,6 +1,5 @@
 """Tests what ends a run early: signals, a budget, NaN; and early stopping, which an interruption must not undo."""
 
-import ctypes
 import json
 import os
 import shutil
@@ -30,7 +29,7 @@ from trainer.run import job
 from trainer.run.training_run import TrainingRun
 from trainer.training import loop
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
-from trainer.training.loop import Control, StopRequest, keep_handlers, leave_on_signals, stop_on_signals
+from trainer.training.loop import Control, StopRequest, stop_on_signals
 from trainer.training.steps import StepRunner
 
 Make = Callable[..., TrainConfig]
@@ -83,19 +82,6 @@ def test_the_first_signal_is_a_request_and_the_second_leaves(monkeypatch: pytest
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_handler_that_c_code_replaces_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ignores SIGTERM as TensorFlow's server does, without Python's knowledge."""
-    left: list[str] = []
-    monkeypatch.setattr(loop, "leave_at_once", lambda: left.append("at once"))
-    with leave_on_signals():
-        ctypes.CDLL(None).signal(signal.SIGTERM, ctypes.c_void_p(1))
-        os.kill(os.getpid(), signal.SIGTERM)
-        keep_handlers()
-        assert not left
-        os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: left)
-
-
 @pytest.mark.parametrize("compiling", [True, False])
 def test_a_signal_leaves_while_a_step_is_compiled(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left = threading.Event()
@@ -143,12 +129,6 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
             process.kill()
     assert process.returncode == 75
     assert "stopped at once: the same command resumes from the last checkpoint" in out
-
-
-def test_checkpoints_by_the_clock(small_config: Make) -> None:
-    flags = ("--model=mlp", "--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1")
-    folder = run(small_config(*flags, "--steps=3"))
-    assert [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")] == [1, 2, 3]
 
 
 def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) -> None:
