@@ -123,7 +123,17 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
     checkpoint, flags = options.checkpoint, _settings(options, _FLAGS)
     if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
-    folder = _fetched(options.run, checkpoint, flags.get("cache_dir", ""))
+    address = parse(options.run, "run")
+    if address is None:
+        folder = expanded(options.run)
+    else:  # a local copy of what is needed
+        steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
+
+        def is_needed(below: str) -> bool:
+            template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
+            return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
+
+        folder = Staged(address, "run", flags.get("cache_dir", "")).fetch(is_needed)
     info, problem = read_run_info(folder)
     if problem or not mapping(info, "config"):
         raise UserError(
@@ -156,17 +166,3 @@ def _resolved(values: Mapping[str, Any], flags: Mapping[str, str]) -> TrainConfi
     """Returns the settings of a run as another command uses them. Raises UserError if they contradict each other."""
     before = Overrides({**values, **_OF_TRAINING})
     return before.replace(**coerce_all(Overrides({**before.values, **flags}).own.settings, flags, "flags")).resolve()
-
-
-def _fetched(run: str, checkpoint: str, cache_dir: str) -> Path:
-    """Returns the job directory; of one at gs://, a local copy of what is needed."""
-    address = parse(run, "run")
-    if address is None:
-        return expanded(run)
-    steps = f"{CHECKPOINTS}/{step_name(int(checkpoint))}/" if checkpoint.isdecimal() else f"{CHECKPOINTS}/"
-
-    def is_needed(below: str) -> bool:
-        template = below.startswith(f"{MODEL}/") and below.endswith((".keras", ".weights.h5", f"/{SERVING}"))
-        return below == RUN_INFO or template or bool(checkpoint and below.startswith(steps))
-
-    return Staged(address, "run", cache_dir).fetch(is_needed)

@@ -169,8 +169,18 @@ class ServedModel:
 
     def _columns(self, instances: Sequence[Any]) -> Columns:
         """Returns the columns of instances that have one shape. Raises BadRow if one does not fit the model."""
-        if self.about.latent_dim:
-            return self._seeds(instances)
+        if self.about.latent_dim:  # the seeds of a generator's noise, and the labels if it has classes
+            names, classes = ["seed", "label"] if self.about.classes else ["seed"], self.about.classes
+            for instance in instances:
+                values = instance if isinstance(instance, dict) else {}
+                whole = all(type(value) in (int, float) and not value % 1 for value in values.values())
+                if values.keys() != {*names} or not whole:
+                    raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
+                if not 0 <= values["seed"] <= _MOST_SEED:
+                    raise BadRow(f"seed={str(values['seed'])[:20]}: use a number from 0 to {_MOST_SEED}")
+                if classes and not 0 <= values["label"] < classes:
+                    raise BadRow(f"label={str(values['label'])[:20]}: the classes are 0 to {classes - 1}")
+            return tuple(np.array([instance[name] for instance in instances], np.int32) for name in names)
         named = [isinstance(instance, dict) and "b64" not in instance for instance in instances]
         if len(self._specs) == 1 and not any(named):
             return (self._column(next(iter(self._specs)), instances),)
@@ -185,7 +195,17 @@ class ServedModel:
         """Returns the array of an input's values."""
         shape, kind = self._taken[name]
         if any(isinstance(value, dict) for value in values):
-            return np.stack([self._image(name, value) for value in values])
+            height, width, channels = self.about.image or (0, 0, 0)
+            coded = all(isinstance(value, dict) and value.keys() == {"b64"} for value in values)
+            if not height or height != width or not coded:
+                raise BadRow(f"{name}: it must be an array of numbers")
+            try:
+                pictures = [base64.b64decode(str(value["b64"]), validate=True) for value in values]
+                return np.stack([decode(picture, height, channels)[0] for picture in pictures])
+            except (binascii.Error, ValueError) as error:
+                raise BadRow(f"{name}: the image is not written in base64: {error}") from None
+            except BadImage as error:
+                raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
         array = None
         with suppress(ValueError, OverflowError):  # rows of several lengths, numbers of any size
             array = np.array(values, object if kind.kind == "O" else None)
@@ -209,32 +229,6 @@ class ServedModel:
         if not numeric:
             raise BadRow(f"{name}: it must hold finite {numbers} only")
         return array
-
-    def _image(self, name: str, value: Any) -> Any:
-        height, width, channels = self.about.image or (0, 0, 0)
-        if not height or height != width or not isinstance(value, dict) or value.keys() != {"b64"}:
-            raise BadRow(f"{name}: it must be an array of numbers")
-        try:
-            return decode(base64.b64decode(str(value["b64"]), validate=True), height, channels)[0]
-        except (binascii.Error, ValueError) as error:
-            raise BadRow(f"{name}: the image is not written in base64: {error}") from None
-        except BadImage as error:
-            raise BadRow(f"{name}: the image cannot be decoded: {error}") from None
-
-    def _seeds(self, instances: Sequence[Any]) -> Columns:
-        """Returns the seeds of a generator's instances, and the labels if it has classes."""
-        names, classes = {"seed", "label"} if self.about.classes else {"seed"}, self.about.classes
-        for instance in instances:
-            values = instance if isinstance(instance, dict) else {}
-            if values.keys() != names or any(type(value) not in (int, float) or value % 1 for value in values.values()):
-                raise BadRow(f"it must be an object with whole numbers for {_listed(names)}")
-            seed, label = int(values["seed"]), int(values.get("label", 0))
-            if not 0 <= seed <= _MOST_SEED:
-                raise BadRow(f"seed={str(seed)[:20]}: use a number from 0 to {_MOST_SEED}")
-            if not 0 <= label < max(classes, 1):
-                raise BadRow(f"label={str(label)[:20]}: the classes are 0 to {classes - 1}")
-        columns = [[instance[name] for instance in instances] for name in ("seed", "label") if name in names]
-        return tuple(np.array(column, np.int32) for column in columns)
 
     @property
     def noise_type(self) -> Any:

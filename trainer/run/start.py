@@ -23,8 +23,6 @@ from trainer.reporting.result import RunResult, versions
 from trainer.training.loop import keep_handlers
 from trainer.user_code.mistakes import as_user_mistake
 
-_COUNTS = ("files of data", "training examples")
-
 
 @dataclass
 class StartedJob:
@@ -114,12 +112,10 @@ class StartedJob:
         if config.data_changed == "accept":
             log.warning(f"data={config.data} have changed ({changes}): the run goes on with other numbers")
             return
-        counts = [(number(before.get(key)) or 0, number(now.get(key)) or 0) for key in _COUNTS if key in now]
-        lost = "restore what is missing or, after a listing that was late, run the same command again"
-        advice = lost if any(new < old for old, new in counts) else "restore them"
         raise UserError(
-            f"data={config.data} have changed since this run began ({changes}): {advice}; or use another --job_dir, or "
-            "continue with the changed data: --data_changed=accept"
+            f"data={config.data} have changed since this run began ({changes}): restore them or, after a listing that "
+            "was late, run the same command again; or use another --job_dir, or continue with the changed data: "
+            "--data_changed=accept"
         )
 
     def versions_by_step(self, before: Mapping[str, Any], step: int) -> list[dict[str, Any]]:

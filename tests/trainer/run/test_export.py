@@ -314,12 +314,25 @@ def of_user(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def unbuilt(config: TrainConfig, dataset: Dataset) -> keras.Model:
+    model = keras.Sequential([keras.layers.Dense(1), keras.layers.Reshape(())])
+    model.compile("sgd", "mse")
+    return model
+
+
 def exported(model: str, folder: Path, *flags: str) -> tuple[Path, Any]:
     """Returns the exported files and the model of three steps on two replicas."""
     own = [f"--model={__name__}:{model}", "--data=tests.own_data:arrays", "--global_batch_size=8", "--replicas=2"]
     trained, _ = run_steps(config := resolve([*own, *flags]).config, 3)
     export(trained, folder, None, save_optimizer=config.save_optimizer)
     return folder, trained
+
+
+def test_a_sequential_without_an_input_takes_any_number_of_rows(tmp_path: Path) -> None:
+    folder, _ = exported("unbuilt", tmp_path)
+    assert keras.models.load_model(folder / "model.keras").input_shape == (None, 4)
+    (leaf,) = tf.saved_model.load(str(folder / "saved_model")).serve.input_signature
+    assert leaf.shape.as_list() == [None, 4]
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ def test_hooks_run_at_their_steps_and_at_the_end() -> None:
     seven, four, end, epochs = [], [], [], []
     hooks = [Hook(7, at(seven)), Hook(4, at(four)), Hook(0, at(end)), Hook(10, at(epochs), at_end=False)]
     steps = Steps()
-    run(steps, 25, hooks, most_steps=5)
+    run(steps, 25, hooks, most_steps=3)
     assert (seven, four, end, epochs) == ([7, 14, 21, 25], [4, 8, 12, 16, 20, 24, 25], [25], [10, 20])
     assert [first for first, _ in steps.calls] == np.cumsum([0] + [count for _, count in steps.calls])[:-1].tolist()
     assert (sum(count for _, count in steps.calls), max(count for _, count in steps.calls)) == (25, 3)
@@ -89,6 +89,14 @@ def test_calls_grow_by_doubling_until_they_last_as_long_as_they_may() -> None:
 def test_nan_names_the_step_and_what_is_broken() -> None:
     with pytest.raises(UserError, match=r"^step 17: loss is NaN or infinite"):
         run(Steps(nan_at=17), 100, [Hook(0, at([]))])
+
+
+@pytest.mark.parametrize(("names", "stopped"), [
+    (("loss", "recall"), "loss"), (("recall", "critic_loss"), ""), (("recall", "elbo"), "recall"),
+])  # fmt: skip
+def test_a_metric_may_be_nan_beside_a_loss(names: tuple[str, ...], stopped: str) -> None:
+    logs = StepLogs(names, np.array([[1.0, 1.0], [np.nan, 1.0]]), {})
+    assert logs.first_not_finite() == ((1, [stopped]) if stopped else None)
 
 
 def test_stop_training_ends_the_run_with_the_last_hooks_once() -> None:

@@ -131,6 +131,12 @@ def test_two_signals_within_one_call_to_the_device_leave_at_once() -> None:
     assert "stopped at once: the same command resumes from the last checkpoint" in out
 
 
+def test_checkpoints_by_the_clock(small_config: Make) -> None:
+    flags = ("--model=mlp", "--checkpoint_every_steps=0", "--checkpoint_every_minutes=1e-9", "--steps_per_loop=1")
+    folder = run(small_config(*flags, "--steps=3"))
+    assert [int(path.name[5:]) for path in checkpoint_folders(folder / "checkpoints")] == [1, 2, 3]
+
+
 def test_the_budget_counts_over_restarts_and_ends_the_run(small_config: Make) -> None:
     flags = ("--steps_per_loop=1",)
     folder = Path(small_config().job_dir)
