@@ -39,8 +39,8 @@ def _serve(arguments: Sequence[str] | None) -> int:
         raise UserError("starlette or uvicorn is not installed: pip install -e '.[serve]'") from None
     del starlette
     with quiet_start():
+        from trainer.run.http_server import serve
         from trainer.run.served_model import ServedModel
-        from trainer.run.server import serve
 
     def load() -> ServedModel:
         model = ServedModel(model_folder(args.run), args.run, same_bytes=args.same_bytes)

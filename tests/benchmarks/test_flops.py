@@ -12,7 +12,7 @@ from tests.fixtures import Patch
 from tests.support import small
 from trainer.cluster.strategy import make_replicas
 from trainer.run.training_setup import build_setup
-from trainer.training.work import NO_KERNEL, operations
+from trainer.training.step_operations import NO_KERNEL, operations
 
 ROWS = 2
 

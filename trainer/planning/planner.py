@@ -44,7 +44,7 @@ from trainer.models.image_layers import as_on_gpus
 from trainer.planning.peak_memory import COUNTED, PeakMemory, Trace, peak_bytes, traced, worst_order
 from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import variables_of
-from trainer.training.work import NO_KERNEL, Operation, operations
+from trainer.training.step_operations import NO_KERNEL, Operation, operations
 from trainer.user_code.interface import ModelInterface
 
 _REPEATED_ROWS = 16

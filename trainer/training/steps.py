@@ -26,7 +26,7 @@ from trainer.invariance.losses import (
 )
 from trainer.invariance.step import NotCompilable, Program, StepContext, in_step
 from trainer.reporting.progress import MetricCounts, StepLogs
-from trainer.training.work import flops_of
+from trainer.training.step_operations import flops_of
 from trainer.user_code.interface import ModelInterface, numbers_of, results_of, scalars_of
 
 # Operations that give random numbers.

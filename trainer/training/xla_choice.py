@@ -19,8 +19,8 @@ from trainer.base.settings.xla_rule import MOST_FLOPS, barrier, reason_against
 from trainer.cluster.strategy import Replicas
 from trainer.invariance.compat import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
+from trainer.training.step_operations import operations
 from trainer.training.steps import StepRunner
-from trainer.training.work import operations
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import message_of
 

@@ -18,7 +18,7 @@ from trainer.base.run_files.plan_file import peak_of, read_plan
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import uses_onednn
 from trainer.planning.planner import MeasuredStep, work_of_replicas
-from trainer.training.work import NO_KERNEL, operations
+from trainer.training.step_operations import NO_KERNEL, operations
 
 
 @pytest.mark.slow

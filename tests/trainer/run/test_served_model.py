@@ -31,10 +31,10 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.run_files.serving_file import Servable, model_folder, read_servable
 from trainer.base.settings.resolution import resolve
 from trainer.data.sources import load_dataset
-from trainer.run import server as server_module
+from trainer.run import http_server as server_module
 from trainer.run.export import export, load_template
+from trainer.run.http_server import MOST_BYTES, application
 from trainer.run.served_model import PART_ROWS, BadRow, ServedModel, independent_batch
-from trainer.run.server import MOST_BYTES, application
 
 pytestmark = pytest.mark.exports
 
@@ -406,7 +406,7 @@ def test_a_server_says_503_until_its_model_is_loaded_and_stops_without_one(folde
 def test_in_a_container_of_vertex_ai_its_variables_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the server binds to this machine alone."""
     served: list[Any] = []
-    monkeypatch.setattr("trainer.run.server.serve", lambda load, *where: served.append((load(), *where)))
+    monkeypatch.setattr("trainer.run.http_server.serve", lambda load, *where: served.append((load(), *where)))
     assert serve.main([str(folder)]) == 0
     for name, value in (("HTTP_PORT", "9001"), ("STORAGE_URI", str(folder)), ("HEALTH_ROUTE", "/alive"),
                         ("PREDICT_ROUTE", "/v1/answer")):  # fmt: skip

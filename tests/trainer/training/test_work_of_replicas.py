@@ -11,7 +11,7 @@ from tests.fixtures import Patch
 from tests.gpu_graph import GpuStep, optimised
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.training.work import NO_KERNEL, operations
+from trainer.training.step_operations import NO_KERNEL, operations
 
 ROWS = 64  # of a replica
 MOST_BYTES, MOST_OPERATIONS = 1.4, 1.9  # of those of one replica
