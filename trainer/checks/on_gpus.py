@@ -33,7 +33,7 @@ from trainer.reporting.error_lines import half_precision, one_line
 from trainer.reporting.progress import is_loss
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.reporting.result import gpu_names, versions
-from trainer.run.training_setup import TrainingSetup, set_precision_and_seed, setup_with
+from trainer.run.training_setup import set_precision_and_seed, setup_with
 from trainer.training.checkpoint import WEIGHTS, put_back, snapshot, variables_of
 from trainer.training.steps import StepRunner, nodes_of
 
@@ -206,38 +206,24 @@ class Trials:
     def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
         self._config, self._dataset, self._start = config, dataset, dict[str, npt.NDArray[Any]]()
 
-    def begin(self, variant: Variant, replicas: Replicas) -> Running:
-        """Builds a variant and runs its first steps."""
+    def run(self, variant: Variant, replicas: Replicas, order: int | None = None) -> Running:
+        """Builds a variant and runs its first steps.
+
+        order: a seed by which the rows of each global batch, and all draws, are in another order; on one replica, as
+        the order spans the global batch.
+        """
         gc.collect()  # a traced function and its model refer to each other: the variant before may still hold memory
         log.info(f"{variant.name} on {', '.join(replicas.devices)} …")
         for device in replicas.devices:
             with suppress(ValueError):  # this device's allocator keeps no statistics
                 tf.config.experimental.reset_memory_stats(device)
-        setup = self._setup(variant, replicas)
-        runner = setup.step_runner(compiled=variant.jit_compile == "true")
-        return Running(runner, setup.rows_from(0), self._dataset)
-
-    def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
-        """Returns the result of the first steps, and the cost of a step, measured for `seconds`."""
-        running = self.begin(variant, replicas)
-        rate = steps_per_second(running, seconds)
-        return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
-
-    def reordered(self, variant: Variant, replicas: Replicas, seed: int) -> Trained:
-        """Returns the result of the first steps with the rows of each global batch, and all draws, in another order.
-
-        Only on one replica, because the order spans the global batch.
-        """
-        return Running(*reordered(self._setup(variant, replicas), seed), self._dataset).trained
-
-    def _setup(self, variant: Variant, replicas: Replicas) -> TrainingSetup:
-        """Builds the model with the weights of the first variant, because another precision would draw others."""
         config = dataclasses.replace(
             self._config, replicas=variant.devices, precision=variant.precision, tf32=variant.tf32,
             jit_compile=variant.jit_compile,
         )  # fmt: skip
         set_precision_and_seed(config)
         setup = setup_with(config, replicas, self._dataset)
+        # All have the weights of the first variant, because another precision would draw others.
         variables = variables_of(setup.model)
         weights = {name: variables[name] for name in variables if name.startswith(WEIGHTS)}
         if self._start:
@@ -245,7 +231,16 @@ class Trials:
             refresh_normalization(setup.model)
         else:
             self._start = snapshot(weights)
-        return setup
+        if order is not None:
+            return Running(*reordered(setup, order), self._dataset)
+        runner = setup.step_runner(compiled=variant.jit_compile == "true")
+        return Running(runner, setup.rows_from(0), self._dataset)
+
+    def measured(self, variant: Variant, replicas: Replicas, seconds: float) -> tuple[Trained, Cost]:
+        """Returns the result of the first steps, and the cost of a step, measured for `seconds`."""
+        running = self.run(variant, replicas)
+        rate = steps_per_second(running, seconds)
+        return running.trained, Cost(running.first_seconds, running.peak_gib, rate, running.sums())
 
 
 def steps_per_second(run: Callable[[int], float], seconds: float) -> float:
@@ -381,9 +376,9 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
     cpu = dataclasses.replace(replicas[1], strategy=tf.distribute.OneDeviceStrategy("CPU:0"), devices=("CPU:0",))
     base = Variant("float32", 1)
     alone, cost = trials.measured(base, replicas[1], seconds)
-    reference = trials.begin(Variant(REFERENCE, 1, precision="float64"), cpu).trained
-    on_cpu = trials.begin(base, cpu).trained
-    control = largest([difference(trials.reordered(base, replicas[1], seed), alone) for seed in CONTROLS])
+    reference = trials.run(Variant(REFERENCE, 1, precision="float64"), cpu).trained
+    on_cpu = trials.run(base, cpu).trained
+    control = largest([difference(trials.run(base, replicas[1], seed).trained, alone) for seed in CONTROLS])
     of_cpu, names = difference(on_cpu, reference), [name or "unknown" for name in gpu_names()]
     check = GpuCheck(config.model, config.data, every.sentence(), every.devices, names, control, of_cpu)
     from_reference = float32_difference(alone, reference, largest([control, of_cpu]))
@@ -411,7 +406,7 @@ def checked(config: TrainConfig, every: Replicas, seconds: float) -> GpuCheck:
                 row.problem = "; ".join(filter(None, (row.problem, slow)))
         check.rows.append(row)
     if config.deterministic:
-        first, second = (trials.begin(Variant("float32", count), every).trained for _ in range(2))
+        first, second = (trials.run(Variant("float32", count), every).trained for _ in range(2))
         far = dataclasses.replace(difference(second, first), most_weights=0.0, most_loss=0.0, most_gradient=0.0)
         check.rows.append(Row("float32, again", count, "float32 before", far, problem=far.problem))
     else:
