@@ -28,6 +28,7 @@ from trainer.base.log import log
 from trainer.run.served_model import BadRow, Columns, ServedModel
 
 MOST_BYTES = 1_500_000  # of a request
+_TOO_LARGE = f"the request has more than {MOST_BYTES:,} bytes"
 _ABOUT = "/v2/models/model"
 _WAITING_BYTES = 128 * MOST_BYTES  # of all requests that are not answered yet
 _LEAST_BYTES = 10_000  # that a request counts as, so that their number has a limit, too
@@ -147,9 +148,8 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
         if not batchers:
             return _refused(503, "the model is being loaded")
         size = int(request.headers.get("content-length", MOST_BYTES))  # of a stream the most
-        too_large = _refused(413, f"the request has more than {MOST_BYTES:,} bytes")
         if size > MOST_BYTES:
-            return too_large
+            return _refused(413, _TOO_LARGE)
         size = max(size, _LEAST_BYTES)
         if waiting + size > _WAITING_BYTES:
             return _refused(503, "too many requests are waiting: send it again in some seconds", {"Retry-After": "2"})
@@ -160,7 +160,7 @@ def application(load: Callable[[], ServedModel], stop: Callable[[Exception], Non
                 async for part in request.stream():
                     content += part
                     if len(content) > MOST_BYTES:
-                        return too_large
+                        return _refused(413, _TOO_LARGE)
             return await answered(batchers[0], bytes(content))
         except BadRow as error:
             return _refused(400, str(error))
