@@ -30,7 +30,7 @@ def judge_of(images: Any, labels: Any) -> keras.Model:
         layers.Dropout(0.3), layers.Dense(10),
     ])  # fmt: skip
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(images, labels, batch_size=64, epochs=12, verbose=0)
+    model.fit(images, labels, batch_size=64, epochs=30, verbose=0)
     return model
 
 
@@ -49,8 +49,7 @@ def generated(generator: keras.Model, labels: Any) -> Any:
 @pytest.mark.slow
 def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_path: Path) -> None:
     job_dir = tmp_path / "digits"
-    flags = ["--recipe=wgan_gp_digits", "--steps=2000", f"--job_dir={job_dir}"]
-    assert workers.run(1, flags, tmp_path / "log", seconds=900) == [0]
+    assert workers.run(1, ["--recipe=wgan_gp_digits", f"--job_dir={job_dir}"], tmp_path / "log", seconds=900) == [0]
     images, labels = labelled_digits(1797)
     known = len(images) * 4 // 5
     judge = judge_of(images[:known], labels[:known])
@@ -62,6 +61,5 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     features = keras.Model(judge.inputs, judge.get_layer("features").output)
     both = [features.predict(each, verbose=0).astype(float) for each in (images, generated(generator, labels))]
     found = neighbour_metrics(*both)
-    print(f"{np.mean(read == asked):.3f} as asked, coverage {found['coverage']:.3f}")
     assert np.mean(read == asked) >= 0.95
     assert found["coverage"] >= 0.88  # 0.91 to 0.93 of three seeds; other processors round otherwise
