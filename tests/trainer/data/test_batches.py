@@ -220,7 +220,6 @@ def not_a_dataset(config: TrainConfig) -> int:
     ("of_a_strange_class", "its Dataset holds range: derive the class from Examples of trainer.data.dataset, or use"),
     ("no_such_function", "has no function no_such_function"),
     ("no_such_package.data:load", "cannot import no_such_package"),
-    ("mine.py:load", "a module has no .py: use --data=mine:load"),
 ])  # fmt: skip
 def test_a_users_own_source_that_does_not_fit_is_refused(function: str, line: str) -> None:
     with refused(line):

@@ -26,6 +26,7 @@ BOOLEAN_WORDS = {
 }  # fmt: skip
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text without control characters"}
 _LIMITS = {"minimum": ("at least", operator.ge), "above": ("above", operator.gt), "maximum": ("at most", operator.le)}
+
 _CLOSE = 0.6  # similarity by difflib from which a name is suggested in place of another
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 

@@ -65,14 +65,6 @@ class Parameter:
         return f"{kind}{' | None' if self.optional else ''}{default}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """Holds the keyword-only parameters of a function, and the names of its other parameters with a default."""
-
-    parameters: tuple[Parameter, ...]
-    positional: tuple[str, ...]
-
-
 class Unreadable(Exception):
     """Reports that the parameters of a function cannot be read from a source; the text says why."""
 
@@ -80,8 +72,8 @@ class Unreadable(Exception):
 _NO_VALUE = (Unreadable, ValueError, TypeError, MemoryError, RecursionError)
 
 
-def read_signature(path: str, origin: str, first: str = "") -> Signature:
-    """Returns the signature of `package.module:function`, or of a class, from its source.
+def read_parameters(path: str, origin: str, first: str = "") -> list[Parameter]:
+    """Returns the keyword-only parameters of `package.module:function`, or of a class, from its source.
 
     first: a folder that is searched before Python's own path; origin: the setting that errors name. Parameters whose
     names begin with `_` are left out. Raises UserError if a parameter cannot be a setting or if the source cannot be
@@ -99,11 +91,8 @@ def read_signature(path: str, origin: str, first: str = "") -> Signature:
         node = methods[-1]
     if not isinstance(node, ast.FunctionDef):
         raise Unreadable(f"{module.place(node)}: {name} is assigned, not defined by `def`")
-    arguments = node.args
-    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    parameters = [_parameter(module, word, default, origin) for word, default in pairs if word.arg[0] != "_"]
-    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
-    return Signature(tuple(parameters), tuple(positional[len(positional) - len(arguments.defaults) :]))
+    pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    return [_parameter(module, word, default, origin) for word, default in pairs if word.arg[0] != "_"]
 
 
 def refuse_missing_module(name: str, origin: str) -> None:
@@ -113,9 +102,6 @@ def refuse_missing_module(name: str, origin: str) -> None:
     """
     top = name.partition(".")[0]
     missing = f"{origin}: cannot import {name} (No module named {top!r})"
-    if name.endswith(".py"):
-        right = name.removesuffix(".py").replace("/", ".")
-        raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
     with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
         if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
@@ -139,7 +125,7 @@ def _spec(name: str, first: str) -> ModuleSpec | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Module:
-    """Holds the syntax tree of a module; `first` and `origin`: see `read_signature`."""
+    """Holds the syntax tree of a module; `first` and `origin`: see `read_parameters`."""
 
     name: str
     first: str
@@ -327,8 +313,8 @@ class OwnSettings:
     def settings(self) -> type[TrainConfig]:
         """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
         parameters: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
-        for function, signature in self._read[0].items():
-            for parameter in signature.parameters:
+        for function, of_function in self._read[0].items():
+            for parameter in of_function:
                 ours = parameter.name.removeprefix("no_")
                 if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
                     raise UserError(
@@ -347,18 +333,14 @@ class OwnSettings:
 
     def hint(self, name: str) -> str:
         """Returns why the unknown flag `name` is perhaps not a setting of the functions; "" without an explanation."""
-        signatures, unreadable = self._read
-        for function, signature in signatures.items():
-            if name in signature.positional:
-                return (
-                    f" ({self._shown(function)} takes {name}, but only keyword-only parameters are settings: write it "
-                    "after a `*`)"
-                )
+        parameters, unreadable = self._read
         if unreadable:
             reasons = "; ".join(f"{self._shown(function)}: {why}" for function, why in unreadable.items())
             return f" (settings of your own functions are not known: {reasons})"
-        models = [model for model, names in settings_of_models().items() if name in names]
-        return f" ({name} is a setting of {', '.join(models)}, not of {self._shown('model')})" if models else ""
+        if models := [model for model, names in settings_of_models().items() if name in names]:
+            return f" ({name} is a setting of {', '.join(models)}, not of {self._shown('model')})"
+        own = [self._shown(function) for function in parameters if self.named[function] not in MODELS]
+        return f" (settings of {' and '.join(own)} are the parameters after a `*`)" if own else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the values without the settings of other built-in models, which a recipe may still have."""
@@ -367,9 +349,10 @@ class OwnSettings:
         return {name: value for name, value in values.items() if name not in others}
 
     @cached_property
-    def _read(self) -> tuple[dict[str, Signature], dict[str, str]]:
-        """Returns the signatures by function and, for functions that cannot be read, the reasons by function."""
-        signatures, unreadable = {}, {}
+    def _read(self) -> tuple[dict[str, list[Parameter]], dict[str, str]]:
+        """Returns the parameters by function and, for functions that cannot be read, the reasons by function."""
+        parameters: dict[str, list[Parameter]] = {}
+        unreadable: dict[str, str] = {}
         for function in FUNCTIONS:
             name = self.named.get(function)
             path = MODELS.get(str(name), name) if function == "model" else name
@@ -380,10 +363,10 @@ class OwnSettings:
                 )
             if isinstance(path, str) and is_dotted(path):
                 try:
-                    signatures[function] = read_signature(path, self._shown(function), self.first)
+                    parameters[function] = read_parameters(path, self._shown(function), self.first)
                 except Unreadable as error:
                     unreadable[function] = str(error)
-        return signatures, unreadable
+        return parameters, unreadable
 
     def _shown(self, function: str) -> str:
         return f"{function}={self.named[function]}"
@@ -392,8 +375,10 @@ class OwnSettings:
 @lru_cache(maxsize=1)
 def settings_of_models() -> dict[str, dict[str, Parameter]]:
     """Returns the settings of each built-in model by name."""
-    signatures = {model: read_signature(path, f"model={model}") for model, path in MODELS.items()}
-    return {model: {part.name: part for part in signature.parameters} for model, signature in signatures.items()}
+    return {
+        model: {parameter.name: parameter for parameter in read_parameters(path, f"model={model}")}
+        for model, path in MODELS.items()
+    }
 
 
 @lru_cache(maxsize=64)

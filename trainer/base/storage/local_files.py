@@ -8,11 +8,12 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.base.errors import UserError
+from trainer.base.log import log
 
 # Where Vertex AI mounts buckets:
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/cloud-storage-fuse
@@ -25,7 +26,7 @@ _INTENDED = re.compile(
 _PATH_ERRORS = frozenset({
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
-_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of this process's lock files -> descriptors, never closed
+_LOCKED: dict[Path, int] = {}  # descriptors of this process's lock files, never closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +105,28 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
-    with writing(folder / ".lock"):
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    status = os.fstat(descriptor)
-    if (status.st_dev, status.st_ino) in _LOCKED:
-        os.close(descriptor)
+    lock = folder.resolve() / ".lock"
+    if lock in _LOCKED:
         return
+    with writing(lock):
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise UserError(f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}") from None
     except OSError:
-        os.close(descriptor)
-    else:
-        _LOCKED[status.st_dev, status.st_ino] = descriptor
+        log.debug("%s: this file system has no locks", folder)
+    _LOCKED[lock] = descriptor
 
 
 def is_locked(folder: Path) -> bool:
     """Returns whether another process has locked `folder` with `keep_others_out`."""
-    try:
-        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    with suppress(OSError), open(folder / ".lock", "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

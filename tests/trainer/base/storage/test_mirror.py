@@ -146,21 +146,6 @@ def test_of_two_runs_in_one_folder_the_first_ends(
     assert bucket.content("runs/7/result.json") == b"of another run"
 
 
-def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
-    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
-    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
-        mirror.put(write_one(root, "result.json"))
-        mirror.leave(0.3)
-    proxy.heal()
-    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
-        mirror.outline(root, root / "checkpoints")
-    (kept,) = root.parent.glob("unsent-*")
-    assert (kept / "result.json").read_bytes() == b"1"
-    assert str(kept) in caplog.text
-
-
 def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
     made, seen = [], 0

@@ -8,10 +8,9 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
-from trainer.base.errors import UserError, reason, refuse
+from trainer.base.errors import UserError, reason
 from trainer.base.log import log
 from trainer.base.tracker import Address, Opened, Point, TrackedRun
 
@@ -27,20 +26,13 @@ class MlflowRuns:
     """Finds a run by our id in a tag, so that no restart creates a second one. Meets `Tracker`."""
 
     def __init__(self, address: Address) -> None:
-        """Raises UserError if the package that the address needs is missing."""
-        text, whole = f"track={address.text}", find_spec("sqlalchemy") and find_spec("alembic")
-        missing = f"{text}: the package mlflow-skinny is missing: pip install 'vertex-trainer[mlflow]'"
-        is_file = address.server.startswith("sqlite")
-        refuse(
-            (find_spec("mlflow") is None, missing),
-            (is_file and not whole, f"{text}: a database file needs the whole package: pip install mlflow"),
-        )
-        os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        self._address, self._text, self._client = address, text, MlflowClient(address.server)
+        self._address, self._text, self._client = address, f"track={address.text}", MlflowClient(address.server)
         self._run, self._tags, self._parameters = "", dict[str, str](), dict[str, str]()
 
     def begin(self, run: TrackedRun) -> Opened:
@@ -55,8 +47,7 @@ class MlflowRuns:
                     if client.get_experiment_by_name(name) is None:
                         raise
                 experiment = client.get_experiment_by_name(name)
-            if experiment.lifecycle_stage != "active":
-                raise UserError(f"{self._text}: the experiment was deleted: restore it, or use another name")
+
             number = str(experiment.experiment_id)
             known = self._find(number, run.id)
             if known is None:

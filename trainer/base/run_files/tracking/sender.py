@@ -128,20 +128,24 @@ _BEGINNING_S = 15.0  # for which a training waits for a tracker's first answer
 _ENDING_S, _LEAVING_S = 60.0, 3.0  # for which it waits until the rest is sent: at its end; after a signal or failure
 _BATCH = 200  # points
 _SHARE = 0.01  # the largest share of a core's time for reading the files again
-_BUILT_IN = {"mlflow": "mlflow_runs:MlflowRuns", "wandb": "wandb_runs:WandbRuns", "vertex": "vertex_runs:VertexRuns"}
+_BUILT_IN = {
+    "mlflow": f"{__package__}.mlflow_runs:MlflowRuns",
+    "wandb": f"{__package__}.wandb_runs:WandbRuns",
+    "vertex": f"{__package__}.vertex_runs:VertexRuns",
+}
 
 
 def open_tracker(address: Address) -> Tracker:
     """Returns the tracker at an address. Raises UserError if its package or a login is missing."""
-    known = _BUILT_IN.get(address.kind)
-    name, _, function = f"{__package__}.{known}".partition(":") if known else address.kind.partition(":")
+    name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
+    advice = ": install what docs/tracking.md says that it needs" if address.kind in _BUILT_IN else ""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         tracker: Tracker = getattr(importlib.import_module(name), function)(address)
         return tracker
     except (ImportError, AttributeError) as error:
-        raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)})") from error
+        raise UserError(f"track={address.text}: cannot import {address.kind} ({reason(error)}){advice}") from error
 
 
 class Sender(threading.Thread):

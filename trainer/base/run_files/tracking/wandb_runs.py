@@ -6,7 +6,6 @@ W&B numbers rows by steps that only rise: a row that it has is never sent again.
 import os
 import shutil
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 from trainer.base.errors import UserError, reason
@@ -22,11 +21,9 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 
 
 class WandbRuns:
-    """Resumes a run by its id. Meets `Tracker`; raises UserError if the package or a login is missing."""
+    """Resumes a run by its id. Meets `Tracker`; raises UserError if a login is missing."""
 
     def __init__(self, address: Address) -> None:
-        if find_spec("wandb") is None:
-            raise UserError(f"track={address.text}: the package wandb is missing: pip install 'vertex-trainer[wandb]'")
         import wandb
         from requests.utils import get_netrc_auth
 
