@@ -5,7 +5,6 @@ between them is computed for the rows of one replica in one of two ways: TensorF
 32 bits, in few passes over memory; the formula takes everything, masks, any shape and axis, 64 bits.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import compiled_by_xla
+from trainer.invariance.compat import compiled_by_xla, wrap
 from trainer.invariance.gradients import all_reduce_sum
 from trainer.invariance.step import holding, running_step
 
@@ -130,13 +129,11 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
     `synchronized`: over the rows of all replicas. A class of a user's with a `call` of its own keeps that.
     """
     layer.synchronized = layer.synchronized or synchronized
-    original = layer.call
-    of_keras = getattr(original, "__func__", None) is keras.layers.BatchNormalization.call
+    of_keras = getattr(layer.call, "__func__", None) is keras.layers.BatchNormalization.call
     if not of_keras or getattr(layer, "renorm", False):
         return
 
-    @functools.wraps(original)
-    def call(inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+    def call(original: Any, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         """Returns the normalised inputs and updates the moving statistics. mask: (rows, …) without channels."""
         if not training or not layer.trainable:
             return original(inputs, training=training, mask=mask)
@@ -186,7 +183,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
             update([means, variances])
         return tf.cast(tf.concat(outputs, 0) if groups > 1 else outputs[0], layer.compute_dtype)
 
-    layer.call = call
+    wrap("keras.layers.Layer.call", call, owner=layer)
 
 
 def _over_replicas(

@@ -1,7 +1,9 @@
-"""Holds every private name of Keras and TensorFlow that this package uses; no other module uses one.
+"""Holds what this package relies on in Keras and TensorFlow beyond their documentation: FACTS and MESSAGES list it all.
 
-Each is looked up when a run first needs it: a release without it, or with other parameters, stops only the runs that
-need it, with one line. TRIED names the versions that all of them were tried with.
+No other module uses a private name, and what replaces a method does so by `wrap` or `wrapped`. A name is looked up when
+a run first needs it: a release without it, or with other parameters, stops only the runs that need it, with one line.
+TRIED names the versions that all of them were tried with. A release may also keep a name and no longer call it, so
+tests/trainer/invariance/test_compat.py tests the meaning of each, by a number or what it does.
 """
 
 import functools
@@ -10,13 +12,87 @@ import itertools
 import pkgutil
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 TRIED = "TensorFlow 2.20 or 2.21 with Keras 3.15"
+
+# By name: what would be wrong if it silently stopped working. The functions below say why each is needed.
+FACTS = {
+    # Replaced for the life of a process.
+    "keras.src.utils.naming.reset_uids": "a process's second model would draw other numbers, as streams have the names "
+    "of layers",
+    "keras.src.random.seed_generator.python_random": "a seed's first weights would depend on what other threads draw",
+    "keras.src.backend.tensorflow.random": "dropout and augmentation would differ with the number of replicas",
+    "keras.src.backend.tensorflow.numpy.signbit": "each step would copy logits from the GPU, for metrics=['accuracy']",
+    "keras.layers.Layer.add_weight": "LoRA would round to float32 in float64, and trainer.check would complain",
+    "tensorflow.distribute.DistributedValues.__float__": "a callback that reads float(variable) would fail on replicas",
+    "tensorflow.distribute.DistributedValues.__int__": "a callback that reads int(variable) would fail on replicas",
+    "tensorflow.distribute.MirroredStrategy._collective_key_base": "a process's second strategy would fail or hang",
+    # Replaced on an object, or read from it.
+    "keras.layers.Layer.call": "layers would mistake numbers that all rows share for numbers by row, batch norm would "
+    "normalise the rows of one replica, and --remat would save no memory",
+    "keras.layers.Layer._flatten_layers": "layers within layers would draw and normalise as Keras's own",
+    "keras.layers.Layer._losses": "an own train_step that reads model.losses would add those of another replica",
+    "keras.layers.Layer.__dict__": "a layer's SeedGenerators would have no stream of their own, and draw alike",
+    "keras.Model._symbolic_build": "the first step on several replicas would fail: optimizers are built within it",
+    "keras.Model.compute_metrics": "a classifier's confusion of classes would be empty",
+    "keras.optimizers.Optimizer.apply": "each replica would check its own gradients for overflow, and micro-batches "
+    "would make an update each",
+    "keras.optimizers.Optimizer.update_step": "updates would take up to twenty operations a variable",
+    "keras.optimizers.Optimizer._all_reduce_sum_gradients": "gradients would be summed twice: steps as many times too "
+    "large as there are replicas",
+    "keras.optimizers.Optimizer._backend_update_step": "--shard_optimizer would update whole weights by parts of slots",
+    "keras.optimizers.Optimizer._get_variable_index": "a variable would be updated by the slots of another one",
+    "keras.optimizers.Optimizer._trainable_variables": "slots and averages would be paired with the wrong weights",
+    "keras.optimizers.Optimizer._model_variables_moving_average": "evaluation and export would lack the averages",
+    "keras.optimizers.Optimizer._var_key": "a sharded update would not find its slots",
+    "keras.optimizers.Adam._momentums": "Adam would be updated by other slots",
+    "keras.optimizers.Adam._velocities": "Adam would be updated by other slots",
+    "keras.optimizers.RMSprop._momentums": "RMSprop would be updated by other slots",
+    "keras.optimizers.RMSprop._velocities": "RMSprop would be updated by other slots",
+    "keras.optimizers.Optimizer.__dict__": "--shard_optimizer would leave slots whole, and memory as it was",
+    "keras.Variable._value": "each replica would keep whole slots in spite of --shard_optimizer",
+    "keras.Variable.__class__": "a checkpoint would hold one replica's part of a slot",
+    "tensorflow.data.Dataset._inputs": "batches of a tf.data.Dataset would be taken for examples, or these for batches",
+    "tensorflow.Graph._get_function": "plans and MFU would miss the FLOPs of functions",
+    "tensorflow.python.eager.context.context": "a silent worker would abort all others after ten seconds",
+    "tensorflow.python.eager.context.Context.configure_coordination_service": "a silent worker would abort all others "
+    "after ten seconds",
+    # Replaced within a block.
+    "keras.src.losses.loss.reduce_weighted_values": "losses with masks or weights would be means of replicas' means",
+    "keras.src.losses.loss.scale_loss_for_distribution": "losses of layers would be divided by the wrong number",
+    "keras.src.losses.loss.unscale_loss_for_distribution": "the reported loss would be multiplied by the wrong number",
+    "tensorflow.python.distribute.collective_all_reduce_strategy"
+    ".CollectiveAllReduceExtended._initialize_local_devices": "a worker would use one of its simulated devices",
+    "tensorflow.python.distribute.values.apply_aggregation_replica_context": "compiled steps on replicas would fail",
+    "tensorflow.distribute.StrategyExtended._use_merge_call": "compiled updates on replicas would fail",
+    # Only called.
+    "keras.src.backend.common.masking.get_keras_mask": "recomputed layers would lose the mask of their inputs",
+    "keras.src.backend.common.masking.set_keras_mask": "recomputed layers would lose the mask of their outputs",
+    "tensorflow.python.ops.control_flow_util.GraphOrParentsInXlaContext": "compiled steps would draw by XLA's kernels, "
+    "which give other numbers, and batch norm would take a formula that loses digits",
+    "tensorflow.python.ops.control_flow_v2_func_graphs.CondBranchFuncGraph": "a draw in a branch would count as a loop",
+    "tensorflow.python.util._pywrap_util_port.IsMklEnabled": "jit_compile=auto would choose the slower way on a CPU",
+    "tensorflow.tsl.profiler.protobuf.xplane_pb2.XSpace": "plans would not know the peak of a step's memory",
+}
+# Texts in errors of Keras and TensorFlow by which they are told apart, and what would be wrong if they changed.
+MESSAGES = {
+    "Received a label value of": "a wrong label would end as a traceback, not as a line about the data",
+    "is not in [0, ": "a wrong token would end as a traceback, not as a line about the data",
+    "was expected to be a float tensor but is a double": "trainer.check would not say that a model lacks float64",
+    "numpy() is only available when eager execution is enabled": "a loop in NumPy would get no advice",
+    "in user code:": "a mistake in a user's model would lack its file and line",
+    "Exception encountered when calling": "a line about a user's mistake would end with the arguments of a layer",
+    "incompatible with the layer": "data that do not fit a model would be called a mistake in its loss",
+    "Detected unsupported operations": "a run would not say which operation XLA lacks",
+    "Could not locate ": "a saved model with a class of the user's would not be told from a damaged file",
+    "not compatible with expected shape": "batches of changing lengths would get no advice to pad them",
+    "OOM when allocating": "a step that needs too much memory would end as a fault, without advice",
+}
 
 
 class Missing(RuntimeError):
@@ -25,6 +101,37 @@ class Missing(RuntimeError):
     def __init__(self, name: str) -> None:
         installed = f"TensorFlow {tf.__version__} with Keras {keras.__version__}"
         super().__init__(f"{name} is missing or has changed in {installed}: install {TRIED}")
+
+
+def wrap(name: str, around: Callable[..., Any], *arguments: Any, owner: Any = None, **named: Any) -> Any:
+    """Replaces a function or a method by one that returns `around(original, *what it is called with)`; returns that.
+
+    name: one of FACTS; owner: the object whose method it is, if not that of the whole class. arguments, named: such as
+    `around` can take. Raises Missing if there is no such function, or if it does not take them.
+    """
+    original = _private(name, *arguments, owner=owner, **named)
+
+    @functools.wraps(original)
+    def replacement(*given: Any, **options: Any) -> Any:
+        return around(original, *given, **options)
+
+    setattr(*_place(name, owner), replacement)
+    return replacement
+
+
+@contextmanager
+def wrapped(name: str, around: Callable[..., Any], *arguments: Any, owner: Any = None, **named: Any) -> Iterator[None]:
+    """Replaces a function or a method in the block, as `wrap` does."""
+    holder, attribute = _place(name, owner)
+    before = vars(holder).get(attribute)
+    wrap(name, around, *arguments, owner=owner, **named)
+    try:
+        yield
+    finally:
+        if before is None:  # it is the class that has it
+            delattr(holder, attribute)
+        else:
+            setattr(holder, attribute, before)
 
 
 def reset_layer_names() -> None:
@@ -51,18 +158,18 @@ def seed_initializers(seed: int) -> None:
     generator.setstate(start)
 
 
-def intercept_random(around: Callable[[Callable[..., Any]], Callable[..., Any]], names: Iterable[str]) -> None:
-    """Replaces Keras's random functions by `around(function)`, once a process; `names` are those of keras.random.
+def intercept_random(around: Callable[..., Any], names: Iterable[str]) -> None:
+    """Makes Keras's random functions `around(original, …)`, once a process; `names` are those of keras.random.
 
     All layers and `keras.random` itself draw by them, with the parameters of keras.random.
     """
-    module = _private("keras.src.backend.tensorflow.random")
+    module = "keras.src.backend.tensorflow.random"
     for name in names:
-        function, public = getattr(module, name, None), getattr(keras.random, name)
+        function, public = getattr(_private(module), name, None), getattr(keras.random, name)
         if not function or inspect.signature(function).parameters.keys() != inspect.signature(public).parameters.keys():
-            raise Missing("keras.src.backend.tensorflow.random")
+            raise Missing(module)
         if not hasattr(function, "__wrapped__"):
-            setattr(module, name, functools.wraps(function)(around(function)))
+            wrap(f"{module}.{name}", around)
 
 
 def floats_of_variables() -> None:
@@ -79,15 +186,13 @@ def compare_signs_on_device() -> None:
     Keras compares the sign bit as int32, which a GPU's kernels do on the host: with `metrics=["accuracy"]` the logits
     are copied there in each step. As uint32 the same bits are compared on the device.
     """
-    original = _private("keras.src.backend.tensorflow.numpy.signbit", 0.0)
 
-    @functools.wraps(original)
-    def signbit(x: Any) -> Any:
+    def signbit(original: Any, x: Any) -> Any:
         if not isinstance(x, tf.Tensor) or not x.dtype.is_floating:
             return original(x)
         return tf.bitcast(tf.cast(x, tf.float32), tf.uint32) >= 2**31
 
-    pkgutil.resolve_name("keras.src.backend.tensorflow.numpy").signbit = signbit
+    wrap("keras.src.backend.tensorflow.numpy.signbit", signbit, 0.0)
 
 
 @functools.cache
@@ -96,15 +201,13 @@ def lora_in_float64() -> None:
 
     Keras makes them float32 at any precision: a comparison of replicas in float64 would see their rounding.
     """
-    original = keras.layers.Layer.add_weight
 
-    @functools.wraps(original)
-    def add_weight(layer: Any, *args: Any, **options: Any) -> Any:
+    def add_weight(original: Any, layer: Any, *args: Any, **options: Any) -> Any:
         if str(options.get("name")).startswith("lora_") and layer.dtype_policy.variable_dtype == "float64":
             options["dtype"] = "float64"
         return original(layer, *args, **options)
 
-    setattr(keras.layers.Layer, "add_weight", add_weight)  # noqa: B010
+    wrap("keras.layers.Layer.add_weight", add_weight)
 
 
 def separate_collectives() -> None:
@@ -241,10 +344,9 @@ def key_of(optimizer: keras.optimizers.Optimizer, variable: Any) -> Any:
     return _private("keras.optimizers.Optimizer._var_key", variable, owner=optimizer)(variable)
 
 
-def replace_updates(optimizer: keras.optimizers.Optimizer, around: Callable[..., Any]) -> None:
-    """Makes an optimizer update variables by `around(original)`."""
-    original = _private("keras.optimizers.Optimizer._backend_update_step", [], [], 0.0, owner=optimizer)
-    optimizer._backend_update_step = around(original)
+def wrap_updates(optimizer: keras.optimizers.Optimizer, update: Callable[..., Any]) -> None:
+    """Makes an optimizer update variables by `update(original, gradients, variables, learning_rate)`."""
+    wrap("keras.optimizers.Optimizer._backend_update_step", update, [], [], 0.0, owner=optimizer)
 
 
 def replace_value(variable: keras.Variable, value: tf.Variable, kind: type[keras.Variable]) -> None:
@@ -286,50 +388,27 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
     Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
     `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
     """
-    name = "keras.src.losses.loss.reduce_weighted_values"
-    original = _private(name, 0, sample_weight=None, mask=None, reduction=None, dtype=None)
-    module = pkgutil.resolve_name("keras.src.losses.loss")
-
-    def reduced(
-        values: Any, sample_weight: Any = None, mask: Any = None, reduction: Any = "", dtype: Any = None
-    ) -> Any:
-        return reduce(original, values, sample_weight, mask, reduction, dtype)
-
-    originals = {"reduce_weighted_values": original}
-    replaced: dict[str, Any] = {"reduce_weighted_values": reduced}
-    if parts:
-        divide, multiply = (f"{way}_loss_for_distribution" for way in ("scale", "unscale"))
-        originals[divide] = _private("keras.src.losses.loss.scale_loss_for_distribution", 0)
-        originals[multiply] = _private("keras.src.losses.loss.unscale_loss_for_distribution", 0)
-        replaced |= {divide: lambda value: value / parts(), multiply: lambda value: value * parts()}
-    vars(module).update(replaced)
-    try:
+    name, options = "keras.src.losses.loss.reduce_weighted_values", ("sample_weight", "mask", "reduction", "dtype")
+    with ExitStack() as stack:
+        stack.enter_context(wrapped(name, reduce, 0, **dict.fromkeys(options)))
+        if parts:
+            divide, multiply = lambda original, value: value / parts(), lambda original, value: value * parts()
+            stack.enter_context(wrapped("keras.src.losses.loss.scale_loss_for_distribution", divide, 0))
+            stack.enter_context(wrapped("keras.src.losses.loss.unscale_loss_for_distribution", multiply, 0))
         yield
-    finally:
-        vars(module).update(originals)
 
 
-@contextmanager
-def cpu_devices_per_worker(count: int) -> Iterator[None]:
+def cpu_devices_per_worker(count: int) -> AbstractContextManager[None]:
     """Makes a MultiWorkerMirroredStrategy created in the block use `count` logical CPU devices of its worker.
 
     TensorFlow itself uses one. A count below 2 changes nothing.
     """
-    if count < 2:
-        yield
-        return
-    module = "tensorflow.python.distribute.collective_all_reduce_strategy"
-    original = _private(f"{module}.CollectiveAllReduceExtended._initialize_local_devices", None, None, "")
-    extended = pkgutil.resolve_name(f"{module}.CollectiveAllReduceExtended")
 
-    def several(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+    def several(original: Any, extended: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
         return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
 
-    extended._initialize_local_devices = several
-    try:
-        yield
-    finally:
-        extended._initialize_local_devices = original
+    name = "tensorflow.python.distribute.collective_all_reduce_strategy.CollectiveAllReduceExtended"
+    return wrapped(name + "._initialize_local_devices", several, None, None, "") if count > 1 else nullcontext()
 
 
 def parse_profile(content: bytes) -> Any:
@@ -345,46 +424,41 @@ def without_merging(strategy: Any) -> Iterator[None]:
 
     Elsewhere it merges the replicas for an update, which a function that one of them calls cannot do.
     """
-    extended = strategy.extended
-    _private("tensorflow.distribute.StrategyExtended._use_merge_call", owner=extended)
-    extended._use_merge_call = lambda: False
-    try:
-        with own_values_assigned():
-            yield
-    finally:
-        del extended._use_merge_call
+    alone = wrapped(
+        "tensorflow.distribute.StrategyExtended._use_merge_call", lambda original: False, owner=strategy.extended
+    )
+    with alone, own_values_assigned():
+        yield
 
 
-@contextmanager
-def own_values_assigned() -> Iterator[None]:
+def own_values_assigned() -> AbstractContextManager[None]:
     """Makes a replica assign its own value to a variable that takes the first replica's, as Keras counts updates.
 
     The values must be equal. XLA cannot wait for the first replica.
     """
-    name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
-    original = _private(name, None, None, None)
 
-    def apply(value: Any, aggregation: Any, destinations: Any) -> Any:
+    def apply(original: Any, value: Any, aggregation: Any, destinations: Any) -> Any:
         first = aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
         return value if first else original(value, aggregation, destinations)
 
-    module = pkgutil.resolve_name(name.rpartition(".")[0])
-    module.apply_aggregation_replica_context = apply
-    try:
-        yield
-    finally:
-        module.apply_aggregation_replica_context = original
+    name = "tensorflow.python.distribute.values.apply_aggregation_replica_context"
+    return wrapped(name, apply, None, None, None)
+
+
+def _place(name: str, owner: Any) -> tuple[Any, str]:
+    """Returns the module, class or object that has what is named, and the last part of the name."""
+    path, _, attribute = name.rpartition(".")
+    return pkgutil.resolve_name(path) if owner is None else owner, attribute
 
 
 def _private(name: str, *arguments: Any, owner: Any = None, **named: Any) -> Any:
-    """Returns what the private `name` is, on `owner` if given; checks that it takes the arguments.
+    """Returns what `name` is, on `owner` if given; checks that it takes the arguments, if there are any.
 
     Raises Missing if it does not exist or takes others.
     """
-    path, _, attribute = name.rpartition(".")
     try:
-        value = getattr(pkgutil.resolve_name(path) if owner is None else owner, attribute)
-        if callable(value):
+        value = getattr(*_place(name, owner))
+        if arguments or named:
             with suppress(ValueError):  # a built-in type has no signature
                 inspect.signature(value).bind(*arguments, **named)
     except (ImportError, AttributeError, TypeError):

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
-from trainer.invariance.compat import compiled_by_xla, intercept_random, outside_conditions
+from trainer.invariance.compat import compiled_by_xla, intercept_random, outside_conditions, wrap
 from trainer.invariance.step import NORMAL, UNIFORM, NotCompilable, StepContext, holding, running_step
 
 
@@ -54,10 +54,9 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
     draws = generators and not cell and not isinstance(layer, keras.Model)
     if not (recurrent or draws) or "call" in vars(layer):
         return
-    original, of_keras = layer.call, type(layer).__module__.startswith("keras.")
+    of_keras = type(layer).__module__.startswith("keras.")
 
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Describes its inputs in `_inputs` while the layer runs in a step."""
         step, tensors = running_step(), keras.tree.flatten((args, kwargs))
         sizes = [tensor.shape[0] for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.shape.rank]
@@ -74,7 +73,7 @@ def draw_by_row(layer: keras.layers.Layer, path: str) -> None:
                     value.set_shape([step.rows, *value.shape[1:]])
         return outputs
 
-    layer.call = call
+    wrap("keras.layers.Layer.call", call, owner=layer)
 
 
 def hide_size(value: Any, size: int) -> Any:
@@ -236,33 +235,28 @@ _BY_ROW: dict[str, Callable[..., Any]] = {
 _OTHERS = ("binomial", "categorical", "gamma", "beta", "shuffle")
 
 
-def _by_row(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what draws in the place of `original`, a random function of Keras: that function outside of steps."""
-    name, signature = original.__name__, inspect.signature(original)
-
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        step, graph = running_step(), tf.compat.v1.get_default_graph()
-        if step is None or (tf.executing_eagerly() and graph is not step.graph):  # outside, or where variables are made
-            return original(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        stream = _Stream(step, arguments.pop("seed"))
-        step.refuse_xla(stream.path)
-        if outside_conditions(graph) is not step.graph:
-            why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
-        else:
-            why = _dependence(name, stream, arguments)
-            if (inputs := _inputs.get()) and inputs.size % step.rows and not why:
-                stream.name_dependence(_NO_ROWS)
-        ours = not why and name in _BY_ROW and not isinstance(stream.seed, int)
-        if not ours and compiled_by_xla():
-            raise NotCompilable(f"{stream.path} {why or 'draws with a number as seed'}")
-        if why:
-            stream.name_dependence(why)
-        return _BY_ROW[name](stream, **arguments) if ours else original(*args, **kwargs)
-
-    return draw
+def _by_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Draws in the place of `original`, a random function of Keras: as that function outside of steps."""
+    step, graph = running_step(), tf.compat.v1.get_default_graph()
+    if step is None or (tf.executing_eagerly() and graph is not step.graph):  # outside, or where variables are made
+        return original(*args, **kwargs)
+    name, bound = original.__name__, inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    arguments = dict(bound.arguments)
+    stream = _Stream(step, arguments.pop("seed"))
+    step.refuse_xla(stream.path)
+    if outside_conditions(graph) is not step.graph:
+        why: str | None = "draws random numbers inside a loop, or in a tf.function of its own"
+    else:
+        why = _dependence(name, stream, arguments)
+        if (inputs := _inputs.get()) and inputs.size % step.rows and not why:
+            stream.name_dependence(_NO_ROWS)
+    ours = not why and name in _BY_ROW and not isinstance(stream.seed, int)
+    if not ours and compiled_by_xla():
+        raise NotCompilable(f"{stream.path} {why or 'draws with a number as seed'}")
+    if why:
+        stream.name_dependence(why)
+    return _BY_ROW[name](stream, **arguments) if ours else original(*args, **kwargs)
 
 
 def draw_by_row_everywhere() -> None:

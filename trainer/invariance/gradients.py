@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import averages_of, disable_gradient_sum, slots_of, trained_by
+from trainer.invariance.compat import averages_of, disable_gradient_sum, slots_of, trained_by, wrap
 from trainer.invariance.step import NotCompilable, dense, holding, running_step
 
 
@@ -83,8 +83,12 @@ def sum_first(optimizer: Any, *, mean: bool = False) -> Any:
         travelling = Travelling.of(gradients)
         apply_summed(travelling.summed().gradients(), variables)
 
-    apply_sum.sums_first = True  # type: ignore[attr-defined]
-    optimizer.apply = apply_sum
+    summing = wrap(
+        "keras.optimizers.Optimizer.apply",
+        lambda original, *given, **named: apply_sum(*given, **named),
+        owner=optimizer,
+    )
+    summing.sums_first = True
     return optimizer
 
 
@@ -223,7 +227,7 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
     operation, names, numbers = _OPERATIONS[type(optimizer)]
     shared: dict[Any, dict[str, Any]] = {}
 
-    def update_step(gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(of_keras: Any, gradient: Any, variable: Any, learning_rate: Any) -> None:
         slots = slots_of(optimizer, variable, names.values())
         kind = variable.dtype
         place = (tf.compat.v1.get_default_graph(), variable.device, kind)
@@ -234,7 +238,7 @@ def fuse_updates(optimizer: Any) -> Callable[[], None]:
         gradient = tf.cast(tf.convert_to_tensor(gradient), kind)
         operation(var=variable.handle, grad=gradient, **handles, **shared[place])
 
-    optimizer.update_step = update_step
+    wrap("keras.optimizers.Optimizer.update_step", update_step, owner=optimizer)
     return shared.clear
 
 

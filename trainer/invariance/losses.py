@@ -93,10 +93,10 @@ def try_losses(model: keras.Model, rows: Any) -> None:
         model.compute_loss(x=x, y=y, y_pred=model(x, training=True), sample_weight=weight)
 
 
-def reduce_to_mean(original: Callable[..., Any], *arguments: Any) -> Any:
+def reduce_to_mean(original: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """Returns a value of which the mean over replicas is the loss of the global batch, as `reduce_over_replicas`."""
     replica = tf.distribute.get_replica_context()
-    return reduce_over_replicas(original, *arguments) * (replica.num_replicas_in_sync if replica else 1)
+    return reduce_over_replicas(original, *arguments, **named) * (replica.num_replicas_in_sync if replica else 1)
 
 
 def reduce_over_replicas(

@@ -6,7 +6,6 @@ averages, counts once.
 """
 
 import contextvars
-import functools
 import itertools
 import math
 import re
@@ -21,7 +20,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.train_config import LAYERS, names_in
-from trainer.invariance.compat import all_layers, mask_of, set_mask
+from trainer.invariance.compat import all_layers, mask_of, set_mask, wrap
 from trainer.invariance.step import in_step, running_step
 
 
@@ -38,7 +37,7 @@ def recompute(model: keras.Model, remat: str) -> None:
             raise UserError(f"remat={LAYERS}{unknown[0]}: no such layer{nearest(unknown[0], known)}")
         for layer in layers:
             if layer.name in names:  # several may bear one name
-                layer.call = _recomputed(layer, layer.call)
+                _recompute(layer)
         return
     if not sum(map(_recompute_blocks, [model] if _is_graph(model) else _composite(model))):
         raise UserError(
@@ -60,24 +59,24 @@ def _composite(model: keras.Model) -> list[keras.layers.Layer]:
 def _recompute_blocks(layer: Any) -> int:
     """Makes a layer recompute itself, a network its blocks; returns how many blocks there are."""
     if not _is_graph(layer):
-        layer.call = _recomputed(layer, layer.call)
+        _recompute(layer)
         return 1
     blocks = _blocks(layer)
     if not blocks:
         return sum(map(_recompute_blocks, _composite(layer)))
-    original, calls = layer.call, [_recomputed(block, block.call) for block in blocks[:-1]]
+    for block in blocks[:-1]:  # the backward pass begins with the last one: it would gain nothing
+        _recompute(block)
 
-    @functools.wraps(original)
-    def call(inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
+    def call(original: Any, inputs: Any, training: bool | None = None, mask: Any = None, **named: Any) -> Any:
         if running_step() is None or any(part is not None for part in keras.tree.flatten(mask)):
             return original(inputs, training=training, mask=mask, **named)
         (values,) = keras.tree.flatten(inputs)
-        for block in calls:
-            values = block(values, training=training)
-        return blocks[-1].call(values, training=training)  # the backward pass begins with it: it would gain nothing
+        for block in blocks:
+            values = block.call(values, training=training)
+        return values
 
-    layer.call = call
-    return len(calls)
+    wrap("keras.layers.Layer.call", call, owner=layer)
+    return len(blocks) - 1
 
 
 def _blocks(network: Any) -> list[keras.Model]:
@@ -122,12 +121,11 @@ class _Context(keras.layers.Layer):
         return function() if function else inputs
 
 
-def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `original`, the call of `layer`, which in a training step keeps its inputs and weights alone."""
+def _recompute(layer: keras.layers.Layer) -> None:
+    """Makes the call of `layer` keep its inputs and weights alone in a training step."""
     outside, within = _Context(autocast=False), _Context(dtype=layer.dtype_policy, autocast=layer.autocast)
 
-    @functools.wraps(original)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(original: Any, *args: Any, **named: Any) -> Any:
         values = keras.tree.flatten((args, named))
         places = [place for place, value in enumerate(values) if tf.is_tensor(value) and value.dtype.is_floating]
         step = running_step()
@@ -197,7 +195,7 @@ def _recomputed(layer: keras.layers.Layer, original: Callable[..., Any]) -> Call
             set_mask(result, mask_of(output))
         return keras.tree.pack_sequence_as(outputs, results)
 
-    return call
+    wrap("keras.layers.Layer.call", call, owner=layer)
 
 
 def _refuse_unrepeatable(layer: keras.layers.Layer, operations: Sequence[Any], inputs: Sequence[Any]) -> None:

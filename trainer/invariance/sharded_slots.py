@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.invariance.compat import averages_of, key_of, replace_updates, replace_value, trained_by
+from trainer.invariance.compat import averages_of, key_of, replace_value, trained_by, wrap_updates
 from trainer.invariance.gradients import optimizers_of
 
 # Those whose update of an element takes nothing of the other elements.
@@ -116,7 +116,7 @@ def shard_optimizers(model: keras.Model) -> None:
         for slot, _ in pairs:
             ShardedSlot.shard(slot)
         keys = {key_of(optimizer, variable) for _, variable in pairs}
-        replace_updates(optimizer, partial(_update, optimizer, keys))
+        wrap_updates(optimizer, partial(_update, optimizer, keys))
         size = sum(math.prod(slot.shape) * tf.as_dtype(slot.dtype).size for slot, _ in pairs) / 2**20
         log.info(f"shard_optimizer: each replica keeps 1/{replicas} of {size:.3g} MiB of slots of {optimizer.name}")
 
@@ -186,26 +186,29 @@ class _Part:
         return value
 
 
-def _update(optimizer: Any, keys: Collection[Any], of_keras: Callable[..., None]) -> Callable[..., None]:
-    """Returns what updates variables: those of `keys` in parts, and the others by `of_keras`."""
-
-    def update(gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any) -> None:
-        groups: dict[Any, list[Any]] = {}  # by type, as parts of one type are gathered at once; None: of_keras
-        for gradient, variable in zip(gradients, variables, strict=True):
-            value = variable.value if isinstance(variable, keras.Variable) else variable
-            kind = value.dtype if key_of(optimizer, value) in keys else None
-            groups.setdefault(kind, []).append((gradient, value))
-        if None in groups:
-            of_keras(*zip(*groups.pop(None), strict=True), learning_rate)
-        replica = tf.distribute.get_replica_context()
-        for group in groups.values():
-            parts = [_Part(optimizer, variable) for _, variable in group]
-            for part, (gradient, _) in zip(parts, group, strict=True):
-                optimizer.update_step(_own_part(gradient), part, learning_rate)
-            sizes = [part.shape[0] for part in parts]
-            gathered = replica.all_gather(tf.concat([part.updated() for part in parts], 0), 0)
-            rows = tf.reshape(gathered, (replica.num_replicas_in_sync, sum(sizes)))
-            for (_, variable), values in zip(group, tf.split(rows, sizes, axis=1), strict=True):
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_joined(values, variable))
-
-    return update
+def _update(
+    optimizer: Any,
+    keys: Collection[Any],
+    of_keras: Callable[..., None],
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    learning_rate: Any,
+) -> None:
+    """Updates variables: those of `keys` in parts, and the others by `of_keras`."""
+    groups: dict[Any, list[Any]] = {}  # by type, as parts of one type are gathered at once; None: of_keras
+    for gradient, variable in zip(gradients, variables, strict=True):
+        value = variable.value if isinstance(variable, keras.Variable) else variable
+        kind = value.dtype if key_of(optimizer, value) in keys else None
+        groups.setdefault(kind, []).append((gradient, value))
+    if None in groups:
+        of_keras(*zip(*groups.pop(None), strict=True), learning_rate)
+    replica = tf.distribute.get_replica_context()
+    for group in groups.values():
+        parts = [_Part(optimizer, variable) for _, variable in group]
+        for part, (gradient, _) in zip(parts, group, strict=True):
+            optimizer.update_step(_own_part(gradient), part, learning_rate)
+        sizes = [part.shape[0] for part in parts]
+        gathered = replica.all_gather(tf.concat([part.updated() for part in parts], 0), 0)
+        rows = tf.reshape(gathered, (replica.num_replicas_in_sync, sum(sizes)))
+        for (_, variable), values in zip(group, tf.split(rows, sizes, axis=1), strict=True):
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_joined(values, variable))

@@ -19,6 +19,7 @@ from trainer.base.log import log
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
+from trainer.invariance.compat import wrapped
 from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
@@ -51,17 +52,13 @@ def confusion(labels: Any, outputs: Any) -> Any:
 def outputs_kept(model: keras.Model) -> Iterator[list[Any]]:
     """Yields the list of outputs from which test_step computes the model's metrics in the block."""
     outputs: list[Any] = []
-    compute = model.compute_metrics
 
-    def keep(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def keep(compute: Callable[..., Any], x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         outputs.append(y_pred)
         return compute(x, y, y_pred, sample_weight)
 
-    model.compute_metrics = keep
-    try:
+    with wrapped("keras.Model.compute_metrics", keep, owner=model):
         yield outputs
-    finally:
-        del model.compute_metrics
 
 
 _SAME = 1e-5  # the largest relative difference of two sums that rounding explains

@@ -8,7 +8,8 @@ whatever can be known to fail is one UserError.
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from typing import Any
 
 import keras
@@ -27,6 +28,8 @@ from trainer.invariance.compat import (
     lora_in_float64,
     losses_kept,
     losses_reduced_by,
+    wrap,
+    wrapped,
 )
 from trainer.invariance.gradients import reachable, sum_first
 from trainer.invariance.layers import make_independent
@@ -204,11 +207,8 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     wants_replicas = False
 
-    def record(optimizer: Any) -> Any:
-        def apply(gradients: Any, variables: Sequence[Any] | None = None) -> None:
-            trained.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
-
-        return apply
+    def record(optimizer: Any, original: Any, gradients: Any, variables: Sequence[Any] | None = None) -> None:
+        trained.setdefault(id(optimizer), list(model.trainable_variables if variables is None else variables))
 
     def step(*parts: Any) -> None:
         nonlocal wants_replicas
@@ -225,22 +225,25 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
         tf.distribute.get_strategy().run(tf.autograph.experimental.do_not_convert(step), args=parts)
 
     specs = tf.nest.map_structure(lambda spec: tf.TensorSpec((*shape, *spec.shape), spec.dtype), dataset.spec)
-    for optimizer in optimizers:
-        optimizer.apply = record(optimizer)
     try:
-        tf.function(on_each, autograph=False).get_concrete_function(*specs)
+        with ExitStack() as stack:
+            for optimizer in optimizers:
+                recorded = wrapped("keras.optimizers.Optimizer.apply", partial(record, optimizer), owner=optimizer)
+                stack.enter_context(recorded)
+            tf.function(on_each, autograph=False).get_concrete_function(*specs)
     except Exception as error:
         raise as_user_mistake(error) or UserError(
             f"model={config.model}: its train_step fails for {rows} rows of {dataset.shape}: {message_of(error)}"
         ) from error
-    finally:
-        for optimizer in optimizers:
-            del optimizer.apply
+
+    def apply_and_keep_losses(original: Any, *given: Any, **named: Any) -> None:
+        with losses_kept(model):  # a step may read `model.losses` after it: these are still those of its replica
+            original(*given, **named)
+
     for optimizer in optimizers:
         if variables := trained.get(id(optimizer)):
             if not optimizer.built:
                 optimizer.build(variables)
             sum_first(optimizer, mean=not wants_replicas)
-            # A step may read `model.losses` after it: these are still those of its replica.
-            optimizer.apply = losses_kept(model)(optimizer.apply)
+            wrap("keras.optimizers.Optimizer.apply", apply_and_keep_losses, owner=optimizer)
     model.means_of_rows = not wants_replicas
