@@ -66,14 +66,32 @@ _SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # of other pro
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one verb and returns its exit code; ends quietly if the reader of its output has ended, as `head` does."""
+    """Runs one verb and returns its exit code; prints errors of the user or the platform as one line on stderr.
+
+    Ends quietly if the reader of its output has ended, as `head` does.
+    """
     try:
-        code = _main(arguments)
+        code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USER_MUST_CHANGE
+    except PlatformFault as error:
+        print(f"error: {error}{error.advice}", file=sys.stderr)
+        return error.exit_code
     except BrokenPipeError:
         from deploy.base.console import forget_stdout  # imported late: it would slow down --help
 
         forget_stdout()
+        return INTERRUPTED
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
+        return USER_MUST_CHANGE
+    except KeyboardInterrupt as interrupt:
+        if not interrupt.args:  # else the verb has told what became of its job
+            print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
     return code
 
@@ -99,9 +117,8 @@ def program() -> int:
     return code
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    """Runs one verb; prints errors of the user or the platform as one line on stderr."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+def _run(words: Sequence[str]) -> int:
+    """Runs one verb, which the first of the words names; the programs of the trainer take the place of this one."""
     if not words or words[0] in ("-h", "--help", "help"):
         verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
         listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
@@ -110,26 +127,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if words == ["--version"]:
         print(f"vertex-trainer {trainer.__version__}")
         return DONE
-    try:
-        return _run(words[0], words[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USER_MUST_CHANGE
-    except PlatformFault as error:
-        print(f"error: {error}{error.advice}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if error.filename is None:
-            raise  # also BrokenPipeError
-        print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
-        return USER_MUST_CHANGE
-    except KeyboardInterrupt as interrupt:
-        if not interrupt.args:  # else the verb has told what became of its job
-            print("stopped: run the same command again to go on", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _run(verb: str, arguments: Sequence[str]) -> int:
+    verb, *arguments = words
     program, _ = PROGRAMS.get(verb, ("", ""))
     if verb == "predict" and not any(argument.startswith(("--tier", "--help")) for argument in arguments):
         program = "predict"

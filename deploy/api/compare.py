@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.keywords import called
+from deploy.api.keywords import read_call
 from deploy.api.submit import order_of
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, options_of, read_prices
@@ -20,7 +20,6 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.formatting import figures, html_table
 from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
-from deploy.report.plots import axes
 from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.tier import read_tiers
 from trainer.base.errors import DONE, UserError, refuse
@@ -57,17 +56,6 @@ class Comparison:
         values = {str(tier["tier"]): figures_of(tier) for tier in self.tiers}
         lines = [[name, *(figures(of[key]) if key in of else "" for key in FIGURES)] for name, of in values.items()]
         return html_table(("tier", *FIGURES), lines, self.verdict)
-
-    def plot(self) -> Any:
-        """Draws the speed-up and the cost of a million examples of each tier, and returns matplotlib's axes."""
-        drawn = axes("Speed-up, and USD per million examples", "tier")
-        for place, name in enumerate(("speed_up", "cost_per_million_images")):
-            heights = [figures_of(tier).get(name, 0.0) for tier in self.tiers]
-            places = [at + 0.4 * place for at in range(len(heights))]
-            drawn.bar(places, heights, 0.4, label=name.replace("_", " "))
-        drawn.set_xticks([at + 0.2 for at in range(len(self.tiers))], [str(tier["tier"]) for tier in self.tiers])
-        drawn.legend()
-        return drawn
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:
@@ -106,10 +94,12 @@ def compare(
     repeats no finished run. Raises UserError as the command does; a run that failed is told by `exit_code`.
     """
     with printed_on(stream):
-        return compared(*called("compare", CompareOptions, tiers, {"recipe": recipe, **options}, settings), session)
+        return compare_by_options(
+            *read_call("compare", CompareOptions, tiers, {"recipe": recipe, **options}, settings), session
+        )
 
 
-def compared(
+def compare_by_options(
     asked: CompareOptions, program: Program, command: str, session: Session, *, dry_run: bool = False
 ) -> Comparison:
     """Runs what `compare` was asked for, or announces it in a dry run; returns what came out."""
@@ -128,8 +118,8 @@ def compared(
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
     usual = JobOptions()
     changed = [name for name in options_of(JobOptions) if getattr(asked, name) != getattr(usual, name)]
-    if not vertex and (given := [*(name for name in changed if name not in _HERE_TOO), *["dry_run"] * dry_run]):
-        raise UserError(f"--{given[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    if not vertex and (of_jobs := [*(name for name in changed if name not in _HERE_TOO), *["dry_run"] * dry_run]):
+        raise UserError(f"--{of_jobs[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
     runs = plan.resolve(runner)
     if dry_run:

@@ -12,7 +12,7 @@ from deploy.base.options import Value, option, read_texts, texts_of
 from deploy.job.ledger import find_attempt, find_elsewhere, sent_regions
 from deploy.job.sending import cancel_duplicates, look_for
 from deploy.job.vertex_job import VertexJob
-from deploy.job.watching import with_reason
+from deploy.job.watching import with_stop_reason
 from deploy.platform.errors import api_errors
 from deploy.platform.gcloud_and_sdk import BACKENDS, SESSION, Session
 from deploy.platform.vertex_api import STATES, JobStatus, retried
@@ -118,10 +118,10 @@ def jobs(
     }
     asked = JobsOptions(**read_texts(JobsOptions, {name: texts_of(name, value) for name, value in values.items()}))
     with printed_on(stream):
-        return [status for _, newest, _ in listed_jobs(asked, session) for status in newest]
+        return [status for _, newest, _ in jobs_by_region(asked, session) for status in newest]
 
 
-def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
+def jobs_by_region(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
     """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
     newest_sent = find_attempt("")
     project = needed_project(read_project(asked.project) or (newest_sent[1].project if newest_sent else ""))
@@ -137,4 +137,4 @@ def listed_jobs(asked: JobsOptions, session: Session) -> Iterator[tuple[str, lis
         newest = sorted(statuses, key=lambda status: status.created or 0.0, reverse=True)
         newest = [status for status in newest if asked.state in ("", status.state)
                   and asked.labels.items() <= status.labels.items()][: asked.limit]  # fmt: skip
-        yield region, [*map(with_reason, newest)], len(statuses)
+        yield region, [*map(with_stop_reason, newest)], len(statuses)

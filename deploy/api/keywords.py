@@ -74,7 +74,7 @@ def read_settings(texts: Mapping[str, str], first: str) -> Overrides:
     )
 
 
-def called(
+def read_call(
     verb: str, kind: type[Options], positional: Sequence[str], keywords: Mapping[str, Value],
     settings: Mapping[str, Value] | None = None,
 ) -> tuple[Options, Program, str]:  # fmt: skip
@@ -85,21 +85,22 @@ def called(
     """
     for word in map(str, positional):
         refuse((word.startswith("-"), f"{word}: flags of a function are keywords, as steps=100"))
-    known, given = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
+    known, texts_by_name = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
     for name in ("dry_run", "out", "spec", "json"):
         refuse(
             (
-                (name not in known and given.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name),
+                (name not in known and texts_by_name.pop(name, []) not in ([], ["false"]))
+                or (settings or {}).get(name),
                 f"{name} is of the command, which prints and writes files: python -m deploy {verb} …",
             )
         )
-    words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in given.items() for text in of_flag]
+    words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts_by_name.items() for text in of_flag]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
     check_arguments(words := [*map(str, positional), *words])
-    texts: dict[str, Sequence[str]] = {name: given.pop(name) for name in [*given] if name in known}
+    texts: dict[str, Sequence[str]] = {name: texts_by_name.pop(name) for name in [*texts_by_name] if name in known}
     if positional:
         texts["tiers"] = [*map(str, positional)]
-    others = {name: values[-1] for name, values in given.items() if values}
+    others = {name: values[-1] for name, values in texts_by_name.items() if values}
     others |= {name: as_text(value) for name, value in (settings or {}).items()}
     options = read_texts(kind, texts)
     package = options.get("package", "")

@@ -1,6 +1,6 @@
 """Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs, with intervals.
 
-`planned` reads what was asked for and forecasts each tier; a Plan formats the forecasts and says what follows.
+`plan_by_options` reads what was asked for and forecasts each tier; a Plan formats the forecasts and says what follows.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TextIO
 
-from deploy.api.keywords import called
+from deploy.api.keywords import read_call
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, option_of, read_prices, seconds, switch, usd
@@ -132,9 +132,9 @@ class Plan:
         lines = [self.about, "", *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers), ""]
         front = [self.offers[index] for index in sorted(self.efficient)]
         rows = [
-            (each.tier, STRATEGIES[offer.strategy], each.fit.verdict if each.fit else "not known",
-             f"{each.fit.largest_batch:,}" if each.fit else "", time_of(offer), usd_words(offer))
-            for each, offer in front[: LINES - len(lines) - 2]
+            (forecast.tier, STRATEGIES[offer.strategy], forecast.fit.verdict if forecast.fit else "not known",
+             f"{forecast.fit.largest_batch:,}" if forecast.fit else "", time_of(offer), usd_words(offer))
+            for forecast, offer in front[: LINES - len(lines) - 2]
         ]  # fmt: skip
         if rows:
             titles = "tier", "how", "fits", "largest batch", "time", "USD"
@@ -203,9 +203,9 @@ class Plan:
         yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
                f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
         tiers: dict[str, list[str]] = {}
-        for each in self.forecasts:
-            for problem in each.problems:
-                tiers.setdefault(problem, []).append(each.tier)
+        for of_tier in self.forecasts:
+            for problem in of_tier.problems:
+                tiers.setdefault(problem, []).append(of_tier.tier)
         yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
 
 
@@ -263,12 +263,12 @@ def plan(
     """
     named = {"recipe": recipe, "regions": list(regions), **options}
     with printed_on(stream):
-        asked, program, command = called("plan", PlanOptions, tiers, named, settings)
+        asked, program, command = read_call("plan", PlanOptions, tiers, named, settings)
         assert isinstance(program, Overrides)
-        return planned(asked, program, command, session)
+        return plan_by_options(asked, program, command, session)
 
 
-def planned(
+def plan_by_options(
     asked: PlanOptions, overrides: Overrides, command: str, session: Session, out: Path | None = None, *,
     dry_run: bool = False,
 ) -> Plan:  # fmt: skip
@@ -333,7 +333,7 @@ def planned(
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
-    ways = {each.compiled for each in forecasts if each.basis == BY_GRAPH}
+    ways = {forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH}
     way = "" if not ways else ", compiled on one GPU" if len(ways) > 1 else ", compiled" if True in ways else ", plain"
     about = (
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TextIO
 
-from deploy.api.keywords import called
+from deploy.api.keywords import read_call
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, switch
 from deploy.job.cost import cost_question, price_and_limit
@@ -77,7 +77,7 @@ def submit(
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
-        job = prepare(*called("submit", SubmitOptions, tiers, named, settings), session)
+        job = prepare(*read_call("submit", SubmitOptions, tiers, named, settings), session)
         say(*job.about)
         return job if dry_run else job.send()
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from deploy.api.keywords import called, check_arguments
+from deploy.api.keywords import check_arguments, read_call
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import printed_on, run_program, say
 from deploy.base.options import Value, options_of, texts_of
@@ -75,7 +75,7 @@ def fit(
             say(str(line))
 
     with printed_on(stream, command=progress):
-        job = prepare(*called("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
+        job = prepare(*read_call("submit", SubmitOptions, [on], {**named, "job_dir": job_dir}), session)
         job.finish(show)
     result, cost = job.result, billed(fetched(job.output, "job_dir"))[1]
     return Fitted(result.history, result, cost, console_page(job.name, job.gcp.project), job.output)

@@ -10,8 +10,7 @@ from typing import Any
 
 from deploy.api.jobs import JobsOptions, attach
 from deploy.base.console import say
-from deploy.base.options import declare
-from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.cli.parsing import parser, write_document
 from deploy.job.ledger import Attempt, attempt_label, find_attempt, find_elsewhere
 from deploy.platform.errors import api_errors, billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -35,11 +34,10 @@ GROUP BY label, currency
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints one line for each job."""
-    cli = parser("bill", __doc__ or "", "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X")
+    cli = parser("bill", __doc__, "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X", JobsOptions,
+                 "project", "region", "backend")  # fmt: skip
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name, display name or number")
-    declare(cli, JobsOptions, "project", "region", "backend")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     refuse(
         (

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from deploy.api.jobs import attach
 from deploy.base.console import agrees, say
-from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
+from deploy.cli.parsing import add_target, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.vertex_api import JobStatus
@@ -16,7 +16,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli = parser("cancel", "Cancels a job, and waits until it is over.", "[JOB]")
     add_target(cli)
     cli.add_boolean("yes", "do not ask for confirmation")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
 
     def confirm(status: JobStatus) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from deploy.base.console import say
-from deploy.base.options import declare
-from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.cli.parsing import parser, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform import buckets
 from deploy.platform.errors import api_errors
@@ -28,10 +27,8 @@ from trainer.base.storage.gcs import connect
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints what is left, a line for each package, and removes it with --yes."""
-    cli = parser("clean", __doc__ or "", "--bucket=gs://NAME [--yes]")
-    declare(cli, JobOptions, "project", "bucket")
+    cli = parser("clean", __doc__, "--bucket=gs://NAME [--yes]", JobOptions, "project", "bucket")
     cli.add_boolean("yes", "remove it")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     project = needed_project(read_project(args.project))
     packages = f"{checked_address('bucket', args.bucket)}/packages/"
@@ -59,8 +56,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     left = {name: size for name, size in sizes.items() if size}
     for name, size in left.items():
         say(f"{size / 1e6:9.2f} MB  {packages}{name}")
-    told = f"{sum(left.values()) / 1e6:.2f} MB of {len(left)} packages that only ended jobs name"
-    say(f"{'removed' if args.yes else 'found'} {told}{'' if args.yes or not left else ': --yes removes them'}")
+    total = f"{sum(left.values()) / 1e6:.2f} MB of {len(left)} packages that only ended jobs name"
+    say(f"{'removed' if args.yes else 'found'} {total}{'' if args.yes or not left else ': --yes removes them'}")
     write_document(args, "clean", removed=args.yes, packages=[{"address": f"{packages}{name}", "bytes": size}
                                                               for name, size in left.items()])  # fmt: skip
     return DONE

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.base.options import declare
 from deploy.cli.parsing import parser
 from deploy.job.workload import JobOptions
 from deploy.packaging.images import BuiltImage, remember
@@ -26,7 +25,15 @@ _PAGE = "https://console.cloud.google.com/cloud-build/builds"
 def main(arguments: Sequence[str]) -> int:
     """Prints the command, and runs it unless --dry_run is given."""
     cli = parser(
-        "image", "Builds an image for --image= with Cloud Build.", "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG"
+        "image",
+        "Builds an image for --image= with Cloud Build.",
+        "--image=REGION-docker.pkg.dev/PROJECT/REPO/NAME:TAG",
+        JobOptions,
+        "package",
+        "max_package_mb",
+        "include",
+        "project",
+        with_json=False,
     )
     cli.add_argument("--image", required=True, metavar="URI", help="its address in Artifact Registry, with a tag")
     cli.add_argument(
@@ -35,7 +42,6 @@ def main(arguments: Sequence[str]) -> int:
         metavar="TEXT",
         help="the package that pip installs, as tensorflow[and-cuda]==2.21.*, or tensorflow for CPUs",
     )
-    declare(cli, JobOptions, "package", "max_package_mb", "include", "project")
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
     refuse(

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from deploy.api.jobs import JobsOptions, listed_jobs
+from deploy.api.jobs import JobsOptions, jobs_by_region
 from deploy.base.console import say
-from deploy.base.options import declare, parsed
-from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.base.options import parsed
+from deploy.cli.parsing import parser, write_document
 from deploy.job.cost import describe_run
 from deploy.job.watching import LiveLines
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -17,12 +17,11 @@ from trainer.base.errors import DONE
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Prints, for each region, one line for each job, newest first."""
-    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]")
-    declare(cli, JobsOptions)
-    add_json_flag(cli)
+    cli = parser("jobs", "Lists the jobs that this package submitted, region by region.", "[--region=NAME,NAME]",
+                 JobsOptions)  # fmt: skip
     args = cli.parse_args(arguments)
     statuses: list[JobStatus] = []
-    for region, newest, count in listed_jobs(parsed(JobsOptions, args), session):
+    for region, newest, count in jobs_by_region(parsed(JobsOptions, args), session):
         statuses += newest
         header = "created (UTC)     state      time         cost  name  job"
         say(header if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.api.keywords import command_line
-from deploy.base.options import declare
 from deploy.cli.parsing import parse_program, parser
 from deploy.job.job import workload_on
 from deploy.job.workload import JobOptions, Training
@@ -25,11 +24,12 @@ from trainer.base.storage import local_path
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the job to its end and returns the exit code of its chief, or of the worker that failed it."""
-    cli = parser("local", __doc__ or "", "TIER --recipe=NAME [any trainer flag]")
+    cli = parser(
+        "local", __doc__, "TIER --recipe=NAME [any trainer flag]", JobOptions, "script", "module", with_json=False
+    )
     cli.add_argument("spec", metavar="TIER", help="a tier, or a job spec as `submit --spec` prints it")
     cli.add_argument("--restarts", type=whole(0, 100), default=0, metavar="COUNT",
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
-    declare(cli, JobOptions, "script", "module")
     args, program = parse_program(cli, arguments)
     tier = load_tier(args.spec, "")
     # In the place of a script's job the trainer would run here.
@@ -49,10 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     command, folder = command_line("local", arguments), job_dir.absolute()
     command_and_files = request.local_program(folder)
     workers = local_workers(tier, request.arguments(), folder, job_id, command, program=command_and_files)
-    said: dict[str, str] = {}  # by a line of ours, the worker that said it first: the others say it too
+    first: dict[str, str] = {}  # by a line of ours, the worker that said it first: the others say it too
 
     def print_line(worker: str, line: str) -> None:
-        if not isinstance(request, Training) or said.setdefault(line, worker) == worker:
+        if not isinstance(request, Training) or first.setdefault(line, worker) == worker:
             print(f"[{worker}] {line}\n", end="", flush=True)  # with its end: lines of two threads would mix otherwise
 
     job = LocalJob(workers, print_line, args.restarts)
@@ -61,9 +61,10 @@ def main(arguments: Sequence[str]) -> int:
         outcome = job.run()
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
-        step, given = checkpoint_step(job_dir), "again" if request.job_dir else f"with --job_dir={job_dir}"
+        step = checkpoint_step(job_dir)
+        again = "again" if request.job_dir else f"with --job_dir={job_dir}"
         resumes = "starts from scratch: there is no checkpoint yet" if step is None else f"resumes from step {step:,}"
-        print(f"{outcome.error or 'interrupted'}: the same command {given} {resumes}")
+        print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
     return outcome.code if isinstance(request, Training) else outcome.status or outcome.code

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from deploy.api.jobs import attach
 from deploy.base.console import tell
 from deploy.base.options import seconds
-from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
+from deploy.cli.parsing import add_target, parser, write_document
 from deploy.job.watching import show
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
@@ -20,7 +20,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("--worker", default="", metavar="NUMBER", help="only of one worker: 0 is the chief; or as Vertex "
                      "AI calls it, as workerpool1-0")  # fmt: skip
     cli.add_argument("--since", type=seconds, default=0.0, metavar="TIME", help="only of the last 10m, 2h or 1d")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     job = attach(args.job, args.project, args.region, args.backend, session)
     lines = job.logs(args.tail, args.worker, args.since)

@@ -4,11 +4,10 @@ import dataclasses
 from collections.abc import Sequence
 
 from deploy.base.console import say
-from deploy.base.options import declare
-from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.cli.parsing import parser, write_document
 from deploy.job.workload import JobOptions
 from deploy.report.formatting import terminal_table
-from deploy.tiers.machine_table import MachineOption, Machines, Price, load_machines
+from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
 from trainer.base.errors import DONE, refuse
 from trainer.base.settings.fields import nearest, whole
@@ -20,20 +19,24 @@ def main(arguments: Sequence[str]) -> int:
         "machines",
         "Lists the tiers or, with one of its flags, the machines of Vertex AI training: price an hour, quota, regions.",
         "[--all] [--accelerator=TEXT] [--count=INT]",
+        JobOptions,
+        "prices",
     )
     cli.add_boolean("all", "all machines, not only those of the tiers")
     cli.add_argument("--accelerator", default="", metavar="TEXT", help="part of an accelerator's name, such as L4")
     cli.add_argument("--count", type=whole(0, 16), metavar="INT", help="accelerators of one machine; 0: none")
-    declare(cli, JobOptions, "prices")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     table = load_machines(args.prices)
+    source = (
+        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
+        "list price (for spot inferred); > without that fee: a lower bound"
+    )
     if not (args.all or args.accelerator or args.count is not None):
         tiers = [load_tier(name, args.prices) for name in tier_names()]
         lines = [(tier.name, tier.machine, f"{usd}{'*' * (tier.strategy == 'FLEX_START')}", spot)
                  for tier in tiers for usd, spot in [_prices(_own_price(tier))]]  # fmt: skip
-        rows = terminal_table(("tier", "machines", "USD/h", "spot USD/h"), lines, left=2)
-        say(rows, f"{_source(table)}; the boot disk is in them; * as FLEX_START")
+        titles = ("tier", "machines", "USD/h", "spot USD/h")
+        say(terminal_table(titles, lines, left=2), f"{source}; the boot disk is in them; * as FLEX_START")
         say("all machines, quota and regions: --all")
         priced = [{"tier": tier.name, "machine": tier.machine, "price": _own_price(tier)} for tier in tiers]
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
@@ -52,8 +55,15 @@ def main(arguments: Sequence[str]) -> int:
         if (not part or (option.accelerator and part in option.accelerator.name)) and args.count in (None, option.count)
     ]
     refuse((not options, f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}"))
+    rows = []
+    for option in options:
+        machine, accelerator = option.machine, option.accelerator
+        memory_gb = accelerator.memory_gb if accelerator else None
+        facts = (option.count or None, memory_gb, machine.vcpus, machine.memory_gb)
+        cells = ["" if value is None else f"{value:g}" for value in facts]
+        rows.append((machine.name, accelerator.name if accelerator else "", *cells, *_prices(option.price)))
     header = ("machine type", "accelerator", "count", "GB each", "vCPUs", "RAM GB", "USD/h", "spot USD/h")
-    say(terminal_table(header, [*map(_row, options)], left=2), f"{_source(table)}; the boot disk is not in them")
+    say(terminal_table(header, rows, left=2), f"{source}; the boot disk is not in them")
     for accelerator in dict.fromkeys(option.accelerator for option in options if option.accelerator):
         metric = accelerator.quota_metric or "unknown quota metric"
         inferred = "" if accelerator.quota_metric_seen else " (name inferred)"
@@ -65,21 +75,6 @@ def main(arguments: Sequence[str]) -> int:
 def _own_price(tier: Tier) -> Price:
     """Returns USD an hour of all machines of a tier, with that of the strategy of its file as the list price."""
     return dataclasses.replace(tier.price, list=tier.price.under(tier.strategy))
-
-
-def _source(table: Machines) -> str:
-    return (
-        f"~ an estimate: Compute Engine's price of {table.date} in {table.region} and Vertex AI's fee of 15 % of its "
-        "list price (for spot inferred); > without that fee: a lower bound"
-    )
-
-
-def _row(option: MachineOption) -> tuple[str, ...]:
-    machine, accelerator = option.machine, option.accelerator
-    memory = accelerator.memory_gb if accelerator else None
-    facts = (option.count or None, memory, machine.vcpus, machine.memory_gb)
-    cells = ["" if value is None else f"{value:g}" for value in facts]
-    return (machine.name, accelerator.name if accelerator else "", *cells, *_prices(option.price))
 
 
 def _prices(price: Price) -> list[str]:

@@ -3,8 +3,7 @@
 import argparse
 import dataclasses
 import json
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.api.keywords import LISTED, package_folder, read_settings, split_words
@@ -26,9 +25,21 @@ USUAL = (
 )  # fmt: skip
 
 
-def parser(verb: str, description: str, usage: str, usual: Sequence[str] = ()) -> Parser:
-    """Returns a parser for `python -m deploy VERB` whose errors are one line; its --help shows the `usual` flags."""
-    return Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, usual=usual)
+def parser(
+    verb: str, description: str | None, usage: str, kind: type | None = None, *names: str, usual: Sequence[str] = (),
+    with_json: bool = True,
+) -> Parser:  # fmt: skip
+    """Returns a parser for `python -m deploy VERB` whose errors are one line; its --help shows the `usual` flags.
+
+    It has the options of `kind`, all or those of these `names`, and --json unless the verb prints no document.
+    """
+    cli = Parser(prog=f"python -m deploy {verb}", usage=f"%(prog)s {usage}", description=description, usual=usual)
+    if kind:
+        declare(cli, kind, *names)
+    if with_json:
+        meaning = "print one JSON document on stdout (docs/api.md), and the text on stderr"
+        cli.add_argument("--json", action="store_true", help=meaning)
+    return cli
 
 
 # Flags of verbs that take a recipe or a script, and that say nothing of a script; one with the value that is refused.
@@ -91,19 +102,14 @@ def add_target(cli: Parser) -> None:
                      "ai/region, and those of the submissions from this folder)")  # fmt: skip
 
 
-def add_json_flag(cli: Parser) -> None:
-    """Declares --json."""
-    cli.add_argument(
-        "--json", action="store_true", help="print one JSON document on stdout (docs/api.md), and the text on stderr"
-    )
-
-
 def write_document(args: argparse.Namespace, verb: str, **content: Any) -> None:
     """Prints the content on stdout, if --json was given, as JSON; data classes become objects."""
     if args.json:
         document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
-        print(json.dumps(document, default=_plain), file=sys.stdout, flush=True)
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else dict(value)
+        print(
+            json.dumps(
+                document,
+                default=lambda value: dict(value) if isinstance(value, Mapping) else dataclasses.asdict(value),
+            ),
+            flush=True,
+        )

@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 
 from deploy.api.keywords import command_line
-from deploy.api.plan import PlanOptions, planned
+from deploy.api.plan import PlanOptions, plan_by_options
 from deploy.base.console import say
-from deploy.base.options import declare, parsed
-from deploy.cli.parsing import add_json_flag, parse, parser, write_document
+from deploy.base.options import parsed
+from deploy.cli.parsing import parse, parser, write_document
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from trainer.base.errors import DONE
 from trainer.base.storage import local_path, write_whole
@@ -22,17 +22,15 @@ hand (--from) from these, which is much narrower. No machine is started, but for
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes all files, then prints: a closed pipe ends the program."""
-    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]")
-    declare(cli, PlanOptions)
+    cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]", PlanOptions)
     cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
                      "(default: %(default)s)")  # fmt: skip
     cli.add_boolean("all", "print every tier, and not only those that no other beats")
     cli.add_boolean("dry_run", "show the job of --measure, and plan without it")
-    add_json_flag(cli)
     flags, overrides = parse(cli, arguments)
     out = local_path(flags.out, "out")
     command = command_line("plan", arguments)
-    plan = planned(parsed(PlanOptions, flags), overrides, command, session, out, dry_run=flags.dry_run)
+    plan = plan_by_options(parsed(PlanOptions, flags), overrides, command, session, out, dry_run=flags.dry_run)
     forecast = plan.to_json()
     write_whole(out / "plan.md", plan.to_markdown())
     write_whole(out / "forecast.json", forecast)

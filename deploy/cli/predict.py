@@ -7,8 +7,8 @@ from typing import Any
 
 from deploy.api.keywords import command_line
 from deploy.api.submit import check_wait, describe, new_submission
-from deploy.base.options import declare, parsed
-from deploy.cli.parsing import add_json_flag, parser
+from deploy.base.options import parsed
+from deploy.cli.parsing import parser
 from deploy.cli.submit import run
 from deploy.job.cost import cost_question
 from deploy.job.fallback import SubmittedJob
@@ -54,18 +54,16 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         "predict",
         "Answers rows (JSON lines) with a registered model.",
         "MODEL[@ALIAS] gs://…/ROWS.jsonl gs://…/OUT --tier=TIER",
-    )
+        JobOptions, "project", "region", "prices", "max_cost", "max_wait", "timeout", "flex_start", "spot", "disk_gb",
+        "reservation", "labels", "kms_key", "service_account", "network", "env", "web_access", "backend",
+    )  # fmt: skip
     cli.add_argument("model", metavar="MODEL", help="NAME, NAME@ALIAS or NAME@VERSION of the Model Registry")
     cli.add_argument("rows", metavar="ROWS", help="a file in a bucket, a line of JSON a row")
     cli.add_argument("out", metavar="OUT", help="a folder in a bucket, for predictions-….jsonl and errors-….jsonl")
     cli.add_argument("--tier", required=True, metavar="TIER", help="machine of one device, as cpu or l4x1")
-    declare(cli, JobOptions, "project", "region", "prices", "max_cost", "max_wait", "timeout", "flex_start", "spot",
-            "disk_gb", "reservation", "labels", "kms_key", "service_account", "network", "env", "web_access",
-            "backend")  # fmt: skip
     cli.add_boolean("same_bytes", SAME_BYTES)
     cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
     cli.add_boolean("detach", "do not follow the job once it is submitted")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     asked = parsed(JobOptions, args)
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from functools import cache
 
 from deploy.base.console import say
-from deploy.base.options import declare
-from deploy.cli.parsing import add_json_flag, parser, write_document
+from deploy.cli.parsing import parser, write_document
 from deploy.job.workload import JobOptions
 from deploy.platform.errors import billing_errors
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -133,10 +132,8 @@ _DIFFERS = 0.005  # of the table's price
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Writes the file and prints the comparison."""
-    cli = parser("prices", __doc__ or "", "--region=NAME [--out=FILE]")
-    declare(cli, JobOptions, "region")
+    cli = parser("prices", __doc__, "--region=NAME [--out=FILE]", JobOptions, "region")
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
     region, out = needed_region(args.region), local_path(args.out, "out")
     with billing_errors("the Cloud Billing Catalog", "enable cloudbilling.googleapis.com in gcloud's project"):

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 
-from deploy.base.options import declare
 from deploy.cli.parsing import parser
 from deploy.job.workload import JobOptions
 from deploy.platform.errors import api_errors
@@ -16,13 +15,13 @@ from trainer.base.errors import DONE
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Makes a version of the run's model, or finds the one that is there, and moves the alias if one is given."""
     usage = "RUN --name=NAME [--alias=ALIAS] [--image=URI]"
-    cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.", usage)
+    cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.", usage, JobOptions,
+                 "project", "region", "bucket", with_json=False)  # fmt: skip
     cli.add_argument("run", metavar="RUN", help="a job directory whose run is done; also at gs://")
     cli.add_argument("--name", required=True, metavar="NAME", help="the model, of which this becomes a version")
     cli.add_argument("--alias", default="", metavar="ALIAS", help="move this alias to the version, as champion")
     cli.add_argument("--image", default="", metavar="URI", help="the image that serves it (default: the one that "
                      "`image` built in this folder)")  # fmt: skip
-    declare(cli, JobOptions, "project", "region", "bucket")
     cli.add_boolean("dry_run", "print the request and stop")
     args = cli.parse_args(arguments)
     name, alias = checked_name(args.name), checked_alias(args.alias)

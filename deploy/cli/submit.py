@@ -5,15 +5,13 @@ import dataclasses
 import shlex
 import signal
 from collections.abc import Sequence
-from typing import Any
 
 from deploy.api.keywords import command_line
 from deploy.api.submit import SubmitOptions, prepare
 from deploy.base.console import forget_stdout, say
-from deploy.base.options import declare, parsed
-from deploy.cli.parsing import USUAL, add_json_flag, parse_program, parser, write_document
+from deploy.base.options import parsed
+from deploy.cli.parsing import USUAL, parse_program, parser, write_document
 from deploy.job.fallback import SubmittedJob
-from deploy.job.job import Job
 from deploy.job.ledger import attempt_label
 from deploy.job.sending import check_resources, upload_packages
 from deploy.job.workload import CREATE, with_tensorboard
@@ -27,24 +25,23 @@ from trainer.base.storage import local_path, make_writable, write_whole
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Submits one job, on the first tier and region with machines for it, or shows it. Returns the exit code."""
     cli = parser("submit", "Submits a job to Vertex AI and follows it to its end.",
-                 "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]", USUAL)  # fmt: skip
-    declare(cli, SubmitOptions)
+                 "TIER … --recipe=NAME --data=gs://… --bucket=gs://… [any trainer flag]", SubmitOptions,
+                 usual=USUAL)  # fmt: skip
     cli.add_boolean("dry_run", "print what would run and what it may cost, and stop")
     cli.add_argument("--spec", action="store_true", help="print the job's spec, as `gcloud ai custom-jobs create "
                      "--config` takes it, and stop; the text is on stderr")  # fmt: skip
     cli.add_argument("--out", default="", metavar="FILE", help="write the job's spec to FILE, upload its packages, "
                      "print the gcloud command that sends it, and stop")  # fmt: skip
-    add_json_flag(cli)
     flags, program = parse_program(cli, arguments)
-    for one, other, reason in (
+    for flag, other, reason in (
         ("spec", "json", "both are all of stdout, and the document has the spec"),
         ("spec", "out", "the one prints what the other writes"),
         ("dry_run", "out", "a dry run uploads nothing"),
     ):
         refuse(
             (
-                getattr(flags, one) and getattr(flags, other),
-                f"--{one} and --{other} contradict each other: {reason}: drop one of them",
+                getattr(flags, flag) and getattr(flags, other),
+                f"--{flag} and --{other} contradict each other: {reason}: drop one of them",
             )
         )
     refuse(
@@ -104,13 +101,12 @@ def stage(submission: SubmittedJob, flags: argparse.Namespace) -> int:
 
 
 def _write_requests(submission: SubmittedJob, flags: argparse.Namespace, verb: str, about: Sequence[str]) -> None:
-    requests = [_as_document(job, attempt_label(submission.record.submission)) for job in submission.jobs]
+    requests = []
+    for job in submission.jobs:
+        request = job.request(attempt_label(submission.record.submission))
+        requests.append({
+            "tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output,
+            "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
+            "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd,
+        })  # fmt: skip
     write_document(flags, verb, requests=requests, about=about)
-
-
-def _as_document(job: Job, label: str) -> dict[str, Any]:
-    """Returns the request of a job as a JSON document shows it."""
-    request = job.request(label)
-    place = {"tier": job.tier.name, "project": job.gcp.project, "region": job.gcp.region, "output": job.output}
-    return {**place, "display_name": request.display_name, "labels": request.labels, "spec": request.spec,
-            "usd_per_hour": job.tier.price_per_hour, "most_usd": job.tier.most_usd}  # fmt: skip

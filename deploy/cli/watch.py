@@ -4,7 +4,7 @@ import signal
 from collections.abc import Sequence
 
 from deploy.api.jobs import attach
-from deploy.cli.parsing import add_json_flag, add_target, parser, write_document
+from deploy.cli.parsing import add_target, parser, write_document
 from deploy.job.watching import show
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Session
@@ -17,7 +17,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     """Watches one job and returns the exit code for its final state."""
     cli = parser("watch", "Shows states and logs of a job until it ends; Ctrl-C leaves it running.", "[JOB]")
     add_target(cli)
-    add_json_flag(cli)
     args = cli.parse_args(arguments)
 
     def write_line(line: WatchLine) -> None:

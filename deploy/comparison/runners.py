@@ -23,7 +23,7 @@ from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_in
 from deploy.job.sending import check_resources, upload_packages
-from deploy.job.watching import settled
+from deploy.job.watching import with_bill
 from deploy.job.workload import Order, Training, Workload
 from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
@@ -214,7 +214,7 @@ class VertexRunner:
         earlier = find_in(job_dir)
         job = submitted(earlier.attempts[-1].output if earlier else "")
         if earlier and job.take_up(earlier):
-            status = settled(job.status, self._clock.now())
+            status = with_bill(job.status, self._clock.now())
             return submitted(job.output) if status.over and status.state != "SUCCEEDED" else job
         return job
 

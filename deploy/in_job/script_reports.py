@@ -61,14 +61,52 @@ class Record:
         self.write()
 
     def take(self, line: bytes) -> None:
-        """Counts a line of a script's output if it is a report: a JSON object with a whole number `step`."""
+        """Counts a line of a script's output if it is a report: a JSON object with a whole number `step`.
+
+        A report has a line of its own unless the last one is too recent.
+        """
         text = line.rstrip(b"\r\n").rpartition(b"\r")[2].strip()
-        if text.startswith(b"{") and b'"step"' in text:
-            values = _object(text.decode(errors="replace"))
-            step = _count(values.get("step"))
-            if step is not None:
-                with self._lock:
-                    self._add(step, values)
+        if not (text.startswith(b"{") and b'"step"' in text):
+            return
+        values = _object(text.decode(errors="replace"))
+        step, examples = _count(values.get("step")), _count(values.get("examples"))
+        if step is None:
+            return
+        with self._lock:
+            now = self._clock()
+            self.reports += 1
+            self._startup = round(now - self._began, 6) if self._startup is None else self._startup
+            if total := _count(values.get("total_steps")):
+                self._info["total_steps"] = total
+            numbers: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
+            for name, value in values.items():
+                if name not in ("step", "examples", "total_steps") and isinstance(value, (int, float)):
+                    kind = "losses" if "loss" in name or "penalty" in name else "metrics"
+                    numbers[kind][name] = self._final[kind][name] = _number(value)
+            self._result["steps"] = step
+            last = self._last
+            spaced = 2.0 ** (len(self._lines) // LINES - 1) if len(self._lines) >= LINES else 0.0
+            if last and step > last["step"] and now - last["time"] < spaced:
+                return
+            if self._lines and step <= self._lines[-1][0]:  # the script trains these steps another time
+                self._lines = [earlier for earlier in self._lines if earlier[0] < step]
+            pace = rows = None
+            if last and step > last["step"]:
+                steps = step - last["step"]
+                pace = (now - last["time"]) / steps
+                # Without a count of examples the steps themselves are counted.
+                before: Any = examples if last["examples"] is None else last["examples"]
+                read = steps if examples is None else examples - before
+                rows = read / steps if read > 0 else None
+                unit = {"unit": "steps" if examples is None else "examples"}
+                self._info["data"] = {**unit, "examples_per_step": round(rows)} if rows else unit
+            entry = {
+                "kind": "report", "step": step, "step_seconds": pace, "untimed_steps": 0 if last else max(1, step),
+                "seconds": round(max(0.0, self._before + now - self._began - (self._startup or 0.0)), 6),
+                "images_per_second": rows / pace if rows and pace else None, **numbers,
+            }  # fmt: skip
+            self._lines.append((step, json.dumps(entry)))
+            self._last = {"step": step, "examples": examples, "time": now}
 
     def write_if_due(self) -> None:
         """Writes the files now and then, and as soon as there is a first report."""
@@ -97,48 +135,6 @@ class Record:
             line = f"the numbers of this script cannot be written to its job directory: {error}; the script goes on"
             say(f"{line}; its account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")
         self._refused = True
-
-    def _add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Adds a report, by a line of its own unless the last one is too recent."""
-        now = self._clock()
-        self.reports += 1
-        self._startup = round(now - self._began, 6) if self._startup is None else self._startup
-        if total := _count(values.get("total_steps")):
-            self._info["total_steps"] = total
-        numbers: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
-        for name, value in values.items():
-            if name not in ("step", "examples", "total_steps") and isinstance(value, (int, float)):
-                kind = "losses" if "loss" in name or "penalty" in name else "metrics"
-                numbers[kind][name] = self._final[kind][name] = _number(value)
-        report = {"step": step, "examples": _count(values.get("examples")), "time": now, "numbers": numbers}
-        self._result["steps"] = step
-        spaced = 2.0 ** (len(self._lines) // LINES - 1) if len(self._lines) >= LINES else 0.0
-        if not self._last or step <= self._last["step"] or now - self._last["time"] >= spaced:
-            self._add_line(report)
-
-    def _add_line(self, report: dict[str, Any]) -> None:
-        """Adds a line, and drops those of steps that the script trains another time."""
-        step, examples, last = report["step"], report["examples"], self._last
-        if self._lines and step <= self._lines[-1][0]:
-            self._lines = [line for line in self._lines if line[0] < step]
-        pace = rows = None
-        if last and step > last["step"]:
-            steps = step - last["step"]
-            pace = (report["time"] - last["time"]) / steps
-            # Without a count of examples the steps themselves are counted.
-            read = (
-                steps if examples is None else examples - (examples if last["examples"] is None else last["examples"])
-            )
-            rows = read / steps if read > 0 else None
-            unit = {"unit": "steps" if examples is None else "examples"}
-            self._info["data"] = {**unit, "examples_per_step": round(rows)} if rows else unit
-        entry = {
-            "kind": "report", "step": step, "step_seconds": pace, "untimed_steps": 0 if last else max(1, step),
-            "seconds": round(max(0.0, self._before + report["time"] - self._began - (self._startup or 0.0)), 6),
-            "images_per_second": rows / pace if rows and pace else None, **report["numbers"],
-        }  # fmt: skip
-        self._lines.append((step, json.dumps(entry)))
-        self._last = report
 
 
 def _read(folder: str, name: str) -> str:

@@ -151,11 +151,11 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
     about = (*filter(None, [image.about]), *written)
     accelerator = table.accelerators.get(tier.accelerator_type)
-    said = {"recommended": tier.strategy == "STANDARD" and not order.asked.reservation, "Arm": True,
+    applies = {"recommended": tier.strategy == "STANDARD" and not order.asked.reservation, "Arm": True,
             "/gcs": "/gcs/" in str(work.arguments()),
             "no bfloat16": isinstance(work, Training) and work.config.precision == "mixed_bfloat16"}  # fmt: skip
     notes = accelerator.note.split("; ") if accelerator else []
-    of_machine = (note for note in notes if any(word in note and applies for word, applies in said.items()))
+    of_machine = (note for note in notes if any(word in note and applies[word] for word in applies))
     warned = (*warned, *(f"{tier.accelerator_type}: {note}" for note in of_machine))
     if elsewhere:
         warned = (

@@ -154,9 +154,9 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
             attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, clock.now())[1]
         records.setdefault(submission, Submission(submission)).attempts.append(attempt)
     records.pop("", None)  # jobs whose label another program wrote
-    found = find_attempt(job, reversed(records.values()))
-    if found:
-        record, _ = found
+    known = find_attempt(job, reversed(records.values()))
+    if known:
+        record, _ = known
         for attempt in record.attempts:
             content: dict[str, Any] = {}
             with suppress(UserError, PlatformFault, ValueError):
@@ -165,7 +165,7 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
             if str(content.get("submission")).rpartition("-")[0] == record.submission:
                 record.command, record.sources = content.get("command", ""), content.get("sources", [])
         record.write()
-    return found
+    return known
 
 
 def sent_regions() -> list[str]:

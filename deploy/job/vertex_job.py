@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from deploy.base.console import printed_on
 from deploy.job.ledger import Attempt, Submission
 from deploy.job.sending import cancel_and_wait, cancel_duplicate, originals
-from deploy.job.watching import PrintLine, show, watch_job, with_reason
+from deploy.job.watching import PrintLine, show, watch_job, with_stop_reason
 from deploy.platform import buckets
 from deploy.platform.errors import StateUnknownError, api_errors, exit_code
 from deploy.platform.gcloud_and_sdk import BACKENDS, Session
@@ -69,7 +69,9 @@ class RunResult:
         drawn = axes(self.place, "epoch")
         for name, values in self.history.items():
             if "loss" in name:
-                drawn.plot(range(1, len(values) + 1), [math.nan if one is None else one for one in values], label=name)
+                drawn.plot(
+                    range(1, len(values) + 1), [math.nan if value is None else value for value in values], label=name
+                )
         drawn.legend()
         return drawn
 
@@ -117,7 +119,7 @@ class VertexJob:
     def status(self) -> JobStatus:
         """Returns the job's state, times, error and labels as they are now."""
         with api_errors(self.gcp):
-            return with_reason(retried(partial(self.backend.get, self.name), self.session.clock))
+            return with_stop_reason(retried(partial(self.backend.get, self.name), self.session.clock))
 
     @property
     def exit_code(self) -> int:

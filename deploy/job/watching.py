@@ -77,11 +77,17 @@ class LogTail:
                 self._print(line)
         self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
 
-    def print_last(self, wait_s: float) -> None:
-        """Prints the entries that arrive until `wait_s` from now; Ctrl-C only skips them, as the job is over."""
-        with suppress(KeyboardInterrupt):
-            self._clock.sleep(wait_s)
-            self.print_new(LAST_RETRY_S)
+
+REPORT_S = 300.0  # between lines of a job that waits
+
+# By scheduling strategy, of a job that is PENDING.
+_REASONS = {
+    "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
+    "SPOT": "there may be no spare machines in {region} now",
+}
+_STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
+_QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy jobs` lists yours"
+_ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
 
 
 def follow_job(
@@ -94,9 +100,9 @@ def follow_job(
     only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
     """
     tail, shown = LogTail(backend, name, gcp, clock, print_line), ""
-    waiting = Waiting(clock, gcp.region, max_wait_s)
     live: LiveLines | None = None
     unseen, look_at = created, 0.0
+    began, report_at = clock.now(), clock.now() + REPORT_S
     while True:
         status = _read_state(backend, name, gcp, clock, unseen=unseen)
         unseen = False
@@ -110,16 +116,25 @@ def follow_job(
                 print_line(WatchLine(clock.now(), f"follows {original}"))
                 tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
                 continue
-        live = live or LiveLines(status, clock)
-        old = not shown and clock.now() - (status.ended or 0.0) > LATE_S  # ended before: all its entries are there
+        live, now = live or LiveLines(status, clock), clock.now()
+        old = not shown and now - (status.ended or 0.0) > LATE_S  # ended before: all its entries are there
         news = [] if status.state == shown else [status.state]
         shown = status.state
-        for line in (*news, *waiting.lines(status), *live.lines(status)):
-            print_line(WatchLine(clock.now(), line))
+        waits = status.state in ("QUEUED", "PENDING") and not status.started
+        if waits and now >= report_at:
+            report_at = now + REPORT_S
+            waited = format_duration(max(0.0, now - min(began, status.created or began)))
+            why = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
+            advice = "" if max_wait_s < math.inf else _ADVICE
+            news.append(f"{status.state} for {waited}: {why.format(region=gcp.region)}{advice}")
+        for line in (*news, *live.lines(status)):
+            print_line(WatchLine(now, line))
         if status.over:
-            tail.print_last(0.0 if old else LAST_LOGS_S)
-            return settled(status, clock.now())
-        if waiting.too_long(status):  # EXPIRED, unless it ended otherwise meanwhile
+            with suppress(KeyboardInterrupt):  # which only skips the last lines of the log
+                clock.sleep(0.0 if old else LAST_LOGS_S)
+                tail.print_new(LAST_RETRY_S)
+            return with_bill(status, clock.now())
+        if waits and now - began >= max_wait_s:  # EXPIRED, unless it ended otherwise meanwhile
             status = cancel_and_wait(backend, name, clock)
             if not status.over:
                 raise StateUnknownError(0, f"{name} is still being cancelled; {watch_hint(name)}")
@@ -170,10 +185,11 @@ def watch_job(
 _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
-def settled(status: JobStatus, now: float) -> JobStatus:
-    """Records what a job that is over was billed for, if its job directory can be written; returns as `with_reason`.
+def with_bill(status: JobStatus, now: float) -> JobStatus:
+    """Records what a job that is over is billed for, if its job directory can be written, and returns its status.
 
-    That is the time from its start to its end, with all restarts, and USD if it has a price label.
+    The bill has the time from its start to its end, with all restarts, and USD if it has a price label; the status is
+    that of `with_stop_reason`.
     """
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
@@ -184,10 +200,10 @@ def settled(status: JobStatus, now: float) -> JobStatus:
             if jobs != before:
                 content = json.dumps({"jobs": jobs}, indent=2) + "\n"
                 buckets.write(f"{status.output}/{BILLED}", content, generation, quick=True)
-    return with_reason(status)
+    return with_stop_reason(status)
 
 
-def with_reason(status: JobStatus) -> JobStatus:
+def with_stop_reason(status: JobStatus) -> JobStatus:
     """Returns the status of a job, STOPPED with the reason if its result.json says that it ended itself."""
     with suppress(*_UNREADABLE):
         if status.state == "SUCCEEDED" and status.limited:
@@ -258,41 +274,3 @@ def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
     share = f" of {total_steps:,} ({step / total_steps:.0%})" if total_steps else ""
     rest = "" if left is None else f"{format_duration(left)} left"
     return ", ".join(filter(None, [f"step {step:,}{share}", rest, loss]))
-
-
-REPORT_S = 300.0  # between lines of a job that waits
-
-# By scheduling strategy, of a job that is PENDING.
-_REASONS = {
-    "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
-    "SPOT": "there may be no spare machines in {region} now",
-}
-_STOCK = "after some minutes the likely reason is that {region} has no such machines free now"
-_QUOTA = "waits for quota in {region}, which other jobs use: `python -m deploy jobs` lists yours"
-_ADVICE = "; `submit TIER TIER --region=A,B --max_wait=1h` tries others by itself"
-
-
-class Waiting:
-    """Measures how long a job waits in QUEUED or PENDING; `max_wait_s` counts from the first look."""
-
-    def __init__(self, clock: Clock, region: str, max_wait_s: float) -> None:
-        self._clock, self._region, self._max_wait_s = clock, region, max_wait_s
-        self._began, self._due = clock.now(), clock.now() + REPORT_S
-
-    def lines(self, status: JobStatus) -> Iterator[str]:
-        """Yields a line every REPORT_S while the job waits."""
-        now = self._clock.now()
-        if _waits(status) and now >= self._due:
-            self._due = now + REPORT_S
-            waited = format_duration(max(0.0, now - min(self._began, status.created or self._began)))
-            reason = _QUOTA if status.state == "QUEUED" else _REASONS.get(status.strategy, _STOCK)
-            advice = "" if self._max_wait_s < float("inf") else _ADVICE
-            yield f"{status.state} for {waited}: {reason.format(region=self._region)}{advice}"
-
-    def too_long(self, status: JobStatus) -> bool:
-        """Returns whether the job has waited for its longest time, by this machine's clock alone."""
-        return _waits(status) and self._clock.now() - self._began >= self._max_wait_s
-
-
-def _waits(status: JobStatus) -> bool:
-    return status.state in ("QUEUED", "PENDING") and not status.started

@@ -208,7 +208,7 @@ class Training(Workload):
                 plan = {"requirements": installed, "packages": sources, "module": module}
                 write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
-        warned = (*warnings(tier, self.config), *warnings_of_trackers(track, spec))
+        warned = tuple(warnings(tier, self.config, json.dumps(spec)))
         return (*packages, starter()) if started else packages, about, warned
 
 
@@ -294,8 +294,13 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
     )
 
 
-def warnings(tier: Tier, config: TrainConfig) -> Iterator[str]:
-    """Yields warnings of what is allowed but may be a mistake."""
+def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
+    """Yields warnings of what is allowed but may be a mistake. `spec`: the job's, as JSON."""
+    for address in read_addresses(config.track):
+        names = _TOKENS.get(address.kind, ())
+        if names and not any(name in spec for name in names):
+            secret = f"--secret={names[0]}=projects/P/secrets/S/versions/V"
+            yield f"track={address.text}: the job gets no login: add {secret}"
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         own = (
@@ -345,16 +350,6 @@ def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: s
     tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it as well
     variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
     return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
-
-
-def warnings_of_trackers(track: str, spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a warning for each tracker of whose login the job's spec names nothing."""
-    text = json.dumps(spec)
-    for address in read_addresses(track):
-        names = _TOKENS.get(address.kind, ())
-        if names and not any(name in text for name in names):
-            secret = f"--secret={names[0]}=projects/P/secrets/S/versions/V"
-            yield f"track={address.text}: the job gets no login: add {secret}"
 
 
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:

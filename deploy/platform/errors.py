@@ -66,6 +66,20 @@ def billing_errors(action: str, fix: str) -> Iterator[None]:
         raise VertexFault(f"{action}: {error}") from None
 
 
+# Pattern in the message of a 403 -> what to do; docs/permissions.md lists all roles.
+_PERMISSION_FIXES = {
+    "has not been used in project|SERVICE_DISABLED":
+        "enable it: `gcloud services enable {service} --project={project}`",
+    "VPC.?Service.?Controls|prohibited by organization's policy":
+        "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
+        "give the identifier in the message to its administrator",
+    r"logging\.": "request roles/logging.viewer on {project} (docs/permissions.md)",
+    r"iam\.serviceAccounts\.|act as":
+        "request roles/iam.serviceAccountUser on the job's service account (docs/permissions.md)",
+    "": "request roles/aiplatform.user on {project} (docs/permissions.md)",
+}  # fmt: skip
+
+
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     """Returns one line: the service's message and what to do."""
     if error.final:
@@ -82,9 +96,12 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
     if error.code in (400, 403) and re.search(r"billing", str(error), re.IGNORECASE):
         page = f"https://console.cloud.google.com/billing/linkedaccount?project={gcp.project}"
         return f"{error} ({error.code}): link the project to a billing account: {page}"
+    host = re.search(r"[a-z]+\.googleapis\.com", str(error))
+    service = host[0] if host else "aiplatform.googleapis.com"
+    permission = next(fix for text, fix in _PERMISSION_FIXES.items() if re.search(text, str(error), re.IGNORECASE))
     fixes = {
         400: "the service rejected the job: change what the message names",
-        403: _permission_fix(str(error), gcp),
+        403: permission.format(project=gcp.project, service=service),
         404: f"not found: check --project={gcp.project} and --region={gcp.region}",
     }
     default = "the service fails: try again later" if error.transient else "a retry does not help: change what it names"
@@ -94,28 +111,6 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 def not_logged_in(error: ApiError) -> str:
     """Returns what to do after a 401, whose message is long and always the same."""
     return f"not logged in, or the login has expired (401): run `{error.login}`"
-
-
-# Pattern of a permission in a 403 -> the role that grants it; docs/permissions.md lists them all.
-_ROLES = {
-    r"logging\.": "roles/logging.viewer on {project}",
-    r"iam\.serviceAccounts\.|act as": "roles/iam.serviceAccountUser on the job's service account",
-    "": "roles/aiplatform.user on {project}",
-}
-
-
-def _permission_fix(message: str, gcp: GcpConfig) -> str:
-    if "has not been used in project" in message or "SERVICE_DISABLED" in message:
-        host = re.search(r"[a-z]+\.googleapis\.com", message)
-        name = host[0] if host else "aiplatform.googleapis.com"
-        return f"enable it: `gcloud services enable {name} --project={gcp.project}`"
-    if re.search(r"VPC.?Service.?Controls|prohibited by organization's policy", message, re.IGNORECASE):
-        return (
-            "a VPC Service Controls perimeter forbids it, no role is missing: run the command inside the perimeter, or "
-            "give the identifier in the message to its administrator"
-        )
-    role = next(role for pattern, role in _ROLES.items() if re.search(pattern, message))
-    return f"request {role.format(project=gcp.project)} (docs/permissions.md)"
 
 
 def stocked_out(status: JobStatus) -> bool:

@@ -1,10 +1,10 @@
 """Provides emulated Google services, the environment for gcloud and the SDK, a fast clock, and commands on them."""
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,11 +15,10 @@ import pytest
 import yaml
 from google.auth.credentials import AnonymousCredentials
 
-import vertex_trainer
+import tests.deploy.registry_emulator  # noqa: F401 (its addresses become those of the emulator)
 from deploy.__main__ import main
 from deploy.base.console import printed_on
-from deploy.cli import cancel, compare, submit, watch
-from deploy.platform.errors import exit_code
+from deploy.cli import compare
 from deploy.platform.gcloud_and_sdk import Gcloud, Sdk, Session
 from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.rest import Platform
@@ -152,6 +151,13 @@ def refused(capsys: Capture) -> Command:
     return run
 
 
+def attempts() -> list[dict[str, Any]]:
+    """Returns the attempts of the one submission of this test."""
+    (file,) = Path("runs/submitted").glob("*.json")
+    content: list[dict[str, Any]] = json.loads(file.read_text())["attempts"]
+    return content
+
+
 def tier_of(job: Job) -> str:
     """Returns the tier from the display name, mlp-TIER-SUBMISSION."""
     return str(job["displayName"]).split("-")[1]
@@ -220,34 +226,9 @@ def rows(tmp_path: Path) -> list[TierSummary]:
     return summarize(collect([str(tmp_path / "out")]))
 
 
-def submit_by_function(arguments: list[str], session: Session) -> int:
-    """Does what the verb does, by the function of vertex_trainer."""
-    flags: dict[str, Any] = {}
-    for word in arguments:
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--") and name != "detach":
-            flags.setdefault(name, []).append(value if equals else "true")
-    tiers = [word for word in arguments if not word.startswith("--")]
-    job = vertex_trainer.submit(*tiers, session=session, stream=sys.stdout, **flags)
-    if "--detach" in arguments:
-        return 0
-    status = job.wait(sys.stdout)
-    return exit_code(status) if status.over else 75
-
-
-@pytest.fixture
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces verbs by the functions that do the same, if the parameter is "function"."""
-    if request.param == "function":
-
-        def attached(words: list[str], session: Session) -> vertex_trainer.VertexJob:
-            return vertex_trainer.attach("" if words[0].startswith("--") else words[0], backend="sdk", session=session)
-
-        monkeypatch.setattr(submit, "main", submit_by_function)
-        monkeypatch.setattr(watch, "main", lambda *given: exit_code(attached(*given).wait(sys.stdout)))
-        monkeypatch.setattr(cancel, "main", lambda *given: not attached(*given).cancel(sys.stdout).over)
-
-
-def both_ways(test: Any) -> Any:
-    """Runs a test of verbs a second time with the functions of vertex_trainer in their place."""
-    return pytest.mark.parametrize("way", ["verb", "function"], indirect=True)(pytest.mark.usefixtures("way")(test))
+def is_alive(process: str) -> bool:
+    """Returns whether it runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -64,6 +64,10 @@ class Emulator:
         self.tuning_jobs: list[dict[str, Any]] = []  # of us-east4
         self.closing = False  # jobs that would run for ever end
         self.logs: list[dict[str, Any]] = []
+        self.models: list[dict[str, Any]] = []  # versions of the registry
+        self.skus: dict[str, list[dict[str, Any]]] = {}  # of the Billing Catalog, by service
+        self.billed: list[list[str]] = []  # rows of the billing export
+        self.queries: list[dict[str, Any]] = []  # of the export
         self.objects: dict[str, bytes] = {}
         self.generations: dict[str, int] = {}  # of replaced objects; 1 for the others
         self.secrets: dict[str, bytes] = {}  # by the names of their versions

@@ -2,7 +2,6 @@
 
 import json
 import re
-import threading
 from typing import Any
 
 from google.cloud.aiplatform_v1.types import Model
@@ -11,20 +10,14 @@ from google.protobuf.json_format import MessageToDict
 from tests.deploy.emulator import _ROUTES, Emulator, Response, _page, error, now
 
 PLACE = r"/v1/(projects/[^/]+/locations/[^/]+)"
-VERSIONS: dict[int, list[dict[str, Any]]] = {}  # by the emulator's id; no emulator outlives its test
-LOCK = threading.Lock()
-
-
-def versions(google: Emulator) -> list[dict[str, Any]]:
-    return VERSIONS.setdefault(id(google), [])
 
 
 def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
     """Makes a version. modelId names a new model; parentModel is one that exists."""
     request = json.loads(body)
     model = MessageToDict(Model.pb(Model.from_json(json.dumps(request["model"]))))
-    with LOCK:
-        found = versions(google)
+    with google.lock:
+        found = google.models
         name = request.get("parentModel", f"{match[1]}/models/{request.get('modelId')}").rsplit("/", 1)[-1]
         same = [version for version in found if version["name"].endswith(f"/models/{name}")]
         if "modelId" in request and same:
@@ -40,16 +33,16 @@ def _upload(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> 
 
 
 def _operation(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
-    return 200, {"name": match[0], "done": True, "response": {"model": versions(google)[int(match[2]) - 1]["name"]}}
+    return 200, {"name": match[0], "done": True, "response": {"model": google.models[int(match[2]) - 1]["name"]}}
 
 
 def _listed(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> Response:
-    found = [version for version in versions(google) if version["name"].endswith(f"/models/{match[2]}")]
+    found = [version for version in google.models if version["name"].endswith(f"/models/{match[2]}")]
     return (200, _page("models", found, 2, query)) if found else (404, error(404, f"{match[2]} is not found"))
 
 
 def _of(google: Emulator, name: str, reference: str) -> dict[str, Any] | None:
-    found = [version for version in versions(google) if version["name"].endswith(f"/models/{name}")]
+    found = [version for version in google.models if version["name"].endswith(f"/models/{name}")]
     return next((version for version in found if reference in (version["versionId"], *version["versionAliases"])), None)
 
 
@@ -62,7 +55,7 @@ def _merge(google: Emulator, match: re.Match[str], query: Any, body: bytes) -> R
     """Gives aliases to a version, and takes them from the others."""
     aliases, version = json.loads(body)["versionAliases"], _of(google, match[2], match[3])
     assert version
-    for other in versions(google):
+    for other in google.models:
         other["versionAliases"] = [alias for alias in other["versionAliases"] if alias not in aliases]
     version["versionAliases"] += aliases
     return 200, version

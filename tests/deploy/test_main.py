@@ -15,6 +15,7 @@ from tests.deploy.planted import plant
 from tests.fixtures import Patch
 from trainer.base.errors import PlatformFault
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 LIGHT = """
 import sys
 from deploy.__main__ import main
@@ -65,13 +66,12 @@ def test_a_package_of_the_same_name_in_the_folder_is_told_and_not_used() -> None
     Path("trainer").mkdir()
     Path("trainer", "__init__.py").touch()
     Path("trainer", "task.py").write_text("raise SystemExit('of another package')")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     console = "import sys; from deploy.__main__ import program; sys.exit(program())"
     for arguments, code, told in (
         (["-P", "-c", console, "train", "--version"], 0, "the package trainer of this folder is not that of"),
         (["-m", "deploy", "--version"], 2, "is not that of vertex-trainer: use the"),
     ):
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=60)
+        done = run([sys.executable, *arguments], env=ENVIRONMENT)
         assert (done.returncode, done.stdout.startswith("vertex-trainer ")) == (code, not code), done.stderr
         assert told in done.stderr
 
@@ -146,8 +146,7 @@ def test_what_ends_a_process_interrupts_a_verb_as_ctrl_c_does(number: signal.Sig
         f"deploy.cli.machines.main = lambda words: os.kill(os.getpid(), {number:d}); sys.argv = ['deploy', 'machines'];"
         "sys.exit(program())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", waits], capture_output=True, text=True, env=environment, timeout=120)
+    ended = run([sys.executable, "-c", waits], env=ENVIRONMENT)
     assert (ended.returncode, ended.stderr) == (75, "stopped: run the same command again to go on\n")
 
 
@@ -156,8 +155,7 @@ def test_ctrl_c_while_python_ends_keeps_the_exit_code() -> None:
         "import atexit, os, signal, sys; from deploy.__main__ import program; sys.argv = ['deploy', 'machines'];"
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); sys.exit(program())"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", late], capture_output=True, text=True, env=environment, timeout=120)
+    ended = run([sys.executable, "-c", late], env=ENVIRONMENT)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
@@ -174,8 +172,7 @@ def test_a_reader_that_ends_gets_no_traceback_and_the_files_are_written(
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "deploy", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=120)
     os.close(writer)
     assert (done.returncode, done.stderr) == (code, "")
     assert sorted(path.name for path in set(Path("run").iterdir()) - before) == written

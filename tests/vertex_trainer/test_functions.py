@@ -12,7 +12,7 @@ import keras
 import pytest
 
 import vertex_trainer
-from deploy.api.keywords import called
+from deploy.api.keywords import read_call
 from deploy.api.plan import PlanOptions
 from deploy.cli import submit as verb
 from deploy.platform.errors import STATE_UNKNOWN
@@ -176,16 +176,12 @@ def test_ctrl_c_ends_the_wait_and_the_same_call_goes_on(cloud: Emulator, session
     assert submit("cpu", settings=TINY, session=session, **WHERE).name != job.name, "it is over"
 
 
-class Ends(io.StringIO):
-    """Raises an error in place of the line that names a job in `region`."""
-
-    def __init__(self, region: str, error: type[BaseException]) -> None:
-        super().__init__()
-        self.region, self.error = region, error
+class Interrupted(io.StringIO):
+    """Is interrupted in place of the line that names a job in us-east4."""
 
     def write(self, text: str) -> int:
-        if text.startswith("submitted ") and self.region in text:
-            raise self.error
+        if text.startswith("submitted ") and "us-east4" in text:
+            raise KeyboardInterrupt
         return super().write(text)
 
 
@@ -196,7 +192,7 @@ def test_ctrl_c_while_the_next_region_is_tried_keeps_its_job(cloud: Emulator, se
     cloud.end(cloud.jobs[first.name.rsplit("/", 1)[-1]], "FAILED", "Resources are insufficient in region: us-central1.")
     job = submit("l4x1", settings=TINY, session=session, **where)
     assert job.name == first.name
-    status = job.wait(Ends("us-east4", KeyboardInterrupt))
+    status = job.wait(Interrupted())
     assert "/us-east4/" in job.name
     assert (status.name, status.over, status.output) == (job.name, False, first.output)
     assert submit("l4x1", settings=TINY, session=session, **where).name == job.name
@@ -358,7 +354,7 @@ def test_values_become_what_a_command_reads() -> None:
         "price_per_hour": {"l4x1": 1},
         "budget": 5,
     }
-    asked, program, command = called("plan", PlanOptions, ("l4x1",), keywords, settings)
+    asked, program, command = read_call("plan", PlanOptions, ("l4x1",), keywords, settings)
     assert (asked.tiers, asked.from_, asked.fit, asked.budget) == (("l4x1",), ("a", "b"), True, 5.0)
     assert (asked.price_per_hour, program.values["epochs"], program.values["steps"]) == ({"l4x1": 1.0}, None, 5)
     flags = "--steps=5 --fit=true --from=a --from=b --price_per_hour=l4x1=1 --budget=5 --epochs=none --recipe=mlp_mnist"

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 
 from deploy.cli import cancel, submit, watch
 from deploy.job import ledger, sending
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, attempts, states
-from tests.deploy.conftest import Capture, FlyingClock, needs_gcloud, stand_in
+from tests.deploy.cli.test_lost_jobs import RECORD, SDK, after, states
+from tests.deploy.conftest import Capture, FlyingClock, attempts, needs_gcloud, stand_in
 from tests.deploy.emulator import PARENT, POSTS, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
@@ -126,20 +124,12 @@ def test_what_gcloud_sent_is_read_from_its_log(
 
 
 def process(cloud: Emulator, folder: Path, backend: str, *flags: str) -> subprocess.Popen[str]:
-    """Starts a submission in `folder`, which has its records and the key of an account, as a process of its own."""
+    """Starts a submission in `folder`, which has its records and a token, as a process of its own."""
     (folder / "token").write_text("x")
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    text = key.private_bytes(pem, plain, serialization.NoEncryption()).decode()
-    about = {"type": "service_account", "project_id": "my-proj", "private_key_id": "x", "private_key": text,
-             "client_email": "me@my-proj.iam.gserviceaccount.com", "token_uri": f"{cloud.url}/token"}  # fmt: skip
-    (folder / "key.json").write_text(json.dumps(about))
-    cloud.account = lambda request, authorization: "me"  # type: ignore[method-assign]  # it takes any token
     command = [sys.executable, "-m", "deploy", "submit", "cpu", "--region=us-central1", "--bucket=gs://my-bucket",
                "--model=mlp", "--data=digits", "--image=us-docker.pkg.dev/p/r/x:1", f"--backend={backend}",
                "--detach"]  # fmt: skip
     environment = {**os.environ, **cloud.environment(folder / "token"), "PYTHONPATH": str(Path(__file__).parents[3]),
-                   "GOOGLE_APPLICATION_CREDENTIALS": str(folder / "key.json"),
                    "CLOUDSDK_CONFIG": str(folder / "gcloud")}  # fmt: skip
     pipe = subprocess.PIPE
     return subprocess.Popen([*command, *flags], cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)

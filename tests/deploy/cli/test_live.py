@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from deploy.cli import jobs, submit, watch
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
 from tests.deploy.cli.test_watch import SDK
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault
 from tests.deploy.platform.test_backends import PARENT, SPEC
 
@@ -125,8 +124,7 @@ def test_the_bill_holds_every_job_that_wrote_to_the_directory(
     assert submit.main(["l4x2", "t4x2", "l4x1", *JOB_FLAGS, output], session) == 0
     prices = [load_tier(tier).price_per_hour or 0 for tier in ("l4x2", "l4x1")]
     assert capsys.readouterr().out.splitlines()[-1].endswith(f", about {prices[1]:.2f} USD")
-    (file,) = Path("runs/submitted").glob("*.json")
-    assert [attempt["state"] for attempt in json.loads(file.read_text())["attempts"]] == [
+    assert [attempt["state"] for attempt in attempts()] == [
         "FAILED",
         "NOT SUBMITTED",
         "SUCCEEDED",

@@ -19,7 +19,6 @@ from deploy.cli import local
 from deploy.platform.local import LocalJob, LocalWorker, free_addresses, local_workers
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import ROOT, Capture
-from tests.support import refused
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 SMALL = ["--model=mlp", "--image_size=16", "--width=8", "--global_batch_size=8", "--jit_compile=false"]
@@ -74,32 +73,20 @@ def test_a_worker_finds_what_vertex_gives_it(tmp_path: Path) -> None:
         assert not chief.cores & other.cores
 
 
-def test_each_worker_runs_on_its_own_cores(tmp_path: Path, script: Path) -> None:
-    """The stand-in tells its cores once they are fewer than all: it may be faster than who pins it."""
-    everything = len(os.sched_getaffinity(0))
-    if everything < 2:
-        pytest.skip("one core cannot be shared out")
-    script.write_text(
-        "import os, time\n"
-        "for _ in range(100):\n"
-        f"    if len(os.sched_getaffinity(0)) < {everything}: break\n"
-        "    time.sleep(0.05)\n"
-        "print(sorted(os.sched_getaffinity(0)))\n"
-        "time.sleep(60)\n"
-    )
-    pinned = local_workers(load_tier("cpu-2workers"), [], tmp_path, "local-1")
-    made = LocalJob([replace(worker(each.name, script), cores=each.cores) for each in pinned], print)
-    said: dict[str, str] = {}
+def test_each_worker_runs_on_its_own_core(tmp_path: Path, script: Path) -> None:
+    made, _ = job(tmp_path, script, [("0.3", "0"), ("60", "0")])
+    cores = sorted(os.sched_getaffinity(0))
+    own = dict(zip(("workerpool0-0", "workerpool1-0"), (cores[0], cores[-1]), strict=True))
+    made.workers = [replace(each, cores=frozenset({own[each.name]})) for each in made.workers]
+    seen: dict[str, set[int]] = {}
 
-    def say(name: str, line: str) -> None:
-        if line.startswith("["):
-            said[name] = line
-        if said.keys() >= {each.name for each in pinned}:
-            made.stop()
+    def look(name: str, line: str) -> None:
+        if line.startswith("starts as process "):
+            seen[name] = os.sched_getaffinity(int(line.split()[-1]))
 
-    made.print_line = say
-    assert made.run().state == "CANCELLED"
-    assert [said[each.name] for each in pinned] == [str(sorted(each.cores)) for each in pinned]
+    made.print_line = look
+    assert made.run().state == "SUCCEEDED"
+    assert seen == {name: {core} for name, core in own.items()}
 
 
 def test_the_chiefs_end_is_the_jobs_and_nothing_is_left(tmp_path: Path, script: Path) -> None:
@@ -180,18 +167,6 @@ def test_a_closed_terminal_ends_the_workers_unless_nohup_keeps_it_away(
     shown = capsys.readouterr().out
     assert f"JOB_STATE_{state}" in shown
     assert ("the same command again starts from scratch: there is no checkpoint yet" in shown) == (state == "CANCELLED")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "--recipe=wgan_gp_digits"], "nowhere"),
-        (["cpu-2workers", "--recipe=wgan_gp_digits", "--strategy=mirrored"], "would each train alone"),
-    ],
-)  # fmt: skip
-def test_what_could_only_fail_is_refused(arguments: list[str], message: str) -> None:
-    with refused(message):
-        local.main(arguments)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.cli import bill, cancel, jobs, submit, watch
 from deploy.platform.gcloud_and_sdk import Session
-from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, both_ways, needs_gcloud
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, Job, attempts, needs_gcloud
 from tests.deploy.emulator import PARENT, POSTS, QUOTA, Emulator, Fault, ends
 from tests.deploy.platform.test_backends import SPEC
 from tests.support import refused
@@ -36,12 +36,6 @@ def states(cloud: Emulator) -> list[str]:
     return [job["state"].removeprefix("JOB_STATE_") for job in cloud.jobs.values()]
 
 
-def attempts() -> list[dict[str, Any]]:
-    (file,) = Path("runs/submitted").glob("*.json")
-    found: list[dict[str, Any]] = json.loads(file.read_text())["attempts"]
-    return found
-
-
 def after(flying: FlyingClock, seconds: float, action: Callable[[], object]) -> None:
     """Calls the action once, at the first sleep that ends so many seconds from now."""
     due, done = flying.time + seconds, list[bool]()
@@ -55,7 +49,6 @@ def after(flying: FlyingClock, seconds: float, action: Callable[[], object]) -> 
 
 
 @pytest.mark.parametrize(("listings", "backend"), [(2, "sdk"), (9, "sdk"), pytest.param(2, "gcloud", marks=SLOW)])
-@both_ways
 def test_a_list_that_lags_makes_no_second_job(
     listings: int, backend: str, cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
@@ -93,7 +86,6 @@ def test_the_search_outlasts_a_minute_and_ten_listings(
     assert states(cloud) == ["PENDING", "CANCELLED"]
 
 
-@both_ways
 def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_followed(
     cloud: Emulator, session: Session, flying: FlyingClock
 ) -> None:
@@ -113,7 +105,6 @@ def test_a_double_that_is_listed_much_later_is_cancelled_while_the_first_is_foll
 
 
 @pytest.mark.parametrize("verb", [watch, cancel])
-@both_ways
 def test_whoever_looks_later_ends_the_double(verb: Any, cloud: Emulator, session: Session, job: Job) -> None:
     double = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s1"}})
     stranger = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s2"}})
@@ -125,7 +116,6 @@ def test_whoever_looks_later_ends_the_double(verb: Any, cloud: Emulator, session
     assert (double["state"], stranger["state"]) == ("JOB_STATE_CANCELLED", "JOB_STATE_PENDING")
 
 
-@both_ways
 def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, session: Session, job: Job) -> None:
     """It has the label of the first job, which was over before."""
     where = ["--backend=sdk", "--project=my-proj"]
@@ -139,7 +129,6 @@ def test_a_command_that_was_pasted_again_makes_no_double(cloud: Emulator, sessio
 
 
 @pytest.mark.parametrize("backend", [SLOW_GCLOUD, "sdk"])
-@both_ways
 def test_two_running_jobs_never_share_a_job_directory(
     backend: str, cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +147,6 @@ def test_two_running_jobs_never_share_a_job_directory(
     assert json.loads(cloud.objects[RECORD])["region"] == "us-east1"
 
 
-@both_ways
 def test_a_refused_submission_leaves_the_job_directory_free(cloud: Emulator, session: Session) -> None:
     cloud.faults = [Fault(POSTS, 429, message=QUOTA)]
     with pytest.raises(UserError, match="no quota left"):
@@ -193,7 +181,6 @@ def test_a_damaged_record_is_named(cloud: Emulator, session: Session) -> None:
 @pytest.mark.parametrize(
     ("kind", "backend"), [("html", "sdk"), ("empty", "sdk"), pytest.param("html", "gcloud", marks=SLOW)]
 )
-@both_ways
 def test_an_answer_that_is_none_is_a_lost_answer(
     kind: str, backend: str, cloud: Emulator, session: Session
 ) -> None:  # fmt: skip
@@ -203,14 +190,12 @@ def test_an_answer_that_is_none_is_a_lost_answer(
     assert (states(cloud), cloud.requests.count(f"POST {PARENT}/customJobs")) == (["SUCCEEDED"], 1)
 
 
-@both_ways
 def test_a_404_on_the_first_poll_is_no_end(cloud: Emulator, session: Session) -> None:
     cloud.run = ends("SUCCEEDED")
     cloud.faults = [Fault("GET .*/customJobs/", 404, times=3)]
     assert submit.main(["cpu", *SDK], session) == 0
 
 
-@both_ways
 def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
     cloud: Emulator, session: Session, flying: FlyingClock, capsys: Capture
 ) -> None:
@@ -227,12 +212,6 @@ def test_a_job_that_waits_too_long_is_cancelled_and_the_next_tried(
     shown = capsys.readouterr().out
     assert "no machines within --max_wait=0:11:00: cancelled\ntries the next" in shown
     assert shown.count("PENDING for ") == 2
-
-
-def test_the_last_that_waits_too_long_ends_the_command(cloud: Emulator, session: Session, capsys: Capture) -> None:
-    assert submit.main(["cpu", *SDK, "--max_wait=2m"], session) == 1
-    assert states(cloud) == ["CANCELLED"]
-    assert "error: no machines within --max_wait=0:02:00: cancelled" in capsys.readouterr().err
 
 
 def test_flex_start_waits_by_itself(cloud: Emulator, session: Session, tmp_path: Path) -> None:
@@ -256,7 +235,6 @@ NOT_SUPPORTED = "Machine type g2-standard-24 is not supported in region us-centr
         ("machineSpec.machineType: machine type \"g2-standard-24\" does not exist in us-central1: not found", "sdk"),
     ],
 )  # fmt: skip
-@both_ways
 def test_a_region_without_such_machines_is_passed_over(
     message: str, backend: str, cloud: Emulator, session: Session
 ) -> None:

@@ -20,7 +20,7 @@ from deploy.platform.local import LocalJob, local_workers
 from deploy.report.collection import collect
 from deploy.report.measures import summarize
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import ROOT, WHERE, Capture, Job, needs_gcloud, run
+from tests.deploy.conftest import ROOT, WHERE, Capture, Job, is_alive, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault
 from trainer.base.storage.local_files import Address
 
@@ -146,20 +146,12 @@ def test_a_script_that_hangs_leaves_no_process(tmp_path: Path, monkeypatch: pyte
 
     job.print_line = say
     assert job.run().state == "CANCELLED"
-    pids = [int(pid) for line in said if line.startswith("pids") for pid in line.split()[1:]]
+    pids = [pid for line in said if line.startswith("pids") for pid in line.split()[1:]]
     for _ in range(100):
-        if not [pid for pid in pids if _runs(pid)]:
+        if not [pid for pid in pids if is_alive(pid)]:
             break
         time.sleep(0.05)
-    assert (len(pids), [pid for pid in pids if _runs(pid)]) == (2, [])
-
-
-def _runs(pid: int) -> bool:
-    """Returns whether a process runs; one that has ended and that nobody waits for does not."""
-    try:
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
+    assert (len(pids), [pid for pid in pids if is_alive(pid)]) == (2, [])
 
 
 def test_very_many_logs_pass_in_little_memory(tmp_path: Path) -> None:

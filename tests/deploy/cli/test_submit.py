@@ -16,17 +16,11 @@ from deploy.packaging.packages import packages_with
 from deploy.platform.errors import STATE_UNKNOWN, JobUnknown
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.tiers.tier import load_tier
-from tests.deploy.conftest import JOB, WHERE, Capture, Command, FlyingClock, needs_gcloud, train_here
+from tests.deploy.conftest import JOB, WHERE, Capture, FlyingClock, attempts, needs_gcloud, train_here
 from tests.deploy.emulator import POSTS, QUOTA, Emulator, Fault, ends
 from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
-
-
-def record() -> dict[str, Any]:
-    """The one submission of this test."""
-    (file,) = Path("runs/submitted").glob("*.json")
-    return json.loads(file.read_text())
 
 
 def start(task: dict[str, Any]) -> dict[str, Any]:
@@ -34,19 +28,6 @@ def start(task: dict[str, Any]) -> dict[str, Any]:
     (text,) = [variable["value"] for variable in task["env"] if variable["name"] == "TRAINER_START"]
     told: dict[str, Any] = json.loads(text)
     return told
-
-
-@pytest.fixture
-def unknown(session: Session) -> Command:
-    """Returns a function that submits and expects a job of unknown state; it returns the error."""
-
-    def run(*arguments: str) -> str:
-        with pytest.raises(JobUnknown) as caught:
-            submit.main([*arguments], session)
-        assert caught.value.exit_code == STATE_UNKNOWN
-        return str(caught.value)
-
-    return run
 
 
 @needs_gcloud
@@ -75,7 +56,7 @@ def test_a_submitted_job_trains_and_is_followed_to_its_end(
     assert {worker for worker, _ in lines} == {"workerpool0-0", "workerpool1-0"}
     assert any(line.startswith("done: 4 steps") for _, line in lines)
     assert re.search(r"SUCCEEDED after 0:00:\d\d on its machines, about 0\.\d\d USD", shown)
-    attempt = record()["attempts"][-1]
+    attempt = attempts()[-1]
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "cpu-2workers")
     assert attempt["spent_usd"] > 0
 
@@ -128,12 +109,12 @@ def test_no_quota_here_goes_on_there_and_everything_is_recorded(
     assert cloud.jobs == {}
     flags[1] = "--region=us-central1,us-east4"
     assert submit.main(["l4x2", *flags], session) == 0
-    attempts = record()["attempts"]
-    assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in attempts] == [
+    sent = attempts()
+    assert [(attempt["tier"], attempt["region"], attempt["state"]) for attempt in sent] == [
         ("l4x2", "us-central1", "NOT SUBMITTED"), ("l4x2", "us-east4", "FAILED"),
         ("l4x1", "us-central1", "NOT SUBMITTED"), ("l4x1", "us-east4", "SUCCEEDED"),
     ]  # fmt: skip
-    assert len({attempt["output"] for attempt in attempts}) == 1  # the next goes on where the last stopped
+    assert len({attempt["output"] for attempt in sent}) == 1  # the next goes on where the last stopped
     assert alive == [1, 1]  # never two at once
     assert "custom_model_training_nvidia_l4_gpus" in capsys.readouterr().out
 
@@ -148,7 +129,7 @@ def test_a_lost_answer_on_a_second_tier_does_not_find_the_first(cloud: Emulator,
 
     cloud.run = run
     assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
-    first, second = record()["attempts"]
+    first, second = attempts()
     assert (first["state"], second["state"]) == ("FAILED", "SUCCEEDED")
     assert first["job"] != second["job"]
 
@@ -160,7 +141,7 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud
     cloud.lists_nothing = 21  # all of the first search
     assert submit.main(["l4x2", "l4x1", *SDK], session) == 0
     (job,) = cloud.jobs.values()
-    (attempt,) = record()["attempts"]
+    (attempt,) = attempts()
     assert (attempt["state"], attempt["job"], attempt["tier"]) == ("SUCCEEDED", job["name"], "l4x2")
 
 
@@ -169,14 +150,17 @@ def test_a_job_of_a_lost_answer_that_holds_the_quota_is_found_and_followed(cloud
     [(POSTS, 429, QUOTA), (POSTS, 400, "no"), ("GET .*/customJobs$", 403, "the list itself is refused")],
 )
 def test_no_other_tier_is_tried_beside_a_job_that_may_run(
-    where: str, code: int, message: str, cloud: Emulator, unknown: Command
+    where: str, code: int, message: str, cloud: Emulator, session: Session
 ) -> None:
     """Covers errors of the request and of the list."""
     cloud.faults = [Fault(POSTS, 503, after=True), Fault(where, code, times=1000, message=message)]
     cloud.lists_nothing = 1000
-    error = unknown("l4x2", "l4x1", *SDK)
-    assert re.search(r"`python -m deploy watch \S+` looks for it again, and so does the same command", error)
-    (attempt,) = record()["attempts"]
+    with pytest.raises(
+        JobUnknown, match=r"`python -m deploy watch \S+` looks for it again, and so does the same com"
+    ) as at:
+        submit.main(["l4x2", "l4x1", *SDK], session)
+    assert at.value.exit_code == STATE_UNKNOWN
+    (attempt,) = attempts()
     assert (attempt["state"], len(cloud.jobs)) == ("SUBMITTING", 1)
 
 
@@ -185,12 +169,12 @@ def test_detached_it_is_named_in_the_record_and_watched_later(
 ) -> None:
     assert submit.main(["cpu", *SDK, "--detach"], session) == 0
     (job,) = cloud.jobs.values()
-    assert record()["attempts"][0]["job"] == job["name"]
+    assert attempts()[0]["job"] == job["name"]
     assert f"python -m deploy watch {job['name']}" in capsys.readouterr().out
     cloud.begin(job)
     cloud.end(job, "SUCCEEDED")
     assert watch.main(["--backend=sdk"], session) == 0  # without a name: the last one
-    assert record()["attempts"][0]["state"] == "SUCCEEDED"
+    assert attempts()[0]["state"] == "SUCCEEDED"
     with pytest.raises(UserError, match="--detach is for one tier in one region"):
         submit.main(["cpu", "t4x1", *SDK, "--detach"], session)
 

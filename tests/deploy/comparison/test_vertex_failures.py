@@ -11,7 +11,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.api.compare import CompareOptions
-from deploy.api.keywords import called
+from deploy.api.keywords import read_call
 from deploy.api.submit import order_of
 from deploy.comparison import execution as comparison
 from deploy.comparison.runners import VertexRunner
@@ -34,7 +34,7 @@ def test_a_stop_during_the_first_upload_submits_nothing(
     """No run submits a job."""
     names, image = ["l4x1", "l4x2", "l4x4"], ["--backend=sdk", "--image=us-docker.pkg.dev/p/r/x:1"]
     words = dict(word.removeprefix("--").split("=") for word in [*target, *image, *JOB])
-    asked, overrides, _ = called("compare", CompareOptions, names, words)
+    asked, overrides, _ = read_call("compare", CompareOptions, names, words)
     tiers = read_tiers(names, "", {})
     runner = VertexRunner(order_of(asked, overrides), session)
     uploads: list[Any] = []

@@ -25,7 +25,7 @@ from deploy.packaging.packages import Package
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.platform.vertex_api import ApiError, CustomJob
-from deploy.tiers.gcp_config import GcpConfig
+from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region
 from deploy.tiers.tier import JOB_CONFIGS, Tier, load_tier, machine_tier
 from tests.deploy.cli.wrong_inputs import TWO
 from tests.deploy.conftest import Capture
@@ -217,12 +217,6 @@ def test_a_damaged_record_of_an_image_is_one_line(text: str) -> None:
         remembered()
 
 
-def test_a_job_dir_becomes_the_base_output_directory(tmp_path: Path) -> None:
-    made = job("cpu", *FLAGS, "--job_dir=gs://my-bucket/again/")
-    assert made.spec["baseOutputDirectory"] == {"outputUriPrefix": "gs://my-bucket/again"}
-    assert not any("job_dir" in argument for argument in task(made)["args"])
-
-
 def test_a_recipe_file_goes_along_as_flags_and_flags_win(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("model: mlp\ndata: digits\nimage_size: 8\nepochs: 3\njit_compile: true\nlearning_rate: 1.0e-3\n")
@@ -253,20 +247,14 @@ def test_what_a_tier_says_is_passed_through_untouched(tmp_path: Path) -> None:
     assert made == spec
 
 
-def test_max_cost_sets_the_timeout_by_the_price() -> None:
+def test_max_cost_sets_the_timeout_by_the_price_and_retries_may_be_off() -> None:
     made = job("l4x4", max_cost=5.0)
     hourly = load_tier("l4x4").price_per_hour
     seconds = int(made.spec["scheduling"]["timeout"].removesuffix("s"))
     assert 5 - hourly / 3600 < seconds / 3600 * hourly <= 5
     assert made.tier.timeout_s == seconds
     assert job("l4x4", max_cost=1e5).tier.timeout_s == load_tier("l4x4").timeout_s  # never longer than the tier's own
-
-
-def test_a_tier_that_ends_soon_by_itself_is_no_lack_of_money() -> None:
-    assert job(tier_with(scheduling={"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300
-
-
-def test_disable_retries_is_said_in_the_spec() -> None:
+    assert job(tier_with(scheduling={"timeout": "300s"}), max_cost=100.0).tier.timeout_s == 300  # no lack of money
     assert job("l4x4", disable_retries=True).spec["scheduling"] == {"timeout": "86400s", "disableRetries": True}
 
 
@@ -284,7 +272,9 @@ BOARD = "projects/p/locations/us-east1/tensorboards/1"
 
 @pytest.mark.parametrize("given", ["gs://my-bucket/here", "gs://my-bucket/here/", "/gcs/my-bucket/here"])
 def test_a_job_dir_is_an_address(given: str) -> None:
-    assert job("cpu", DIGITS, f"--job_dir={given}").output == "gs://my-bucket/here"
+    made = job("cpu", DIGITS, f"--job_dir={given}")
+    assert (made.output, made.spec["baseOutputDirectory"]) == ("gs://my-bucket/here", {"outputUriPrefix": made.output})
+    assert not any("job_dir" in argument for argument in task(made)["args"])
 
 
 def test_the_kinds_of_data_are_the_trainers() -> None:
@@ -354,10 +344,6 @@ def test_what_a_preemption_would_lose_is_said_of_spot_alone(steps: int, minutes:
     assert warned("l4x1", *flags) == ""
 
 
-def test_what_may_be_a_mistake_is_a_warning() -> None:
-    assert "use --precision=mixed_float16" in warned("t4x1", "--precision=mixed_bfloat16")
-
-
 def test_workers_with_rdma_source_googles_settings_before_their_command(tmp_path: Path) -> None:
     h200 = "a3-ultragpu-8g, acceleratorType: NVIDIA_H200_141GB, acceleratorCount: 8"
     l4 = "g2-standard-48, acceleratorType: NVIDIA_L4, acceleratorCount: 4"
@@ -395,3 +381,10 @@ def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
     assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
     assert main(["submit", "--spec", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
     assert "it names a folder too" in capsys.readouterr().err
+
+
+def test_a_region_that_no_page_has_is_refused_and_one_page_is_enough() -> None:
+    for tier, region in (("t4x1", "us-central1"), ("v100x1", "us-east1"), ("l4x1", "europe-west2"), ("cpu", "x")):
+        check_region(load_tier(tier), GcpConfig("p", region, "gs://abc"))
+    with pytest.raises(NoMachines, match=r"region=africa-south1 has no NVIDIA_L4 .*europe-west2"):
+        check_region(load_tier("l4x1"), GcpConfig("p", "africa-south1", "gs://abc"))

@@ -20,7 +20,6 @@ from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import JOB, Capture, Command, Job, output_of, put, rows, run
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant, planted_plan
-from tests.deploy.registry_emulator import versions
 from trainer.base.limit_watch import StopLimits, read_limits
 from trainer.base.run_files.plan_file import kept_plan
 from trainer.base.settings.resolution import Overrides
@@ -56,7 +55,7 @@ def test_a_job_that_ended_itself_is_told_by_submit_watch_and_jobs(
     where = [flag for flag in target if not flag.startswith(("--on", "--out"))]
     command = ["l4x1", *where, *IMAGE, *JOB, "--stop_if_idle=30m", "--register=digits"]
     assert submit.main(command, session) == 75
-    assert not versions(cloud), "it is not registered"
+    assert not cloud.models, "it is not registered"
     (job,) = cloud.jobs.values()
     assert sent_limits(job).idle_s == 1800
     shown = capsys.readouterr()

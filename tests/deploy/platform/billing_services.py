@@ -1,11 +1,10 @@
-"""Emulates the Cloud Billing Catalog and BigQuery on loopback, with the SKUs of a published bill, and with mischief."""
+"""Emulates the Cloud Billing Catalog and BigQuery, with the SKUs of a published bill."""
 
 import json
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import re
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+
+from tests.deploy.emulator import _ROUTES, Emulator, Query, Response, _page
 
 VERTEX, COMPUTE = "C7E2-9256-1C43", "6F81-5844-456A"
 # https://zenn.dev/google_cloud_jp/articles/dws-flex-new-skus: an a3-highgpu-8g in us-central1, USD an hour.
@@ -38,72 +37,26 @@ def sku(description: str, usd: float, number: int, region: str = "us-central1") 
             "pricingInfo": [{"pricingExpression": {"usageUnit": unit, "tieredRates": rates}}]}  # fmt: skip
 
 
-class Services:
-    """Serves both; `skus` by service, `rows` of each query, `fault`: what the next requests meet."""
-
-    def __init__(self) -> None:
-        self.skus = {
-            name: [sku(text, usd, number) for number, (text, usd) in enumerate(of.items())] for name, of in BILL.items()
-        }
-        self.rows: list[list[str]] = []
-        self.queries: list[dict[str, Any]] = []
-        self.faults: list[Callable[[dict[str, Any]], tuple[int, bytes]]] = []
-        self.requests: list[str] = []
-        handler = type("Handler", (_Handler,), {"services": self})
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def __enter__(self) -> "Services":
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-    def respond(self, path: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a request: SKUs in pages of three, rows only at the second look."""
-        if path.startswith("/v1/services/"):
-            every, first = self.skus[path.split("/")[3]], int(query.get("pageToken", 0))
-            more = {"nextPageToken": str(first + 3)} if len(every) > first + 3 else {}
-            return {"skus": every[first : first + 3], **more}
-        job = {"jobReference": {"projectId": "p", "jobId": "j", "location": "EU"}}
-        if body:
-            self.queries.append(body)
-            return {**job, "jobComplete": False}
-        return {**job, "jobComplete": True, "rows": [{"f": [{"v": value} for value in row]} for row in self.rows]}
+def _skus(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    """Lists SKUs in pages of three."""
+    return 200, _page("skus", google.skus[match[1]], 3, query)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    services: Services
-
-    def log_message(self, *_: object) -> None:
-        """Prints nothing."""
-
-    def handle_any(self) -> None:
-        services, address = self.services, urlsplit(self.path)
-        services.requests.append(f"{self.command} {address.path}")
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
-        query = {key: values[0] for key, values in parse_qs(address.query).items()}
-        answer = services.respond(address.path, query, body)
-        status, content = services.faults.pop(0)(answer) if services.faults else (200, json.dumps(answer).encode())
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST = handle_any
+_JOB = {"jobReference": {"projectId": "p", "jobId": "j", "location": "EU"}}
 
 
-def failed(status: int) -> Callable[[dict[str, Any]], tuple[int, bytes]]:
-    """Returns a fault: an error of Google's."""
-    content = json.dumps({"error": {"code": status, "message": "it failed", "status": "X"}}).encode()
-    return lambda answer: (status, content)
+def _query(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    google.queries.append(json.loads(body))
+    return 200, {**_JOB, "jobComplete": False}
 
 
-def half(answer: dict[str, Any]) -> tuple[int, bytes]:
-    """Returns half of an answer."""
-    content = json.dumps(answer).encode()
-    return 200, content[: len(content) // 2]
+def _rows(google: Emulator, match: re.Match[str], query: Query, body: bytes) -> Response:
+    rows = [{"f": [{"v": value} for value in row]} for row in google.billed]
+    return 200, {**_JOB, "jobComplete": True, "rows": rows}
+
+
+_ROUTES |= {
+    r"GET /v1/services/([^/]+)/skus": _skus,
+    r"POST /bigquery/v2/projects/[^/]+/queries": _query,
+    r"GET /bigquery/v2/projects/[^/]+/queries/j": _rows,
+}

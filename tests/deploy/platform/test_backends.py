@@ -11,7 +11,7 @@ from deploy.platform.gcloud_and_sdk import Gcloud, Session
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import ApiError, CustomJob
 from deploy.tiers.gcp_config import GcpConfig
-from tests.deploy.conftest import needs_gcloud, stand_in
+from tests.deploy.conftest import is_alive, needs_gcloud, stand_in
 from tests.deploy.emulator import RATE, Emulator, Fault
 from trainer.base.errors import UserError
 
@@ -149,14 +149,6 @@ def test_a_gcloud_that_hangs_is_killed_with_its_children(tmp_path: Path, monkeyp
     while is_alive(child):
         assert time.monotonic() < deadline, f"process {child} still runs"
         time.sleep(0.01)
-
-
-def is_alive(process: str) -> bool:
-    """Returns whether it runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize(

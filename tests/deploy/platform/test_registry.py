@@ -10,11 +10,10 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import aiplatform_v1
 
-from deploy.cli import cancel, jobs, predict, register, submit, watch
+from deploy.cli import predict, register, submit
 from deploy.platform.gcloud_and_sdk import Session
 from tests.deploy.conftest import JOB, Capture, Command, FlyingClock, needs_gcloud, run
 from tests.deploy.emulator import Emulator, Fault, ends
-from tests.deploy.registry_emulator import versions
 from trainer.base.run_files.serving_file import write_servable
 
 IMAGE = "us-docker.pkg.dev/my-proj/r/trainer:1"
@@ -48,11 +47,11 @@ def test_a_run_is_one_version_and_aliases_move_only_when_asked(
     first, second = a_run(tmp_path / "a"), a_run(tmp_path / "b", b"other weights")
     for folder, alias in ((first, ["--alias=champion"]), (first, []), (second, []), (second, []), (first, [])):
         assert registered(session, folder, *alias) == 0
-    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"], []]
+    assert [version["versionAliases"] for version in cloud.models] == [["default", "champion"], []]
     assert registered(session, second, "--alias=champion") == 0
-    assert [version["versionAliases"] for version in versions(cloud)] == [["default"], ["champion"]]
+    assert [version["versionAliases"] for version in cloud.models] == [["default"], ["champion"]]
     assert capsys.readouterr().out.splitlines()[-1].endswith("/models/digits@2 (champion)")
-    (model, _) = versions(cloud)
+    (model, _) = cloud.models
     about = json.loads(model["versionDescription"])
     assert (about["commit"], about["data"], about["metrics"], about["steps"]) == (
         "abc",
@@ -72,7 +71,7 @@ def test_a_run_is_one_version_and_aliases_move_only_when_asked(
 def test_a_lost_answer_makes_no_second_version(fault: Fault, cloud: Emulator, session: Session, tmp_path: Path) -> None:
     cloud.faults = [fault]
     assert registered(session, a_run(tmp_path / "a"), "--alias=champion") == 0
-    assert [version["versionAliases"] for version in versions(cloud)] == [["default", "champion"]]
+    assert [version["versionAliases"] for version in cloud.models] == [["default", "champion"]]
 
 
 def test_the_sdk_reads_the_version(cloud: Emulator, session: Session, tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_rows_are_answered_by_a_capped_job_in_the_image_of_the_version(
     )
     (job,) = cloud.jobs.values()
     task = job["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    (model,) = versions(cloud)
+    (model,) = cloud.models
     assert (task["imageUri"], task["command"]) == (IMAGE, ["python", "-m", "trainer.predict"])
     rows = ["--rows_file=gs://my-bucket/rows.jsonl", "--out=gs://my-bucket/out", "--same_bytes"]
     assert task["args"] == [model["artifactUri"], *rows]
@@ -162,7 +161,7 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     first, _, text = capsys.readouterr().out.partition("\n")
     assert first == "POST projects/my-proj/locations/us-central1/models:upload"
     assert json.loads(text)["model"]["containerSpec"]["imageUri"] == IMAGE
-    assert (versions(cloud), cloud.objects) == ([], {})
+    assert (cloud.models, cloud.objects) == ([], {})
     assert registered(session, folder) == 0
     cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
     where = ["digits", *ROWS, "--tier=l4x1"]
@@ -171,22 +170,6 @@ def test_a_dry_run_prints_the_requests_and_sends_none(
     assert capsys.readouterr().out.startswith("answers the rows of gs://my-bucket/rows.jsonl with ")
     assert not cloud.jobs
     assert not cloud.bodies
-
-
-def test_a_prediction_is_listed_watched_and_cancelled(
-    cloud: Emulator, session: Session, tmp_path: Path, capsys: Capture
-) -> None:
-    assert registered(session, a_run(tmp_path / "a")) == 0
-    cloud.objects["my-bucket/rows.jsonl"] = b"[1]\n"
-    where = ["digits", *ROWS, "--tier=cpu"]
-    assert predict.main([*where, "--detach", *SDK], session) == 0
-    (job,) = cloud.jobs.values()
-    assert f"watch it: python -m deploy watch {job['name']}" in capsys.readouterr().out
-    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    assert "predict-digits" in capsys.readouterr().out
-    assert cancel.main([job["name"], "--yes", *SDK], session) == 0
-    assert job["state"] == "JOB_STATE_CANCELLED"
-    assert watch.main([job["name"], *SDK], session) == 75
 
 
 EXPORT = """
@@ -237,7 +220,7 @@ def test_a_job_that_ends_well_registers_its_model(cloud: Emulator, session: Sess
     command = ["cpu", *JOB, *PLACE, "--register=digits", f"--image={IMAGE}", "--job_dir=gs://my-bucket/runs/7"]
     for state in ("FAILED", "SUCCEEDED"):
         assert submit.main([*command, "--backend=sdk"], session) == (state == "FAILED")
-    (model,) = versions(cloud)
+    (model,) = cloud.models
     assert model["artifactUri"] == "gs://my-bucket/runs/7/model"
     assert json.loads(model["versionDescription"])["job"].endswith("/us-central1/training/1001?project=my-proj")
 
