@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import keras_hub
 import numpy as np
 
 from tests.own_runs import arguments_of
@@ -20,7 +19,6 @@ from trainer.cluster.strategy import make_replicas
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of
 
 STEPS = 4
-SIZES = {"num_layers": 1, "num_heads": 2, "hidden_dim": 16, "intermediate_dim": 16, "max_sequence_length": 8}
 
 
 def settings(*flags: str) -> TrainConfig:
@@ -48,25 +46,6 @@ def resumed_on_two_replicas(folder: Path) -> dict[str, Any]:
     }
 
 
-def from_a_preset(folder: Path) -> dict[str, Any]:
-    """Tunes a preset in a folder, of random weights and a tokenizer that knows single characters and `ab`."""
-    characters = [
-        "<|endoftext|>",
-        "\u0120",
-        "\u010a",
-        "a",
-        "b",
-        "ab",
-    ]  # the second and third are a blank and a new line
-    vocabulary = {character: number for number, character in enumerate(characters)}
-    keras_hub.models.GPT2Backbone(vocabulary_size=len(vocabulary), **SIZES).save_to_preset(str(folder / "preset"))
-    keras_hub.models.GPT2Tokenizer(vocabulary, ["a b"]).save_to_preset(str(folder / "preset"))
-    (folder / "texts").mkdir()
-    (folder / "texts" / "one.txt").write_text("ab ba\n" * 40)
-    model, logs = run_steps(settings(f"--preset={folder / 'preset'}", f"--texts={folder / 'texts'}", "--length=8"), 1)
-    return {"preset_outputs": model.output_shape[-1], "preset_loss": float(logs.means()["loss"])}
-
-
 if __name__ == "__main__":
     out = Path(sys.argv[1])
-    print(json.dumps(resumed_on_two_replicas(out / "job") | from_a_preset(out)))
+    print(json.dumps(resumed_on_two_replicas(out / "job")))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from examples import table, text
+from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
 from trainer.base.run_files.records import read_stats
@@ -90,13 +90,3 @@ def test_a_table_that_is_none_is_refused(text: str, line: str, tmp_path: Path) -
     file.write_text(text)
     with refused(f"csv={file}: {line}"):
         load_dataset(settings("table", f"--csv={file}"))
-
-
-def test_messages_are_read_after_a_byte_order_mark_and_others_refused(tmp_path: Path) -> None:
-    file = tmp_path / "messages"
-    file.write_text("ham\thello\nspam\tcash\n", "utf-8-sig")
-    texts, spam = text.data(TrainConfig(), messages=str(file))
-    assert (texts.tolist(), spam.tolist()) == (["hello", "cash"], [0, 1])
-    file.write_text("hello\n")
-    with refused("has no line that begins with ham or spam and a tab"):
-        load_dataset(settings("text", f"--messages={file}"))

@@ -43,4 +43,3 @@ def test_lora_trains_few_weights_with_equal_numbers_and_is_saved_merged(python: 
     assert len(result["slots"]) == 2 * len(trained)
     assert max(max(shape) for shape in result["slots"]) == 64  # those of the vectors of tokens have 256
     assert result["weights"] == [36, 44]  # without and with four pairs of matrices
-    assert (result["preset_outputs"], result["preset_loss"] > 0) == (6, True)

@@ -214,12 +214,10 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         training.anew = lambda: _examples(config, _pair(function(config))[0], trains=trains)
         again: Any = training.anew()
         if _differs(training, again.read_head):
-            remedy = "give its shuffle a seed and draw nothing at random in it"
-            if again.source is training.source:  # whose count of readings goes on
-                remedy = "make the tf.data.Dataset inside the function"
             raise UserError(
-                f"data={config.data}: two readings of its first examples differ: {remedy} (augmentation belongs into "
-                "the model, or --augment), or a resumed run and other workers would train on other numbers"
+                f"data={config.data}: two readings of its first examples differ: make the tf.data.Dataset inside the "
+                "function, give its shuffle a seed and draw nothing at random in it (augmentation belongs into the "
+                "model, or --augment), or a resumed run and other workers would train on other numbers"
             )
         log.info(  # with the count last, as to count the rows of batches shuffles them once more
             f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "

@@ -5,7 +5,6 @@ from step `fine_tune_after_steps` on also the backbone from block `fine_tune_fro
 (weights=none) the whole network learns from the first step, with batch norm and stochastic depth over all replicas.
 """
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import keras
@@ -42,8 +41,6 @@ def build(
     """Maps (rows, image_size, image_size, 3) pixels to (rows, classes) logits; trained by Adam."""
     named = {"imagenet": "imagenet", "none": None}
     file = named[weights] if weights in named else stage(weights, "weights", config.cache_dir)
-    if isinstance(file, Path) and not file.is_file():
-        raise UserError(f"weights={weights}: file not found: use imagenet, none, or the path of a weights file")
     make, shape = getattr(keras.applications, f"EfficientNet{variant}"), (config.image_size, config.image_size, 3)
     try:
         backbone = make(include_top=False, weights=file, input_shape=shape, pooling="avg")

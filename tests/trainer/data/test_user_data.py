@@ -98,7 +98,7 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
     ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
     ("generator", "it returned a generator, which can be read only once"),
     ("uneven_windows", "a batch of its tf.data.Dataset has other lengths than the first one, float64 (3,) -> "),
-    ("unseeded", "two readings of its first examples differ: give its shuffle a seed"),
+    ("unseeded", "two readings of its first examples differ: make the tf.data.Dataset inside the function, give its"),
     ("made_outside", "two readings of its first examples differ: make the tf.data.Dataset inside the function"),
     ("taken", "two readings of the examples for evaluation give other rows"),
     ("breaks_at_7", "example 7 cannot be read: tests/own_data.py:"),
@@ -168,11 +168,6 @@ def test_x_of_another_shape_than_the_models_input_is_told() -> None:
 def test_values_that_are_none_are_refused(x: Any, y: Any, line: str) -> None:
     with refused(line):
         NestedArrays(np.array(x), np.asanyarray(y))
-
-
-def test_text_is_refused_for_a_model_without_an_input_for_it() -> None:
-    with refused("x holds text, but no input of the model has dtype='string': turn text into numbers first"):
-        run_steps(settings("strings"), 1)
 
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
@@ -249,23 +244,13 @@ def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> 
         settings("classes", "classifier", flag)
 
 
-def test_targets_without_classes_have_no_class_weights() -> None:
-    with refused("class_weight: the targets are not one class each"):
-        run_steps(settings("arrays", "regression", "--class_weight=0:2"), 1)
-
-
-def test_class_weights_beside_sample_weights_are_refused_as_in_fit() -> None:
-    with refused("class_weight: the data have a sample_weight, and fit takes one of both"):
-        run_steps(settings("weighted_classes", "classifier", "--class_weight=0:2"), 1)
-
-
-@pytest.mark.parametrize(("model", "line"), [
-    ("uncompiled", "it is not compiled and has no train_step of its own: call model.compile(optimizer, loss="),
-    ("without_loss", "there is no loss to train on: pass loss=… to its compile()"),
+@pytest.mark.parametrize(("model", "data", "line"), [
+    ("regression", "arrays", "class_weight: the targets are not one class each"),
+    ("classifier", "weighted_classes", "class_weight: the data have a sample_weight, and fit takes one of both"),
 ])  # fmt: skip
-def test_a_model_without_a_loss_is_refused_before_training(model: str, line: str) -> None:
-    with refused(f"model=tests.own_data:{model}: {line}"):
-        build_setup(settings("arrays", model), make_replicas(settings("arrays", model)))
+def test_data_without_class_weights_are_refused(model: str, data: str, line: str) -> None:
+    with refused(line):
+        run_steps(settings(data, model, "--class_weight=0:2"), 1)
 
 
 def test_nan_in_x_is_named_when_the_loss_is_nan(tmp_path: Path) -> None:
@@ -278,12 +263,15 @@ def test_losses_of_layers_are_enough_to_train_on() -> None:
 
 
 @pytest.mark.parametrize(("model", "data", "line"), [
+    ("regression", "strings", "x holds text, but no input of the model has dtype='string': turn text into"),
+    ("uncompiled", "arrays", "it is not compiled and has no train_step of its own: call model.compile("),
+    ("without_loss", "arrays", "there is no loss to train on: pass loss=… to its compile()"),
     ("flat_classifier", "masks", "its loss or metrics do not fit"),
     ("flat_classifier", "classes", 'these are numbers: use loss="sparse_categorical_crossentropy"'),
     ("classifier", "several_labels", 'these are one-hot: use loss="categorical_crossentropy"'),
     ("classifier", "too_large_labels", "the model has 4 outputs: labels from 0 to 4: must be from 0 to 3"),
 ])  # fmt: skip
-def test_labels_that_do_not_fit_the_outputs_are_refused(model: str, data: str, line: str) -> None:
+def test_a_model_that_does_not_fit_its_data_is_refused(model: str, data: str, line: str) -> None:
     with refused(line):
         run_steps(settings(data, model), 1)
 

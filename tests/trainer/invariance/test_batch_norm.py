@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 
 from tests.fixtures import Patch
+from tests.support import refused
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.invariance.batch_norm import normalize_in_place, separate_groups
+from trainer.invariance.step import StepContext, in_step
 
 RANDOM = np.random.default_rng(0)
 TOLERANCE = {"float32": 3e-5, "float64": 1e-12, "mixed_bfloat16": 0.02}
@@ -219,6 +221,15 @@ def test_a_gradients_gradient_over_replicas_is_that_of_one() -> None:
 
     one, two = second(1), second(2)
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-3 * np.abs(one).max())
+
+
+def test_rows_of_all_passes_are_refused_with_virtual_replicas() -> None:
+    layer, _ = pair((ROWS, 5))
+    with (
+        in_step(StepContext(3, tf.constant(0, tf.int64), 0, ROWS, ROWS, virtual_replicas=4)),
+        refused("normalises rows outside of current_step().accumulate: call it in there, or drop --virtual_replicas"),
+    ):
+        layer(tf.ones((ROWS, 5)), training=True)
 
 
 def test_compiled_by_xla_it_keeps_the_variance_of_a_mean_far_from_0() -> None:

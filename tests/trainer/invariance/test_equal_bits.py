@@ -15,8 +15,6 @@ from trainer.base.errors import DONE, USER_MUST_CHANGE
 from trainer.base.run_files.records import read_result, read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.gradients import sum_and_build
-from trainer.invariance.step import current_step
 from trainer.run.replica_check import ReplicaVerdict, compare_few_rows
 from trainer.training.checkpoint import digest_of, snapshot, variables_of
 
@@ -38,33 +36,6 @@ class Norm(keras.layers.BatchNormalization):
 def own_norm(config: TrainConfig, dataset: Dataset) -> keras.Model:
     model = keras.Sequential([keras.Input(dataset.image_shape), Norm(), keras.layers.Flatten(), keras.layers.Dense(10)])
     model.compile("adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    return model
-
-
-class Halves(keras.Model):
-    """Normalises all rows at once, and sums the gradients of the rest by passes."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        self.first = keras.Sequential([keras.Input(shape), keras.layers.Flatten(), keras.layers.BatchNormalization()])
-        self.last = keras.layers.Dense(10)
-        self.last.build((None, self.first.output_shape[-1]))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        def gradients(values: Any, labels: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = step.mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.last(values)))
-            return loss, tape.gradient(loss, [variable.value for variable in self.last.trainable_variables])
-
-        step = current_step()
-        loss, summed = step.accumulate(gradients, self.first(data[0], training=True), data[1])
-        self.optimizer.apply(summed, self.last.trainable_variables)
-        return {"loss": loss}
-
-
-def halves(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    model = Halves(dataset.image_shape)
-    model.compile(sum_and_build(keras.optimizers.SGD(), model.last.trainable_variables, config.precision))
     return model
 
 
@@ -133,7 +104,6 @@ def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("model", "line"), [
     ("mixed_rows", "/mix_up mixes the rows of one replica: drop that, or"),
     ("own_norm", "moves its averages in each pass, by code of its own: drop that, or --virtual_replicas"),
-    ("halves", "normalises rows outside of current_step().accumulate: call it in there, or drop --virtual_replicas"),
     ("mean_loss", "virtual_replicas=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(model: str, line: str) -> None:

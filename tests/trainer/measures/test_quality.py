@@ -20,11 +20,9 @@ from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, make_replicas
-from trainer.data.dataset import Arrays, Dataset
 from trainer.data.sources import load_dataset
-from trainer.measures import fid
-from trainer.measures.evaluation import Evaluation, evaluation
-from trainer.measures.fid import Extractor, Fid, frechet_distance, neighbour_metrics
+from trainer.measures.evaluation import evaluation
+from trainer.measures.fid import Extractor, Fid, frechet_distance
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed
@@ -32,28 +30,6 @@ from trainer.run.training_setup import set_precision_and_seed
 
 def on(replicas: int, batch: int = 16) -> Replicas:
     return make_replicas(TrainConfig(replicas=replicas, global_batch_size=batch))
-
-
-@pytest.mark.slow
-def test_the_same_weights_give_the_same_values_on_any_number_of_replicas() -> None:
-    config = small("--model=mlp")
-    digits = load_dataset(config)
-    images, labels = (part.numpy() for part in digits.train.gather(np.arange(17)))
-    examples = Arrays(images, labels)
-    keras.utils.set_random_seed(5)
-    weights = build_model(config, digits).get_weights()
-    found = []
-    for replicas in (1, 2, 4):
-        with (where := on(replicas)).strategy.scope():
-            model = build_model(config, digits)
-            model.set_weights(weights)
-        evaluate = Evaluation(model, where, examples, 16, digits.as_fit)
-        found.append(evaluate())
-    outputs = model(images.astype("float32"), training=False)
-    losses = keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)
-    for counted in found:
-        assert counted["val_accuracy"] == pytest.approx(np.mean(np.argmax(outputs, axis=-1) == labels), rel=1e-6)
-        assert counted["val_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture) -> None:
@@ -67,19 +43,6 @@ def test_only_models_with_a_loss_are_evaluated(caplog: pytest.LogCaptureFixture)
     without_loss.compile()
     assert evaluation(without_loss, on(1), digits, 16) is None
     assert "Sequential is not compiled with a loss, and has no test_step of its own" in caplog.text
-
-
-@pytest.mark.parametrize("loss", ["sparse_categorical_crossentropy", "SparseCategoricalCrossentropy"])
-def test_a_loss_may_be_given_by_its_name(loss: str) -> None:
-    images, labels = (part.numpy() for part in load_dataset(small()).train.gather(np.arange(20)))
-    model = keras.Sequential([keras.Input((16, 16, 1)), keras.layers.Flatten(), keras.layers.Dense(10, "softmax")])
-    model.compile(loss=loss)
-    outputs = model(images.astype("float32"))
-    expected = np.mean(keras.losses.sparse_categorical_crossentropy(labels, outputs))
-    examples = Dataset("digits", Arrays(images, labels))
-    assert Evaluation(model, on(1), examples.train, 16, examples.as_fit)()["val_loss"] == pytest.approx(
-        expected, rel=1e-5
-    )
 
 
 @pytest.fixture(scope="module")
@@ -237,11 +200,3 @@ def test_a_signal_in_the_midst_of_fid_leaves_it_to_the_same_command(
     assert job.run(config, [], 0.0) == DONE
     assert numbers(folder) == numbers(measured)
     assert losses(folder) == pytest.approx(losses(measured), rel=1e-4)
-
-
-def test_images_of_all_classes_are_compared_where_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fid, "MOST_IMAGES", 100)
-    centres = np.repeat([0.0, 100.0], 100)[:, None]
-    real, fake = (centres + np.random.default_rng(seed).normal(size=(200, 2)) for seed in range(2))
-    found = neighbour_metrics(real, fake[::-1])
-    assert min(found["precision"], found["recall"], found["coverage"]) > 0.7

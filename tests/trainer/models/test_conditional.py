@@ -1,8 +1,6 @@
 """Tests GANs that are given the class of each image: replicas, refusals, and a whole run with what it writes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -104,40 +102,6 @@ def test_a_run_draws_a_class_a_row_and_measures_them(trained: Path) -> None:
     assert quality["samples"] == 40
     lines = [json.loads(line) for line in (trained / "stats.jsonl").read_text().splitlines()]
     assert [line["quality"] for line in lines if line["kind"] == "quality"][1:] == [quality]
-
-
-READER = """
-import sys
-import keras, numpy as np, tensorflow as tf
-folder = sys.argv[1]
-with np.load(folder + "/given.npz") as given:
-    z, labels = map(tf.constant, (given["noise"], given["label"]))
-models = [keras.models.load_model(f"{folder}/{name}", compile=False) for name in ("model.keras", "model.h5")]
-assert [one.name for one in models[0].inputs] == ["noise", "label"]
-served = tf.saved_model.load(folder + "/saved_model")
-images = [model([z, labels]) for model in models]
-assert keras.models.load_model(folder + "/critic.keras")([images[0], labels]).shape == (len(z), 1)
-np.savez(
-    folder + "/read.npz", *images, served=served.serve(z, labels),
-    signature=served.signatures["serving_default"](noise=z, label=labels)["output_0"],
-)
-assert "trainer" not in sys.modules
-"""
-
-
-@pytest.mark.slow
-def test_a_process_without_this_package_loads_the_templates(trained: Path) -> None:
-    folder = trained / "model"
-    drawn, labels = noise_and_labels(3, 2, (0, 7), 8)
-    np.savez(folder / "given.npz", noise=drawn, label=labels)
-    done = subprocess.run([sys.executable, "-I", "-c", READER, str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-1000:]
-    with np.load(folder / "read.npz") as read:
-        found = {name: read[name] for name in read.files}
-    expected = served_model.ServedModel(folder, "run").images(drawn, labels)
-    for name, images in found.items():
-        given = images if images.dtype == np.uint8 else np.clip(np.round((images + 1) * 127.5), 0, 255)
-        assert np.abs(given.astype(int) - expected).max() <= 1, name
 
 
 @pytest.mark.parametrize(("flags", "rows", "columns"), [

@@ -67,10 +67,3 @@ def test_the_average_follows_the_generator() -> None:
     networks = (before.generator, after.generator, after.generator_average)
     for old, new, average in zip(*(network.trainable_variables for network in networks), strict=True):
         np.testing.assert_allclose(average.numpy(), 0.1 * old.numpy() + 0.9 * new.numpy(), rtol=1e-7, atol=1e-12)
-
-
-def test_without_decay_the_average_is_the_generator() -> None:
-    model, _ = run_steps(small("--ema_decay=0"), 3)
-    networks = (model.averaged_generator(), model.generator)
-    for averaged, trained in zip(*(network.get_weights() for network in networks), strict=True):
-        np.testing.assert_allclose(averaged, trained, rtol=1e-6, atol=1e-7)
