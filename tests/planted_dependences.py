@@ -41,13 +41,9 @@ def _of_batch(function: Any) -> Any:
 root_of_mean = _of_batch(lambda y, p: keras.ops.sqrt(keras.ops.mean((y - p) ** 2)))
 correlation = _of_batch(lambda y, p: -keras.ops.mean(_centred(y) * _centred(p)) / (keras.ops.std(p) + 1.0))
 contrastive = _of_batch(lambda y, p: keras.ops.mean((keras.ops.matmul(p, keras.ops.transpose(y)) - 1.0) ** 2))
-over_the_batch = _of_batch(lambda y, p: keras.ops.sum(keras.ops.tensordot(p, y, [[0], [0]])) / 100.0)
 summed = _of_batch(lambda y, p: keras.ops.sum((y - p) ** 2) / 16.0)
 largest = _of_batch(lambda y, p: keras.ops.max((y - p) ** 2))
-median = _of_batch(lambda y, p: keras.ops.median(keras.ops.abs(y - p)))
-ranked = _of_batch(lambda y, p: keras.ops.mean(keras.ops.logsumexp(p, axis=0) - p * y))
 normalised = _of_batch(lambda y, p: keras.ops.mean((y - p / keras.ops.norm(p)) ** 2))
-spread = _of_batch(lambda y, p: keras.ops.mean((y - p) ** 2) + keras.ops.var(p))
 
 
 class _OwnStep(keras.Model):
@@ -76,9 +72,7 @@ def _own(function: Any) -> Any:
 
 row_losses = _own(lambda y, p: (y - p)[:, 0] ** 2)  # whose gradient a tape adds up over the rows of a replica
 mean_losses = _own(lambda y, p: tf.reduce_mean((y - p) ** 2))
-own_root = _own(lambda y, p: tf.sqrt(tf.reduce_mean((y - p) ** 2)))
 own_sum = _own(lambda y, p: tf.reduce_sum((y - p) ** 2))
-own_softmax = _own(lambda y, p: tf.reduce_mean(tf.nn.softmax(p, axis=0) * y))
 own_noise = _own(lambda y, p: tf.reduce_mean((y - p) ** 2 * tf.random.uniform(tf.shape(y), dtype=y.dtype)))
 own_pairs = _own(lambda y, p: tf.reduce_mean((p - tf.transpose(p)) ** 2 * tf.abs(y - tf.transpose(y))))
 
@@ -238,7 +232,7 @@ def drawn_later(config: Any, dataset: Any) -> keras.Model:
 
 
 DEPENDENT = (
-    "root_of_mean", "correlation", "contrastive", "over_the_batch", "summed", "largest", "median", "ranked",
-    "normalised", "spread", "row_losses", "own_root", "own_sum", "own_softmax", "own_pairs", "centred",
+    "root_of_mean", "correlation", "contrastive", "summed", "largest",
+    "normalised", "row_losses", "own_sum", "own_pairs", "centred",
 )  # fmt: skip
 INDEPENDENT = ("mean_losses", "several_optimizers", "metric_in_32_bits", "last_layer_in_32_bits")

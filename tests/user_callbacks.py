@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 SEEN: dict[str, list[Any]] = {}
 STEPS_PER_EPOCH, EPOCHS, BATCH = 5, 3, 8
@@ -113,17 +112,6 @@ class SaveBest(keras.callbacks.Callback):
         see("epochs", epoch, *(float(logs[name]) for name in ("loss", "mae", "val_loss", "val_mae")))
 
 
-class GradientNorm(keras.callbacks.Callback):
-    """Logs the norm of the gradient of some rows."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        x, y = rows(4)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.model(x, training=True) - y) ** 2)
-        gradients = tape.gradient(loss, [weight.value for weight in self.model.trainable_weights])
-        see("gradients", float(tf.linalg.global_norm(gradients)))
-
-
 class FloatOfAll(keras.callbacks.Callback):
     def on_batch_end(self, batch: int, logs: Any = None) -> None:
         optimizer = self.model.optimizer
@@ -188,7 +176,7 @@ def all_kinds() -> list[keras.callbacks.Callback]:
         return rate * 0.9
 
     return [
-        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(), GradientNorm(), FloatOfAll(),
+        WarmUp(), OneCycle(), OldNames(), WeightLog(), Averaging(), SaveBest(), FloatOfAll(),
         keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: see("lambda", batch, logs["loss"])),
         keras.callbacks.LearningRateScheduler(scheduled),
         keras.callbacks.ModelCheckpoint(str(FOLDER / "often.weights.h5"), save_weights_only=True, save_freq=2),

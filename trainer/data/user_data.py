@@ -95,13 +95,13 @@ class RandomAccess(_Items):
             raise UserError(f"{origin}: it has no examples: its length is 0")
         first = self._example(0)
         self.spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), first)
-        self._leaf_kinds = _kinds(tf.nest.flatten(first))
+        self._leaf_kinds = [(leaf.shape, leaf.dtype) for leaf in tf.nest.flatten(first)]  # quick to compare
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
         for place, row in enumerate(rows.tolist()):
             example = self._example(row)
             values: list[Array] = tf.nest.flatten(example)
-            if _kinds(values) != self._leaf_kinds:
+            if [(leaf.shape, leaf.dtype) for leaf in values] != self._leaf_kinds:
                 spec = mapped(lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), example)
                 raise UserError(
                     f"{self._origin}: example {row:,} is {described(spec)}, but example 0 is {described(self.spec)}: "
@@ -109,11 +109,6 @@ class RandomAccess(_Items):
                 )
             for leaf, value in zip(leaves, values, strict=True):
                 leaf[place, ...] = value  # of text, the value in an array without dimensions
-
-
-def _kinds(leaves: list[Array]) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns shape and type of each leaf, as a spec has them, in a form that is quick to compare."""
-    return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 class NumberedBatches(_Items):

@@ -67,17 +67,8 @@ class Formula:
         return upstream * self._beside(gamma * factor, values), [slope, self._sum(upstream)]
 
 
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(Formula):
     """Normalises images, (rows, height, width, channels), by TensorFlow's kernel, whose statistics are float32."""
-
-    epsilon: float
-    mask: None = None
-    dtype: Any = tf.float32
-
-    def count(self, values: Any) -> Any:
-        """Returns the number of values of a channel: an int if it is known, else a tensor."""
-        return Formula(self.epsilon).count(values)
 
     def training(self, values: Any, gamma: Any, beta: Any) -> tuple[Any, Any, Any]:
         """Returns outputs by the mean and the variance of `values`, and these: all that one replica needs."""
@@ -150,7 +141,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         # XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares. Of one
         # value a group the kernel's unbiased variance is not defined.
         images = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64 and mask is None
-        way: Kernel | Formula = Kernel(layer.epsilon)
+        way: Formula = Kernel(layer.epsilon)
         if not images or compiled_by_xla() or math.prod(size or 0 for size in inputs.shape[:-1]) == groups:
             mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
             dtype = keras.backend.result_type(inputs.dtype, "float32")
@@ -187,7 +178,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 
 
 def _over_replicas(
-    way: Kernel | Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
+    way: Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Any, Any]:
     """Returns the outputs for each of `parts`, a group of rows, and means and variances over all replicas.
 
@@ -233,7 +224,7 @@ def _over_replicas(
 
     def normalized(gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
         outputs = [way.normalized(x, *pair, gamma, beta) for x, pair in zip(parts, statistics, strict=True)]
-        gradient = first if isinstance(way, Formula) else tf.custom_gradient(with_second)
+        gradient = tf.custom_gradient(with_second) if isinstance(way, Kernel) else first
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *parts)
 
     return tuple(tf.custom_gradient(normalized)(gamma, beta, *parts)), means, variances

@@ -20,7 +20,6 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.invariance.compat import wrapped
-from trainer.invariance.gradients import keeps_averages, use_averages
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
 from trainer.user_code.interface import ModelInterface, has_class_outputs, numbers_of, results_of, scalars_of
@@ -85,8 +84,7 @@ class Evaluation:
     the metrics are added up over replicas.
 
     as_fit: returns the `data` of test_step for the parts of a batch; class_names: of a classifier with integer labels,
-    whose `classes` are the counts of the newest call; optimizer: one whose moving averages replace the weights; the
-    values are then val_ema_….
+    whose `classes` are the counts of the newest call.
     """
 
     def __init__(
@@ -97,10 +95,7 @@ class Evaluation:
         batch_size: int,
         as_fit: Callable[[tuple[Any, ...]], Any],
         class_names: Sequence[str] = (),
-        optimizer: Any = None,
     ) -> None:
-        self.averaged: Evaluation | None = None  # the evaluation of the averages, which is part of each call
-        self._optimizer = optimizer
         self.model, self.replicas, self.examples, self.batch_size = model, replicas, examples, batch_size
         self._as_fit = as_fit
         self.class_count = counted_classes(model)  # 0: a call sets no `classes`
@@ -139,7 +134,7 @@ class Evaluation:
         if count := self.class_count:
             numbers = map(str, range(len(self._class_names), count))  # of classes without a name
             self.classes = Classification((*self._class_names, *numbers)[:count], whole.confusion)
-        return {**self._results(whole), **(self.averaged() if self.averaged else {})}
+        return self._results(whole)
 
     def try_one_batch(self) -> None:
         """Evaluates one batch on this worker alone."""
@@ -148,7 +143,7 @@ class Evaluation:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Returns the names of the values."""
-        return (*self._results(self._begin.apply(np.asarray)), *(self.averaged.names if self.averaged else ()))
+        return tuple(self._results(self._begin.apply(np.asarray)))
 
     @cached_property
     def _takers(self) -> int:
@@ -234,8 +229,6 @@ class Evaluation:
         held, data = [*zip(variables, metrics, strict=True), *weights], self._as_fit(parts)
         kept: AbstractContextManager[list[Any]] = outputs_kept(self.model) if self.class_count else nullcontext([])
         with keras.StatelessScope(held, collect_losses=True) as scope, kept as outputs:
-            if self._optimizer:
-                use_averages(self._optimizer)  # in this scope alone
             before = [scope.get_current_value(variable) for variable in variables]
             values = scalars_of(self.model.test_step(data))
         after = [scope.get_current_value(variable) for variable in variables]
@@ -253,8 +246,7 @@ class Evaluation:
             values = numbers_of({name: results[name] for name in results if name in (self._returned or results)})
         means = totals.others / max(float(totals.rows), 1.0)
         values |= dict(zip(self._others, means.tolist(), strict=True))
-        prefix = "val_ema" if self._optimizer else "val"
-        return {f"{prefix}_{name}": value for name, value in values.items()}
+        return {f"val_{name}": value for name, value in values.items()}
 
 
 def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_size: int) -> Evaluation | None:
@@ -268,11 +260,7 @@ def evaluation(model: keras.Model, replicas: Replicas, dataset: Dataset, batch_s
     if reason := why_not_evaluated(model):
         log.info(f"the {examples.count:,} examples for evaluation are not used: {reason}")
         return None
-    evaluate = Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
-    optimizer = ModelInterface.of(model).optimizer
-    if keeps_averages(optimizer):
-        evaluate.averaged = Evaluation(model, replicas, examples, batch_size, dataset.as_fit, optimizer=optimizer)
-    return evaluate
+    return Evaluation(model, replicas, examples, batch_size, dataset.as_fit, dataset.class_names)
 
 
 def why_not_evaluated(model: keras.Model) -> str:

@@ -204,7 +204,7 @@ def _train_and_export(run: TrainingRun) -> Control:
         if run.job.is_chief and not control.signal:
             optimizer = ModelInterface.of(setup.model).optimizer
             if keeps_averages(optimizer):
-                log.info("exports the moving averages of the weights (use_ema), as after fit; val_ema_… is theirs")
+                log.info("exports the moving averages of the weights (use_ema), as after fit")
                 use_averages(optimizer)
             export(
                 setup.model, job_dir.model, data.input_spec, save_optimizer=run.job.config.save_optimizer,

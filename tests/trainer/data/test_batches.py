@@ -179,14 +179,6 @@ def test_digits_are_the_known_ones() -> None:
     assert dataset.images[0, 3:5, 3:5].mean() < 20 < dataset.images[0, 1:7, 2:6].mean()
 
 
-@pytest.mark.parametrize(("size", "channels"), [(16, 1), (40, 3)])
-def test_digits_are_resized_and_repeated(size: int, channels: int) -> None:
-    images = load_digits(TrainConfig(image_size=size, channels=channels)).train.images
-    assert images.shape == (1797, size, size, channels)
-    assert images.dtype == np.uint8
-    assert np.array_equal(images[..., 0], images[..., -1])
-
-
 @pytest.mark.parametrize(("images", "labels", "line"), [
     (np.zeros((0, 8, 8, 1)), None, "with at least one example"),
     (np.zeros((5, 8, 8)), None, "(5, 8, 8)"),

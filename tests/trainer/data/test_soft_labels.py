@@ -7,12 +7,9 @@ import tensorflow as tf
 
 from tests.support import refused, small
 from trainer.base.settings.resolution import resolve
-from trainer.cluster.strategy import make_replicas
 from trainer.data.training_rows import own_share, softening
 from trainer.invariance.step import StepContext
-from trainer.measures.evaluation import evaluation
 from trainer.models.classifiers import SoftAccuracy, SoftCrossentropy
-from trainer.run.training_setup import build_setup
 
 SOFT = ("--model=mlp", "--width=16", "--precision=float64", "--label_smoothing=0.1", "--mixup=0.4")
 
@@ -61,19 +58,6 @@ def test_losses_and_accuracies_of_classes_and_of_all_of_their_shares_are_equal()
         accuracy = SoftAccuracy()
         accuracy.update_state(labels, outputs)
         assert float(accuracy.result()) == pytest.approx(np.mean(outputs.argmax(axis=1) == y))
-
-
-def test_evaluation_is_that_of_hard_labels() -> None:
-    """Values with and without soft labels can be compared."""
-    found = []
-    for flags in (SOFT, SOFT[:3]):
-        config = small(*flags, "--evaluation_fraction=0.1")
-        setup = build_setup(config, make_replicas(config))
-        evaluate = evaluation(setup.model, setup.replicas, setup.dataset, 64)
-        assert evaluate
-        found.append(evaluate())
-        assert evaluate.classes
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("flags", "line"), [

@@ -310,10 +310,3 @@ def test_the_real_files(name: str, classes: int) -> None:
     assert (dataset.train.count, dataset.evaluation.count) == (60_000, 10_000)
     assert len(dataset.class_names) == classes
     assert dataset.train.image_shape == (28, 28, 1)
-
-
-def test_the_real_photos() -> None:
-    dataset = load(real_data("grocery-store"), image_size=32, channels=3)
-    assert dataset.train.count + dataset.evaluation.count > 800
-    assert len(dataset.class_names) == 11
-    assert 60 < arrays(dataset.train).images.mean() < 200

@@ -96,13 +96,6 @@ def test_a_run_that_ends_within_the_steps_has_a_profile_of_those_before(tmp_path
     assert (min(steps), max(steps) < BATCHES) == (3, True)
 
 
-def test_without_it_no_profiler_is_started(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.delattr(tf.profiler.experimental, "start")
-    folder = trained(tmp_path, "--steps=5")
-    assert not list((folder / "logs").glob("plugins"))
-    assert all(line["input_wait_seconds"] >= 0 for line in lines_of(folder, "report"))
-
-
 def test_another_profiler_that_runs_is_left_alone(tmp_path: Path, caplog: Log) -> None:
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:

@@ -55,9 +55,3 @@ def test_as_keras_does(channels: int, size: int) -> None:
             function = tf.function(computed) if graph else computed
             for one, other in zip(function(ours, inputs), function(plain, inputs), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
-
-
-def test_any_number_of_rows() -> None:
-    for ours, plain in networks(1, 8):
-        rows = tf.constant(RANDOM.normal(size=(5, *ours.input_shape[1:])))
-        np.testing.assert_allclose(ours.predict(rows, verbose=0), plain.predict(rows, verbose=0), rtol=1e-10)

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 from keras.src.applications import efficientnet as efficientnet_of_keras
 
-from tests.fixtures import Make
 from tests.support import (
     largest_difference,
     permute_rows,
@@ -33,7 +32,7 @@ from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model
 from trainer.models.efficientnet import _freeze_below
 from trainer.models.optimizers import StepSchedule
-from trainer.run import job, replica_check
+from trainer.run import replica_check
 from trainer.run.export import export, plain_copy
 
 ROOT = Path(__file__).parents[3]
@@ -81,14 +80,6 @@ def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monk
             permute_rows(patch, 16, seed)
             controls.append(largest_difference(alone, weights(run_steps(small(*flags), 20)[0])))
     assert largest_difference(alone, together) <= 3 * max(controls)
-
-
-@pytest.mark.slow  # of one replica: tests/trainer/invariance/test_replicas.py
-@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
-@pytest.mark.parametrize("name", ["cnn", "dcgan"])
-def test_mixed_precision_runs_on_two_replicas(name: str, precision: str) -> None:
-    _, logs = run_steps(small(*FAMILIES[name], f"--precision={precision}", "--replicas=2"), 5)
-    assert np.isfinite(logs.values).all()
 
 
 def test_dcgan_starts_with_the_papers_weights() -> None:
@@ -287,29 +278,6 @@ def test_an_unknown_block_is_named(efficientnet_weights: Path) -> None:
     flags = [*EFFICIENT, f"--weights={efficientnet_weights}", "--fine_tune_from=block9z"]
     with pytest.raises(UserError, match="unknown block: use one of block1a, block2a"):
         build_model(resolve(flags).config, labelled(2))
-
-
-@pytest.mark.parametrize(("value", "line"), [
-    ("val_los", "early_stopping=val_los: nothing is evaluated"),
-    ("val_loss", "early_stopping=val_loss: nothing is evaluated: .* or --evaluation_fraction=0.1"),
-])  # fmt: skip
-def test_early_stopping_by_what_no_epoch_has_is_refused(small_config: Make, value: str, line: str) -> None:
-    config = small_config("--model=tests.models:classifier", "--global_batch_size=512", f"--early_stopping={value}")
-    with pytest.raises(UserError, match=line):
-        job.run(config, [], 0.0)
-
-
-@pytest.mark.slow  # in this process: tests/trainer/invariance/test_equal_bits.py
-@pytest.mark.parametrize(("model", "code", "line"), [
-    ("tests.models:mean_loss", 2, "divide its sum by the GLOBAL batch"),
-    ("examples.table:build", 0, "give the same weights and losses"),
-])  # fmt: skip
-def test_check_ends_with_its_verdict(model: str, code: int, line: str) -> None:
-    data = "examples.table:data" if model.startswith("examples") else "digits"
-    command = [sys.executable, "-m", "trainer.check", f"--model={model}", f"--data={data}", *CHECKED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert line in done.stdout + done.stderr
 
 
 CHECKED = ["--image_size=16", "--global_batch_size=8", "--expect_devices=1"]  # it uses only the CPU

@@ -60,71 +60,27 @@ class Super(ForFit):
         return keras.Model.train_step(self, data)
 
 
-class Returned(ForFit):
-    """Returns values that it does not keep in Keras's loss tracker, by the name of that tracker too."""
-
-    def value(self, data: Any) -> Any:
-        x, y, _ = data
-        return ops.mean(ops.square(self(x, training=True) - y))
-
-    def train_step(self, data: Any) -> dict[str, Any]:
-        with tf.GradientTape() as tape:
-            loss = self.value(data)
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return self.logs(loss)
-
-    def test_step(self, data: Any) -> dict[str, Any]:
-        return self.logs(self.value(data))
-
-    def logs(self, loss: Any) -> dict[str, Any]:
-        return {"loss": loss, "mse": loss}
-
-
-class Tracked(Returned):
+class Tracked(ForFit):
     """Keeps its loss in a metric of its own, named as Keras's loss tracker is."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.own_tracker = keras.metrics.Mean(name="loss")
 
-    def logs(self, loss: Any) -> dict[str, Any]:
+    def logs(self, data: Any) -> tuple[Any, dict[str, Any]]:
+        x, y, _ = data
+        loss = ops.mean(ops.square(self(x, training=True) - y))
         self.own_tracker.update_state(loss)
-        return {"loss": self.own_tracker.result(), "mse": loss}
+        return loss, {"loss": self.own_tracker.result(), "mse": loss}
 
+    def train_step(self, data: Any) -> dict[str, Any]:
+        with tf.GradientTape() as tape:
+            loss, logs = self.logs(data)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return logs
 
-def _network(kind: Any) -> keras.Model:
-    x = keras.Input((6,))
-    hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
-    return kind(x, layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden))), name="table")
-
-
-def _compiled(kind: Any, reduction: str = "sum_over_batch_size") -> keras.Model:
-    model = _network(kind)
-    loss = keras.losses.MeanSquaredError(reduction=reduction)
-    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["mae"])
-    return model
-
-
-def for_fit(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(ForFit)
-
-
-def with_step(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(WithStep)
-
-
-def calls_super(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(Super, "mean_with_sample_weight")
-
-
-def _without_loss(kind: Any) -> keras.Model:
-    model = _network(kind)
-    model.compile(keras.optimizers.Adam(1e-2))
-    return model
-
-
-def tracked(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _without_loss(Tracked)
+    def test_step(self, data: Any) -> dict[str, Any]:
+        return self.logs(data)[1]
 
 
 class Mistaken(ForFit):
@@ -133,29 +89,42 @@ class Mistaken(ForFit):
         return {"loss": only}
 
 
-def mistaken(config: TrainConfig, dataset: Dataset) -> keras.Model:
-    return _compiled(Mistaken)
+def build(config: TrainConfig, dataset: Dataset, *, kind: str = "ForFit") -> keras.Model:
+    x = keras.Input((6,))
+    hidden = layers.Dense(8, activation="tanh", kernel_regularizer="l2")(x)
+    outputs = layers.Dense(1)(layers.BatchNormalization()(layers.Dropout(0.3)(hidden)))
+    model = globals()[kind](x, outputs, name="table")
+    reduction = "mean_with_sample_weight" if kind == "Super" else "sum_over_batch_size"
+    loss = None if kind == "Tracked" else keras.losses.MeanSquaredError(reduction=reduction)
+    model.compile(keras.optimizers.Adam(1e-2), loss, metrics=["mae"] if loss else None)
+    return model
 
 
 def settings(name: str, replicas: int) -> TrainConfig:
-    own = [f"--model={__name__}:{name}", f"--data={__name__}:table", "--global_batch_size=8", "--steps=6"]
-    return resolve([*own, f"--replicas={replicas}", "--precision=float64"]).config
+    own = [
+        f"--model={__name__}:build",
+        f"--kind={name}",
+        f"--data={__name__}:table",
+        "--global_batch_size=8",
+        "--steps=6",
+    ]
+    return resolve([*own, "--steps=6", f"--replicas={replicas}", "--precision=float64"]).config
 
 
 @pytest.mark.parametrize(("name", "means"), [
-    ("with_step", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("for_fit", "calls_super")),
+    ("WithStep", False), *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("ForFit", "Super")),
 ])  # fmt: skip
 def test_two_replicas_give_the_numbers_of_one(name: str, means: bool) -> None:
     (alone, logs), (together, logs_of_two) = (run_steps(settings(name, replicas), 6) for replicas in (1, 2))
     assert [getattr(model, "means_of_rows", False) for model in (alone, together)] == [means] * 2
     assert largest_difference(weights(alone), weights(together), smallest_norm=1e-2) < 1e-10
     assert logs_of_two.means() == pytest.approx(logs.means(), rel=1e-9)
-    assert ({"squares"} if name == "with_step" else {"loss", "mae"}) <= logs.means().keys()
+    assert ({"squares"} if name == "WithStep" else {"loss", "mae"}) <= logs.means().keys()
 
 
 def test_a_loss_is_what_the_step_returns() -> None:
     """Keras's own loss tracker has the same name and is never updated. The 6 steps are in calls of 1, 2 and 3."""
-    config = settings("tracked", 2)
+    config = settings("Tracked", 2)
     setup = build_setup(config, make_replicas(config))
     run, rows, means = setup.step_runner(), setup.rows_from(0), RunningMeans(8)
     for first, count in ((0, 1), (1, 2), (3, 3)):
@@ -171,4 +140,4 @@ def test_a_loss_is_what_the_step_returns() -> None:
 
 def test_a_step_that_fails_is_named_before_training() -> None:
     with refused("too many values to unpack"):
-        run_steps(settings("mistaken", 2), 1)
+        run_steps(settings("Mistaken", 2), 1)

@@ -78,7 +78,7 @@ def test_a_call_is_one_step_only_for_callbacks_of_single_batches(monkeypatch: py
     assert most_steps_of_a_call(user_callbacks.all_kinds(), 10) == 1
     (line,) = lines
     assert line.startswith(
-        "callbacks: FloatOfAll, GradientNorm, LambdaCallback, ModelCheckpoint, OldNames, OneCycle, WarmUp, WeightLog: "
+        "callbacks: FloatOfAll, LambdaCallback, ModelCheckpoint, OldNames, OneCycle, WarmUp, WeightLog: "
     )
 
 
