@@ -63,14 +63,14 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
             rawmode = image.tile[0][3] if image.tile else None
             image.load()
             converted = ["animation"] if getattr(image, "n_frames", 1) > 1 else []
-            if "transparency" in image.info and (rawmode == "RGB;16B" or image.mode in _DEEP_GREY):
-                raise BadImage("it has 16 bits per level and a transparent one: convert it to 8 bits")
+            if rawmode == "RGB;16B" and "transparency" in image.info:  # Pillow compares its high bytes only
+                raise BadImage("it has 16 bits per colour and a transparent one: convert it to 8 bits")
             upright: Image.Image = image
             if image.getexif().get(_ORIENTATION, 1) not in (0, 1):
                 upright = ImageOps.exif_transpose(image)
                 converted.append("orientation")
             plain = upright
-            if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8
+            if upright.mode in _DEEP_GREY:  # 16 bits per pixel become 8, with an alpha channel for a transparent level
                 tags = getattr(image, "tag_v2", {})  # of a TIFF file
                 bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
                 levels = np.asarray(upright)
@@ -81,6 +81,9 @@ def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[
                 white = 2 ** (bits - (tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED)) - 1
                 converted.append(f"{bits} bits to 8")
                 plain = Image.fromarray(np.rint(levels * (255 / white)).astype(np.uint8))
+                if "transparency" in upright.info:
+                    transparent = upright.info["transparency"]
+                    plain.putalpha(Image.fromarray((levels != transparent).astype(np.uint8) * 255))
             if "transparency" in plain.info or plain.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
                 converted.append("transparency over white")
                 layer = plain.convert("RGBA")

@@ -4,6 +4,7 @@ import csv
 import io
 import struct
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,38 @@ def tiff(pixels: Any) -> bytes:
     }  # fmt: skip
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("colours", [1, 3])
+def test_the_transparent_level_of_a_16_bit_png_is_compared_in_all_bits(colours: int, orientation: int) -> None:
+    """The upper half has the transparent level, the lower one differs from it in the lowest bit. Colour is refused."""
+    key = [257 * 60, 257 * 70 + 1, 257 * 80][:colours]
+    pixels = np.tile(np.array(key, np.uint16), (8, 8, 1))
+    pixels[4:, :, -1] += 1
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if orientation == 6:
+        pixels = np.rot90(pixels)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 8, 8, 16, {1: 0, 3: 2}[colours], 0, 0, 0),
+        b"tRNS": struct.pack(f">{colours}H", *key),
+        b"eXIf": exif.tobytes().removeprefix(b"Exif\0\0"),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)),
+        b"IEND": b"",
+    }
+    png = b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks.items()
+    )
+    if colours == 3:
+        with pytest.raises(BadImage, match="16 bits per colour and a transparent one: convert it to 8 bits"):
+            decode(b"\x89PNG\r\n\x1a\n" + png, 8, 3)
+        return
+    array, converted = decode(b"\x89PNG\r\n\x1a\n" + png, 8, 1)
+    assert array[1, 1].tolist() == [255]
+    assert array[6, 6].tolist() == [60]
+    assert "transparency over white" in converted
 
 
 def test_every_kind_of_name_that_pillow_gives_these_formats_is_read(tmp_path: Path) -> None:
