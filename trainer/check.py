@@ -24,7 +24,7 @@ from trainer.base.settings.resolution import Command, resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import cache_home
 from trainer.cluster.cluster_spec import set_gpu_environment
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 _USAGE = "%(prog)s --recipe=NAME [--bits] [--xla] [--on_gpus] [--setting=value …]"
 _EPILOG = """\
@@ -34,12 +34,7 @@ Exit codes: 0 the steps agree; 2 they do not, or you must change something; 75 i
 of the platform."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Reports whether the steps agree; returns the exit code."""
-    return run_command(lambda: _check(arguments), "starts from scratch")
-
-
-def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]:
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
     """Returns the check's own flags, and the settings. Raises UserError for a mistake, SystemExit(0) for --help."""
     parser = Parser(prog="python -m trainer.check", add_help=False)
     flags = parser.add_argument_group("check")
@@ -57,7 +52,9 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, Command]
     return options, resolve(settings, **about, parents=[parser])
 
 
-def _check(arguments: Sequence[str] | None) -> int:
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
+    """Reports whether the steps agree; returns the exit code."""
     options, request = parse(arguments)
     set_verbose(request.verbose)
     config = request.config

@@ -14,15 +14,12 @@ from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable
 from trainer.reporting.classification import write_classes
 from trainer.run.requested_run import make_parser, read_request
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
     """Evaluates and prints the values; returns the exit code."""
-    return run_command(lambda: _evaluate(arguments), "starts from scratch")
-
-
-def _evaluate(arguments: Sequence[str] | None) -> int:
     run = read_request(command_parser(), arguments)
     set_verbose(run.options.verbose)
     out = local_path(run.options.out, "out") if run.options.out else None

@@ -11,17 +11,14 @@ from trainer.base.log import log, set_verbose
 from trainer.base.run_files.serving_file import model_folder
 from trainer.base.settings.fields import VERBOSE, Parser, whole
 from trainer.base.storage import local_path, make_writable, write_whole
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 _IMAGES, _IMAGES_OF_A_CLASS = 64, 10  # if --count is not given
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
     """Loads the model, draws noise from the seed, writes one PNG and returns the exit code."""
-    return run_command(lambda: _generate(arguments), "starts from scratch")
-
-
-def _generate(arguments: Sequence[str] | None) -> int:
     options = command_parser().parse_args(arguments)
     set_verbose(options.verbose)
     out = local_path(options.out, "out")

@@ -45,7 +45,7 @@ from trainer.checks.golden_file import (
     write_golden,
 )
 from trainer.run.child import last_error, start
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 _LENGTH = 30  # steps
 _SMALL = {"precision": "float64", "global_batch_size": 16, "width": 8}
@@ -54,20 +54,16 @@ _MEASURE = "measure"  # the verb of such a process
 Way = tuple[int, int]  # replicas of each worker, workers
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
     """Runs one verb; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-
-    def run_verb() -> int:
-        if not words or words[0] in ("-h", "--help"):
-            print(__doc__)
-            return DONE
-        verbs = {"record": record, "check": check, _MEASURE: measure}
-        if words[0] not in verbs:
-            raise UserError(f"{words[0]!r} is no verb of trainer.golden: use record or check")
-        return verbs[words[0]](words[1:])
-
-    return run_command(run_verb, "starts from scratch")
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return DONE
+    verbs = {"record": record, "check": check, _MEASURE: measure}
+    if arguments[0] not in verbs:
+        raise UserError(f"{arguments[0]!r} is no verb of trainer.golden: use record or check")
+    return verbs[arguments[0]](arguments[1:])
 
 
 def parser_of(verb: str) -> Parser:

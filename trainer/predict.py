@@ -15,16 +15,13 @@ from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable, write_whole
 from trainer.base.storage.staging import stage
 from trainer.run.requested_run import make_parser, read_request
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
     """Predicts and writes the outputs; returns the exit code."""
-    return run_command(lambda: _predict(arguments), "starts from scratch")
-
-
-def _predict(arguments: Sequence[str] | None) -> int:
-    if any(argument.startswith("--rows_file") for argument in (sys.argv[1:] if arguments is None else arguments)):
+    if any(argument.startswith("--rows_file") for argument in arguments):
         return _predict_rows(arguments)
     run = read_request(command_parser(), arguments)
     set_verbose(run.options.verbose)
@@ -44,7 +41,7 @@ def _predict(arguments: Sequence[str] | None) -> int:
     return DONE
 
 
-def _predict_rows(arguments: Sequence[str] | None) -> int:
+def _predict_rows(arguments: Sequence[str]) -> int:
     """Answers the lines of a file with the model of a run, as a server does."""
     parser = Parser(prog="python -m trainer.predict", description="Answers the rows of a file as a server does")
     parser.add_argument("run", metavar="RUN", help="a job directory or its model/; also at gs://")

@@ -11,15 +11,12 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import SAME_BYTES, model_folder
 from trainer.base.settings.fields import Parser, whole
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("serves again")
+def main(arguments: Sequence[str]) -> int:
     """Serves until it is stopped; returns the exit code."""
-    return run_command(lambda: _serve(arguments), "serves again")
-
-
-def _serve(arguments: Sequence[str] | None) -> int:
     inside = "AIP_HTTP_PORT" in os.environ  # in a container of Vertex AI
     parser = Parser(prog="python -m trainer.serve", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("run", nargs="?", default=os.environ.get("AIP_STORAGE_URI", ""), metavar="RUN",

@@ -15,30 +15,26 @@ from trainer.base.settings.own_settings import refuse_missing_modules  # noqa: E
 from trainer.base.settings.resolution import resolve, to_yaml  # noqa: E402
 from trainer.base.storage.staging import cache_home, preflight  # noqa: E402
 from trainer.cluster.cluster_spec import read_cluster, set_gpu_environment  # noqa: E402
-from trainer.user_code.command import quiet_start, run_command  # noqa: E402
+from trainer.user_code.command import command, quiet_start  # noqa: E402
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("resumes from the last checkpoint")
+def main(arguments: Sequence[str]) -> int:
     """Resolves the settings, then prints them or runs the job. Returns the exit code."""
-    flags = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until training begins
-
-    def train() -> int:
-        request = resolve(flags)
-        set_verbose(request.verbose)
-        if request.print_config:
-            print(to_yaml(request.config), end="")
-            return DONE
-        refuse_missing_modules(request.config)
-        is_chief = read_cluster().is_chief  # only the chief writes
-        preflight(request.config.inputs, outputs(request.config) if is_chief else {})
-        job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded
-        set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
-        with quiet_start():
-            from trainer.run import job  # imports TensorFlow
-        return job.run(request.config, [sys.executable, "-m", "trainer.task", *flags], _BEGAN, job_dir)
-
-    return run_command(train, "resumes from the last checkpoint")
+    request = resolve(arguments)
+    set_verbose(request.verbose)
+    if request.print_config:
+        print(to_yaml(request.config), end="")
+        return DONE
+    refuse_missing_modules(request.config)
+    is_chief = read_cluster().is_chief  # only the chief writes
+    preflight(request.config.inputs, outputs(request.config) if is_chief else {})
+    job_dir = open_job_dir(request.config, make=is_chief)  # finds mistakes before TensorFlow is loaded
+    set_gpu_environment(cache_home(request.config.cache_dir) / "cuda")
+    with quiet_start():
+        from trainer.run import job  # imports TensorFlow
+    return job.run(request.config, [sys.executable, "-m", "trainer.task", *arguments], _BEGAN, job_dir)
 
 
 if __name__ == "__main__":

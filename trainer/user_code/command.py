@@ -1,15 +1,32 @@
 """Starts and ends a command: loads TensorFlow quietly, turns an exception into one line and an exit code."""
 
+import functools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError
 from trainer.base.log import log, start_logging
 from trainer.user_code.mistakes import as_user_mistake
+
+
+def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
+    """Makes a command of a function of the arguments: its errors end it as `run_command` says.
+
+    Without arguments it takes those of this process.
+    """
+
+    def decorate(work: Callable[[Sequence[str]], int]) -> Callable[..., int]:
+        @functools.wraps(work)
+        def main(arguments: Sequence[str] | None = None) -> int:
+            return run_command(lambda: work(sys.argv[1:] if arguments is None else list(arguments)), again)
+
+        return main
+
+    return decorate
 
 
 def run_command(work: Callable[[], int], again: str) -> int:
