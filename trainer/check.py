@@ -63,22 +63,32 @@ def main(arguments: Sequence[str]) -> int:
     if len(modes) > 1:
         raise UserError(f"{' and '.join(modes)} contradict each other: keep one")
     if options.xla:
-        set_gpu_environment(cache_home(config.cache_dir) / "cuda")
-        with quiet_start():
-            from trainer.cluster.strategy import make_replicas
-            from trainer.run.training_setup import build_setup
-            from trainer.training.xla_choice import failure_of
-        setup = build_setup(config, make_replicas(config))
-        with setup.dataset.reading():
-            try:
-                setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
-            except Exception as error:
-                log.error("%s", failure_of(error))
-                return USER_MUST_CHANGE
-        log.info(f"{config.model}: XLA compiles its step")
-        return DONE
+        return _check_compiled_step(config)
     if options.on_gpus:
         return _check_gpus(config, options.seconds)
+    return _check_replicas(config, options)
+
+
+def _check_compiled_step(config: TrainConfig) -> int:
+    """Runs one step that XLA compiles on the devices of the run; logs why if that fails."""
+    set_gpu_environment(cache_home(config.cache_dir) / "cuda")
+    with quiet_start():
+        from trainer.cluster.strategy import make_replicas
+        from trainer.run.training_setup import build_setup
+        from trainer.training.xla_choice import failure_of
+    setup = build_setup(config, make_replicas(config))
+    with setup.dataset.reading():
+        try:
+            setup.step_runner(compiled=True)(setup.rows_from(0), 0, 1)
+        except Exception as error:
+            log.error("%s", failure_of(error))
+            return USER_MUST_CHANGE
+    log.info(f"{config.model}: XLA compiles its step")
+    return DONE
+
+
+def _check_replicas(config: TrainConfig, options: argparse.Namespace) -> int:
+    """Compares a few steps on one and on several logical devices of the CPU, in float64 or by their bits."""
     if options.bits and not config.virtual_replicas:
         raise UserError(
             "--bits: a plain run has equal bits on one number of replicas alone: add --virtual_replicas=4, say, or "
