@@ -14,7 +14,9 @@ from deploy.platform.local import free_addresses
 from tests import workers
 from tests.drill import last_state, losses, numbers, read, stats
 from tests.fixtures import Patch
-from trainer.base.errors import DONE, INTERRUPTED
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE
+from trainer.base.settings.train_config import TrainConfig
+from trainer.data.dataset import Dataset
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
 COMMON = ["--steps=12", "--global_batch_size=48", "--learning_rate=1e-3", "--image_size=16", "--report_every_steps=6"]
@@ -185,3 +187,95 @@ def test_a_worker_that_was_paused_goes_on_and_sigterm_to_it_saves_the_same_step_
     step = read_checkpoint(checkpoint_folders(job_dir / "checkpoints")[-1])[0]["step"]
     assert f"a signal to another worker: state saved at step {step:,};" in outputs[0]
     assert f"SIGTERM: state saved at step {step:,};" in outputs[1]
+
+
+def slow_data(config: TrainConfig) -> Dataset:
+    """Takes until it is killed to load, as a download may."""
+    print("loads", flush=True)
+    time.sleep(600)
+    raise AssertionError
+
+
+@pytest.mark.slow
+def test_sigterm_before_the_first_step_ends_all_and_the_ports_are_warned_of(tmp_path: Path) -> None:
+    """TensorFlow's servers have started, which listen on all addresses and replace the handler of SIGTERM."""
+    addresses, logs = free_addresses(2), [tmp_path / "0.log", tmp_path / "1.log"]
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", f"--data={__name__}:slow_data"]
+    processes = [workers.start(addresses, index, flags, logs[index]) for index in range(2)]
+    try:
+        deadline = time.monotonic() + workers.LIMIT_SECONDS
+        while not all("loads" in log.read_text() for log in logs) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(20) for process in processes] == [INTERRUPTED] * 2
+    finally:
+        workers.end(processes, 1)
+    assert "stopped at once: the same command resumes" in logs[1].read_text()
+    assert "was lost: its process has ended" in logs[0].read_text()
+    assert logs[0].read_text().count("TensorFlow's servers listen on all addresses") == 1
+
+
+@pytest.mark.slow
+def test_a_late_worker_is_waited_for_and_one_that_never_comes_is_named(tmp_path: Path) -> None:
+    addresses = free_addresses(2)
+    flags = [*LONG, f"--job_dir={tmp_path / 'job'}", "--worker_timeout_seconds=2"]
+    assert workers.end([workers.start(addresses, 0, flags, tmp_path / "0.log")]) == [FAULT]
+    output = (tmp_path / "0.log").read_text()
+    assert f"worker 1 ({addresses[1]}) did not start within 2 seconds" in output
+
+    flags = [*LONG[1:], "--steps=3", f"--job_dir={tmp_path / 'late'}"]
+    log, waiting = tmp_path / "late0.log", f"waiting for worker 1 ({addresses[1]})"
+    chief = workers.start(addresses, 0, flags, log)
+    time.sleep(12)  # longer than TensorFlow itself would wait
+    deadline = time.monotonic() + workers.LIMIT_SECONDS
+    while waiting not in log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    late = workers.start(addresses, 1, flags, tmp_path / "late1.log")
+    assert workers.end([chief, late]) == [DONE, DONE]
+    assert waiting in log.read_text()
+
+
+def npz(home: Path, level: int) -> None:
+    """Writes data of the same name, size and shapes for each level."""
+    home.mkdir()
+    np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
+
+
+DIFFERENT = {  # of settings: tests/trainer/cluster/test_meeting.py
+    "files": "do not run the same job (sample of data: ",
+    "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
+    "rows": "do not read the same data (training digest: ",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_workers_that_do_not_run_the_same_job_on_the_same_data_fail(
+    kind: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """Each worker has its own home folder, with data of its own."""
+    addresses, processes = free_addresses(2), []
+    data = {"files": "~/data.npz", "rows": "tests.models:data_of_worker", "environment": "digits"}[kind]
+    for index in range(2):
+        home = tmp_path / f"home{index}"
+        npz(home, index if kind == "files" else 0)
+        (home / ".keras").mkdir()
+        (home / ".keras" / "keras.json").write_text(
+            f'{{"epsilon": {1e-5 if index and kind == "environment" else 1e-7}}}'
+        )
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setenv("KERAS_HOME", str(home / ".keras"))
+        flags = [*LONG, f"--data={data}", f"--job_dir={tmp_path / 'job'}"]
+        processes.append(workers.start(addresses, index, flags, tmp_path / f"{index}.log"))
+    assert workers.end(processes) == [USER_MUST_CHANGE] * 2
+    for index in range(2):
+        output = (tmp_path / f"{index}.log").read_text()
+        assert output.count(DIFFERENT[kind]) == 1, output
+        assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_workers_whose_file_draws_at_its_import_read_the_same_data(tmp_path: Path) -> None:
+    own = [f"--{setting}=tests.drawing:{name}" for setting, name in
+           (("model", "build"), ("data", "data"), ("callbacks", "callbacks"))]  # fmt: skip
+    trained(tmp_path / "job", 2, [*own, "--steps=2", "--global_batch_size=8"])
