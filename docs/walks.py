@@ -43,7 +43,7 @@ WALKS = (
           "--region=us-central1", "--dry_run", "--json"),
          "deploy/job/job.py:request"),
     Walk("a number of stats.jsonl to a cell of the table (`step_seconds`)", STEP_SECONDS, "deploy.__main__",
-         ("report", "run"), "deploy/report/formatting.py:milliseconds"),
+         ("report", "run"), "deploy/report/measures.py:milliseconds"),
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ filters, which verifies nothing over the network; six expressions find what it m
 detect-secrets takes for a credential and is empty, prose, a reference or a checksum is dropped.
 """
 
+import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 from trainer.base.errors import UserError
 
 TEXT_BYTES = 2**18  # the largest text that detect-secrets reads: it takes some 0.2 ms a line
-_PIECE, _OVERLAP = 4 * 2**20, 4096  # bytes
 
 _NAMES = re.compile(
     r".*\.(pem|key|p12|pfx|jks|keystore|ppk|kdbx|p8|env|tfstate)"
@@ -52,41 +52,30 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
     `as_text`: whether detect-secrets reads the file, if it is text.
     Raises UserError without detect-secrets.
     """
+    lines = dict[int, str]()
     with path.open("rb") as file:
-        start = file.read(_PIECE)
-        if _NAMES.fullmatch(path.name) and not _PUBLIC.search(start):
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        if _NAMES.fullmatch(path.name) and not _PUBLIC.search(content):
             yield "a credential by its name"
             return
-        lines = dict[int, str]()
-        line, piece = 1, start
-        while piece:
-            for kind, pattern in _PATTERNS.items():
-                for match in pattern.finditer(piece):
-                    lines.setdefault(line + piece.count(b"\n", 0, match.start()), kind)
-            rest = file.read(_PIECE)
-            tail = piece[-_OVERLAP:] if rest else b""  # a credential may lie across two pieces
-            line += piece.count(b"\n", 0, len(piece) - len(tail))
-            piece = tail + rest if rest else b""
-    if as_text and len(start) <= TEXT_BYTES and b"\0" not in start:
-        lines = {**dict(_by_detect_secrets(path)), **lines}
+        for kind, pattern in _PATTERNS.items():
+            for match in pattern.finditer(content):
+                lines.setdefault(1 + content[: match.start()].count(b"\n"), kind)
+        as_text = as_text and len(content) <= TEXT_BYTES and b"\0" not in content[:]
+    if as_text:
+        try:
+            from detect_secrets.core.scan import scan_file
+            from detect_secrets.settings import default_settings
+        except ImportError:
+            raise UserError(
+                "package: detect-secrets, which looks for credentials in it, is not installed: pip install '.[deploy]'"
+            ) from None
+        text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
+        with default_settings():
+            for secret in scan_file(str(path)):
+                named = secret.type == "Secret Keyword" and _EMPTY.fullmatch(secret.secret_value or "")
+                checksum = "High Entropy" in secret.type and _CHECKSUM.search(text[secret.line_number - 1])
+                if not named and not checksum:
+                    lines.setdefault(secret.line_number, secret.type)
     for number, kind in sorted(lines.items()):
         yield f"line {number} ({kind})"
-
-
-def _by_detect_secrets(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the line and the kind of each finding."""
-    try:
-        from detect_secrets.core.scan import scan_file
-        from detect_secrets.settings import default_settings
-    except ImportError:
-        raise UserError(
-            "package: detect-secrets, which looks for credentials in it, is not installed: pip install '.[deploy]'"
-        ) from None
-    text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
-    with default_settings():
-        for secret in scan_file(str(path)):
-            number, value = secret.line_number, secret.secret_value or ""
-            named = secret.type == "Secret Keyword" and _EMPTY.fullmatch(value)
-            checksum = "High Entropy" in secret.type and _CHECKSUM.search(text[number - 1])
-            if not named and not checksum:
-                yield number, secret.type

@@ -6,6 +6,7 @@ same wheel is uploaded once, from whichever machine, and an object is never repl
 
 import dataclasses
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -62,10 +63,8 @@ class Package:
         """Returns 12 hexadecimal digits of the sources' SHA-256."""
         digest = hashlib.sha256()
         for path, content in sorted(self.files.items()):
-            size = len(content) if isinstance(content, bytes) else content.stat().st_size
-            digest.update(os.fsencode(path) + f"\0{size}\0".encode())
-            for piece in _pieces(content):
-                digest.update(piece)
+            with _opened(content) as file:
+                digest.update(os.fsencode(path) + b"\0" + hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()[:12]
 
     @property
@@ -131,18 +130,13 @@ class CodeArchive(Package):
             for name, content in sorted(self.files.items()):
                 about = zipfile.ZipInfo(name, _EARLIEST)
                 about.compress_type, about.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
-                with archive.open(about, "w", force_zip64=isinstance(content, Path)) as target:
-                    target.writelines(_pieces(content))
+                with _opened(content) as source, archive.open(about, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target)
 
 
-def _pieces(content: bytes | Path) -> Iterator[bytes]:
-    """Yields the content in pieces of a megabyte."""
-    if isinstance(content, bytes):
-        yield content
-        return
-    with content.open("rb") as file:
-        while piece := file.read(2**20):
-            yield piece
+def _opened(content: bytes | Path) -> io.BytesIO | io.BufferedReader:
+    """Opens the content of a file of a package."""
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
 def _distribution(module: str) -> str:
@@ -231,8 +225,8 @@ def write_copy(package: Package, folder: Path) -> None:
     for name, content in package.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            file.writelines(_pieces(content))
+        with _opened(content) as source, path.open("wb") as file:
+            shutil.copyfileobj(source, file)
         path.chmod(0o644)  # whatever the umask: the wheel stores it
     if Package(package.name, package.version, {name: folder / name for name in package.files}).digest != package.digest:
         raise UserError(f"{package.name}: its files changed while they were copied: run the same command again")

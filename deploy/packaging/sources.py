@@ -61,7 +61,22 @@ def user_sources(
             f"{sizes[largest] / MB:,.1f}: a package holds code, at most {most_mb:g} MB: name data in .gcloudignore and "
             f"read them from a bucket, or allow it with --max_package_mb={size / MB + 1:.0f}"
         )
-    _refuse_credentials(folder, files)
+    top = folder if folder.is_dir() else folder.parent
+    allowed = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}
+    findings, scanned = list[str](), 0
+    for name, path in files.items():
+        if path not in allowed:
+            as_text = sizes[name] <= TEXT_BYTES and scanned + sizes[name] <= _SCANNER_BYTES
+            scanned += sizes[name] * as_text
+            findings += [f"{name}, {finding}" for finding in find_credentials(path, as_text=as_text)]
+    if findings:
+        inner = files[findings[0].partition(", ")[0]].relative_to(top).as_posix()
+        raise UserError(
+            f"package: these look like credentials: {'; '.join(findings)}: they would be stored in the bucket and in "
+            "the job, whose own account needs no key: move them out of the folder, or name the files in .gcloudignore. "
+            f"What is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself "
+            "# pragma: allowlist secret"
+        )
     for name, path in files.items():
         if path.suffix == ".py":
             try:
@@ -72,9 +87,15 @@ def user_sources(
                 line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
                 problem = error.msg if isinstance(error, SyntaxError) else reason(error)
                 raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
-            if path == folder:
-                _check_alone(folder, tree)
             for statement in imports_of(name, tree):
+                if path == folder:  # it goes along alone
+                    beside = [top / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
+                    neighbour = statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)
+                    if neighbour or not statement.top:
+                        raise UserError(
+                            f"package: {name}, line {statement.line}, imports from its folder, which does not go "
+                            "along: use --package=FOLDER with both and an __init__.py"
+                        )
                 if lost := next((file for file in _files_of(statement) if file in left_out), None):
                     raise UserError(
                         f"package: {name}, line {statement.line}, imports {lost}, which does not go along: git or "
@@ -141,38 +162,6 @@ def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> 
 def _lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
     files = [folder / name for name in names if (folder / name).is_file()]
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
-
-
-def _refuse_credentials(folder: Path, files: Mapping[str, Path]) -> None:
-    """Raises UserError that names each file and line with a credential."""
-    top = folder if folder.is_dir() else folder.parent
-    allowed = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}
-    findings, read = list[str](), 0.0
-    for name, path in files.items():
-        if path not in allowed:
-            size = path.stat().st_size
-            as_text = size <= TEXT_BYTES and read + size <= _SCANNER_BYTES
-            read += size if as_text else 0
-            findings += [f"{name}, {finding}" for finding in find_credentials(path, as_text=as_text)]
-    if findings:
-        inner = files[findings[0].partition(", ")[0]].relative_to(top).as_posix()
-        raise UserError(
-            f"package: these look like credentials: {'; '.join(findings)}: they would be stored in the bucket and in "
-            "the job, whose own account needs no key: move them out of the folder, or name the files in .gcloudignore. "
-            f"What is harmless: a line {ALLOW}{inner} in {top.name}/.gcloudignore, or in the line itself "
-            "# pragma: allowlist secret"
-        )
-
-
-def _check_alone(module: Path, tree: ast.Module) -> None:
-    """Raises UserError if a module that goes along alone imports one from its folder."""
-    for statement in imports_of(module.name, tree):
-        beside = [module.parent / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
-        if not statement.top or (statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)):
-            raise UserError(
-                f"package: {module.name}, line {statement.line}, imports from its folder, which does not go along: use "
-                "--package=FOLDER with both and an __init__.py"
-            )
 
 
 # Of Python 3.12, which the image has, whichever runs here; pip and the report of ours are there too.

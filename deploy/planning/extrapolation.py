@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from deploy.planning.step_time import Interval
 from deploy.report.collection import Collection
 from deploy.report.formatting import counted_devices, figures
-from deploy.report.measures import summarize
+from deploy.report.measures import TierSummary, summarize
 from deploy.report.run_reader import RunRecord
-from deploy.report.tier_summary import TierSummary
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
 from trainer.base.settings.own_settings import fixed_settings

@@ -96,26 +96,24 @@ def _collect(folder: Path) -> Collection:
 
 
 def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
-    try:
-        tiers = [_tier(**tier) for tier in content["tiers"]]
-    except TypeError:
-        raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one") from None
-    command, scaling = str(content.get("command") or ""), content.get("scaling")
-    groups = tuple(TierRuns(tier.name, _repeats(folder / tier.name), tier, command) for tier in tiers)
+    """Returns the tiers of a comparison.json. Raises UserError for damaged values, or a name that is no folder's."""
+    groups = []
+    for fields in content["tiers"]:
+        try:
+            tier = TierFacts(**fields)
+            texts = (tier.name, tier.machine_type, tier.accelerator_type)
+            plain = all(text.isprintable() and len(text.encode()) < 250 for text in texts)
+            counted = whole(tier.accelerators) is not None and whole(tier.workers)
+            priced = tier.price_per_hour is None or number(tier.price_per_hour) is not None
+            valid = plain and counted and priced and "/" not in tier.name and tier.name not in ("", ".", "..")
+        except (TypeError, AttributeError):
+            valid = False
+        if not valid:
+            raise UserError(f"{folder / COMPARISON} is damaged: use its job directories one by one")
+        groups.append(TierRuns(tier.name, _repeats(folder / tier.name), tier, str(content.get("command") or "")))
+    scaling = content.get("scaling")
     known = scaling if scaling in ("strong", "weak") else None
-    return Collection(groups, known, content.get("on") == "local", whole(content.get("parallel")) or 1)
-
-
-def _tier(name: str, machine_type: str, **others: Any) -> TierFacts:
-    """Checks a tier of comparison.json. Raises TypeError for damaged values, or a name that is no folder's."""
-    tier = TierFacts(name, machine_type, **others)
-    texts = (name, machine_type, tier.accelerator_type)
-    plain = all(isinstance(text, str) and text.isprintable() and len(text.encode()) < 250 for text in texts)
-    counted = whole(tier.accelerators) is not None and whole(tier.workers)
-    priced = tier.price_per_hour is None or number(tier.price_per_hour) is not None
-    if not (plain and counted and priced) or "/" in name or name in ("", ".", ".."):
-        raise TypeError
-    return tier
+    return Collection(tuple(groups), known, content.get("on") == "local", whole(content.get("parallel")) or 1)
 
 
 def _is_run(folder: Path) -> bool:

@@ -3,8 +3,6 @@
 import html
 from collections.abc import Sequence
 
-from deploy.report.tier_summary import Spread
-
 
 def figures(value: float, digits: int = 3) -> str:
     """Formats `digits` significant digits, thousands with commas: 12,300; 8.10; 0.00786."""
@@ -29,17 +27,6 @@ def percent(share: float) -> str:
 def counted_devices(count: int) -> str:
     """Formats a number of devices: `1 device`, `2 devices`."""
     return "1 device" if count == 1 else f"{count} devices"
-
-
-def with_spread(value: Spread, factor: float = 1.0) -> str:
-    """Formats the median and, of several values, the quartiles: `8.10 (7.90 - 8.40)`."""
-    middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
-    return middle if value.count == 1 else f"{middle} ({low} - {high})"
-
-
-def milliseconds(value: Spread) -> str:
-    """Formats seconds in ms."""
-    return with_spread(value, 1e3)
 
 
 def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:

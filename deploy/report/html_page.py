@@ -2,6 +2,7 @@
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 from itertools import starmap
 from pathlib import Path
@@ -9,16 +10,16 @@ from string import Template
 
 from deploy.base.console import say
 from deploy.report.collection import Collection, collect
-from deploy.report.measures import summarize
+from deploy.report.measures import TierSummary, summarize
 from deploy.report.plots import draw
 from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
-from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
 from trainer.base.run_files.records import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")
 _STYLE = Path(__file__).with_name("page.css")
+_IN_BRACKETS = re.compile(r" (\([^<]*)</td>")  # the quartiles or the interval, which stand below the middle
 
 
 def write_report(
@@ -63,9 +64,18 @@ def to_html(
     for tier in collection.tiers:
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
         tiers.setdefault(command, []).append(tier.name)
-    grids = [(tier.name, grid) for tier in collection.tiers if tier.runs and (grid := tier.runs[0].sample)]
+    samples = []
+    for tier in collection.tiers:
+        picture = tier.runs[0].sample if tier.runs else None
+        if picture is None:
+            continue
+        data = base64.b64encode(picture.read_bytes()).decode()
+        image = f'<img alt="samples of {html.escape(tier.name)}" src="data:image/png;base64,{data}">'
+        samples.append(_figure(tier.name, f"step {step_of(picture.stem)}", image))
     drawn = draw(collection, rows)
-    (_, *names), *lines = shown(rows)
+    (_, *names), *lines = [[html.escape(cell) for cell in line] for line in shown(rows)]
+    cells = [(title, "".join(f"<td>{cell}</td>" for cell in values)) for title, *values in lines]
+    measures = "\n".join(f'<tr><th scope="row">{title}</th>{values}</tr>' for title, values in cells)
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         style=_STYLE.read_text(encoding="utf-8"),
         title=html.escape(f"{subject}: {' · '.join(row.tier for row in rows)}"),
@@ -73,13 +83,11 @@ def to_html(
         answer=html.escape(sentences[0]),
         picture="".join(starmap(_figure, drawn[:1])),
         verdict=_items(sentences[1:]),
-        tiers="".join(f'<th scope="col">{html.escape(name)}</th>' for name in names),
-        measures="\n".join(
-            f'<tr><th scope="row">{html.escape(title)}</th>{"".join(map(_cell, cells))}</tr>' for title, *cells in lines
-        ),
+        tiers="".join(f'<th scope="col">{name}</th>' for name in names),
+        measures=_IN_BRACKETS.sub(r"<span>\1</span></td>", measures),
         notes=_items(remarks),
         figures=_section("Figures", starmap(_figure, drawn[1:]), "figures"),
-        samples=_section("Samples from the same noise", starmap(_sample, grids), "figures samples"),
+        samples=_section("Samples from the same noise", samples, "figures samples"),
         commands="\n".join(
             f"<details><summary>{html.escape(', '.join(of))}</summary><pre>{html.escape(command)}</pre></details>"
             for command, of in tiers.items()
@@ -92,22 +100,10 @@ def _items(lines: Iterable[str]) -> str:
     return "\n".join(f"<li>{html.escape(line)}</li>" for line in lines)
 
 
-def _cell(text: str) -> str:
-    """Returns a cell with the quartiles or the interval, in brackets, below the middle."""
-    value, bracket, rest = text.partition(" (")
-    return f"<td>{html.escape(value)}{f'<span>({html.escape(rest)}</span>' if bracket else ''}</td>"
-
-
 def _section(title: str, drawn: Iterable[str], classes: str) -> str:
     """Returns a heading with figures below; empty without figures."""
     figures = "\n".join(drawn)
     return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
-
-
-def _sample(name: str, picture: Path) -> str:
-    data = base64.b64encode(picture.read_bytes()).decode()
-    image = f'<img alt="samples of {html.escape(name)}" src="data:image/png;base64,{data}">'
-    return _figure(name, f"step {step_of(picture.stem)}", image)
 
 
 def _figure(title: str, caption: str, content: str = "") -> str:

@@ -1,16 +1,19 @@
-"""Declares what a report says of a tier: MEASURES, one table that rows, tables, CSV, JSON, pages and notes follow.
+"""Says what a report knows of a tier: MEASURES, one table that rows, tables, CSV, JSON, pages and notes follow.
 
-A new measure is one entry.
+A measure is read from each run and combined over the repeats of a tier, or is a property of TierSummary. A new one is
+one entry.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from deploy.report.collection import Collection
-from deploy.report.formatting import figures, milliseconds, money, percent, with_spread
+from deploy.report.collection import Collection, TierRuns
+from deploy.report.formatting import figures, money, percent
 from deploy.report.run_reader import RunRecord
-from deploy.report.tier_summary import UNKNOWN, Measure, TierSummary, common, largest, median, spread
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
@@ -20,11 +23,248 @@ from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
 ACCURACIES = ("val_accuracy", "accuracy")
+LOWER, HIGHER = "lower", "higher"
+UNKNOWN = "unknown"  # the kind of devices that no run names
 MIXED = "its repeats differ"
+SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 _NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
 _NO_WORK = "the work of its steps, or the rate of its devices, is not known"
 _NO_INFO, _NO_RESULT = f"{RUN_INFO} does not contain it", f"{RESULT} does not contain it"
-LOWER, HIGHER = "lower", "higher"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Holds a median with its quartiles, and the number of values."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Returns median and quartiles; None of no values."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < 2:
+        return Spread(numbers[0], numbers[0], numbers[0], 1) if numbers else None
+    low, middle, high = statistics.quantiles(numbers, n=4, method="inclusive")
+    return Spread(middle, low, high, len(numbers))
+
+
+def with_spread(value: Spread, factor: float = 1.0) -> str:
+    """Formats the median and, of several values, the quartiles: `8.10 (7.90 - 8.40)`."""
+    middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
+    return middle if value.count == 1 else f"{middle} ({low} - {high})"
+
+
+def milliseconds(value: Spread) -> str:
+    """Formats seconds in ms."""
+    return with_spread(value, 1e3)
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Returns the median; None of no values."""
+    numbers = [value for value in values if value is not None]
+    return statistics.median(numbers) if numbers else None
+
+
+def largest(values: Iterable[Any]) -> Any:
+    """Returns the largest value; None of no values."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def common(values: Iterable[Any]) -> Any:
+    """Returns the value if all are equal; else None."""
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None
+
+
+def _product(*factors: Any) -> Any:
+    """Returns the product; None if a factor is None."""
+    return None if None in factors else math.prod(factors)
+
+
+class TierSummary:
+    """Holds one tier's repeats and the values of their measures, by key: `row.step_seconds`, or None.
+
+    `local`: it ran on this machine; `usd`: an hour of all machines, if the user says so; `base`: the tier of the
+    speed-ups; `wanted_quality`: what measures of images are compared with.
+    """
+
+    def __init__(self, group: TierRuns, local: bool, usd: float | None) -> None:
+        self.group, self.facts, self.local = group, group.tier, local
+        self.price_per_hour = group.tier.price_per_hour if usd is None and group.tier else usd
+        self.on_this_machine = local and usd is None  # so that the price is not that of its seconds
+        self.done = tuple(run for run in group.runs if run.state == "done")
+        self.runs: Sequence[RunRecord] = self.done or group.runs  # those that are measured
+        self.base, self.wanted_quality = self, ""
+
+    def __getattr__(self, key: str) -> Any:
+        """Returns the value of a measure over the repeats, and keeps it."""
+        measure = _BY_KEY.get(key)
+        if measure is None or measure.read is None:
+            raise AttributeError(f"no measure is called {key}")
+        if measure.combine is None:
+            value = measure.read(self)
+        else:
+            values = [measure.read(run) for run in self.runs]
+            value = measure.combine(part for each in values for part in (each if isinstance(each, list) else [each]))
+        vars(self)[key] = value
+        return value
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """Returns the value of every measure by its key."""
+        return {key: getattr(self, key) for key in _BY_KEY}
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """Returns why a value is None, by key; without those that need no words."""
+        reasons = {}
+        for measure in (measure for measure in MEASURES if self.values[measure.key] is None):
+            reason = measure.missing(self) if callable(measure.missing) else measure.missing
+            if reason:
+                reasons[measure.key] = reason if measure.planned else self.not_done or reason
+        return reasons
+
+    @property
+    def not_done(self) -> str:
+        """Returns how the tier's runs ended; "" if one is done."""
+        if self.done:
+            return ""
+        return self.group.runs[-1].ending if self.group.runs else "it was not run"
+
+    @cached_property
+    def kind(self) -> str:
+        """Returns the accelerator or the machine; CPU or GPU if the run has no tier, or was local, and names no GPU."""
+        runs = self.group.runs
+        gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
+        if gpu:
+            return accelerator_of(gpu, load_machines().accelerators)
+        if self.facts is None or self.local:
+            return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
+        return self.facts.kind
+
+    @property
+    def workers(self) -> int:
+        """Returns the largest number of workers of a run; that of the tier if nothing was run."""
+        counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs)
+        return max(counts, default=self.facts.workers if self.facts else 1)
+
+    @property
+    def devices(self) -> int:
+        """Returns the largest number of replicas of a run; that of the tier if it is not known."""
+        planned = self.facts.devices if self.facts else 1
+        counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in self.group.runs)
+        return max((count or planned for count in counts), default=planned)
+
+    @property
+    def simulated(self) -> str:
+        """Describes which machines or devices were not real; "" if all were."""
+        runs, facts = self.group.runs, self.facts
+        devices = [device for run in runs for device in run.devices]
+        on_cpu = devices and all(device.startswith("CPU") for device in devices)
+        if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
+            return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
+        if on_cpu and self.devices > self.workers:
+            return "logical devices of one CPU"
+        return "all workers on one machine" if self.local and self.workers > 1 else ""
+
+    @property
+    def unit(self) -> str:
+        """Returns what the runs count: images, examples, or the steps of a script that counts no examples."""
+        unit = common(str(mapping(run.info, "data").get("unit")) for run in self.runs)
+        return unit if unit in ("examples", "steps") else "images"
+
+    @property
+    def has_speed(self) -> bool:
+        """Returns whether a run is done whose images per second are known."""
+        return bool(self.done) and self.images_per_second is not None
+
+    @property
+    def speed_up(self) -> Any:
+        """Returns how many times as fast as the base the tier is; None if a speed is not known."""
+        both = self.has_speed and self.base.has_speed
+        return self.images_per_second.median / self.base.images_per_second.median if both else None
+
+    @property
+    def efficiency(self) -> Any:
+        """Returns the speed-up of a device; None unless the devices are real and of one kind."""
+        comparable = self.kind == self.base.kind != UNKNOWN and not (self.simulated or self.base.simulated)
+        return self.speed_up * self.base.devices / self.devices if comparable and self.speed_up is not None else None
+
+    @property
+    def on_vertex(self) -> bool:
+        """Returns whether Vertex AI ran it."""
+        compared = self.facts is not None and not self.local
+        return compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
+
+    @property
+    def unbilled(self) -> bool:
+        """Returns whether Vertex AI ran it, and what it billed is not recorded."""
+        return self.on_vertex and self.paid_seconds is None
+
+    @property
+    def no_cost(self) -> str:
+        """Returns why the tier's price does not apply to the measured seconds; "" if it does."""
+        if self.simulated:
+            return SIMULATED
+        if self.on_this_machine and self.kind == UNKNOWN:
+            return f"{RUN_INFO} does not state where it ran"
+        fix = f"use --price_per_hour={self.tier}=USD with the price of this machine"
+        return f"it ran on this machine, not on the machines of that price: {fix}" if self.on_this_machine else ""
+
+    @property
+    def cost(self) -> Any:
+        """Returns what the run cost: on Vertex AI what was billed, elsewhere all its seconds at the given price.
+
+        None if one of them is not known.
+        """
+        if self.no_cost or self.unbilled:
+            return None
+        seconds = self.total_seconds if self.paid_seconds is None else self.paid_seconds
+        return self.billed_usd if self.price_per_hour is None else _product(self.price_per_hour, seconds, 1 / 3600)
+
+    @property
+    def cost_per_million_images(self) -> Any:
+        """Returns USD per million images; None if price or speed are not known."""
+        seconds = 1e6 / self.images_per_second.median if self.images_per_second else None
+        return None if self.no_cost else _product(self.price_per_hour, 1 / 3600, seconds)
+
+    @property
+    def quality(self) -> str:
+        """Returns what the measures of images of all its runs were computed with."""
+        qualities = {run.quality for run in self.done}
+        return MIXED if len(qualities) > 1 else "".join(qualities)
+
+    def of_images(self, name: str) -> float | None:
+        """Returns a measure of generated images, if it compares with other tiers'."""
+        return median(run.final.get(name) for run in self.done) if self.quality == self.wanted_quality else None
+
+    def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
+        """Returns the first of the names of losses or accuracies that all runs (or any run) of the tier have."""
+        return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Describes a measure of a tier.
+
+    `key`: its name in CSV and JSON; `title`: with the unit, "" for what tables do not show; `read`: its value in a run,
+    or a list of values, or None for what is a property of TierSummary; `combine`: makes one value of those of all
+    repeats; `show`: formats it; `missing`: why a tier that is done has none, or a function of the tier that says it;
+    `better`: lower or higher values. Without `combine`, `read` takes the tier instead of a run. `planned`: a tier has
+    it before a run is done.
+    """
+
+    key: str
+    title: str = ""
+    read: Callable[[Any], Any] | None = None
+    combine: Callable[[Iterable[Any]], Any] | None = None
+    show: Callable[[Any], str] = str
+    missing: str | Callable[[TierSummary], str] = ""
+    better: str = ""
+    planned: bool = False
 
 
 def _result(key: str) -> Callable[[RunRecord], float | None]:
@@ -42,118 +282,9 @@ def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
     return lambda run: [positive(line.entry.get(key)) for line in run.timed]
 
 
-def _input_wait(run: RunRecord) -> list[float]:
-    """Returns the shares of the steps that were lost waiting for the batch."""
-    waits = [(line.step_seconds, number(line.entry.get("input_wait_seconds"))) for line in run.timed]
-    return [min(1.0, max(0.0, waited / seconds)) for seconds, waited in waits if seconds and waited is not None]
-
-
-def _gpu_memory(run: RunRecord) -> list[float | None]:
-    """Returns the memory of each GPU in each report and epoch."""
-    gpus = [gpu for line in (*run.reports, *run.epochs) for gpu in items(line.entry, "gpus")]
-    return [number(gpu.get("memory_gib")) for gpu in gpus if isinstance(gpu, dict)]
-
-
-def _name(names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> Callable[[TierSummary], str | None]:
-    """Returns the function that names the first loss or accuracy that all runs (or any run) of a tier have."""
-    return lambda row: next((name for name in names if row.done and have(name in run.final for run in row.done)), None)
-
-
 def _last(key: str) -> Callable[[TierSummary], float | None]:
     """Returns the function that reads the last value of what the measure `key` names."""
     return lambda row: median(run.final.get(getattr(row, key) or "") for run in row.done)
-
-
-def _of_images(name: str, title: str) -> Measure:
-    """Returns a measure of generated images, which the trainer computes, of those that compare with other tiers'."""
-
-    def read(row: TierSummary) -> float | None:
-        return median(run.final.get(name) for run in row.done) if row.quality == row.wanted_quality else None
-
-    return Measure(name, title, read, None, figures, _no_quality, LOWER if name in FALLING else HIGHER)
-
-
-def _quality(row: TierSummary) -> str:
-    """Returns what the measures of images of all its runs were computed with."""
-    qualities = {run.quality for run in row.done}
-    return MIXED if len(qualities) > 1 else "".join(qualities)
-
-
-def _kind(row: TierSummary) -> str:
-    """Returns the accelerator or the machine; CPU or GPU if the run has no tier, or was local, and names no GPU."""
-    runs = row.group.runs
-    gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
-    if gpu:
-        return accelerator_of(gpu, load_machines().accelerators)
-    if row.facts is None or row.local:
-        return next((run.devices[0].partition(":")[0] for run in runs if run.devices), "") or UNKNOWN
-    return row.facts.kind
-
-
-def _workers(row: TierSummary) -> int:
-    """Returns the largest number of workers of a run; that of the tier if nothing was run."""
-    counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in row.group.runs)
-    return max(counts, default=row.facts.workers if row.facts else 1)
-
-
-def _devices(row: TierSummary) -> int:
-    """Returns the largest number of replicas of a run; that of the tier if it is not known."""
-    planned = row.facts.devices if row.facts else 1
-    counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in row.group.runs)
-    return max((count or planned for count in counts), default=planned)
-
-
-def _simulated(row: TierSummary) -> str:
-    """Describes which machines or devices were not real; "" if all were."""
-    runs, facts = row.group.runs, row.facts
-    devices = [device for run in runs for device in run.devices]
-    on_cpu = devices and all(device.startswith("CPU") for device in devices)
-    if on_cpu and (any(run.info.get("simulated") is True for run in runs) or (facts and facts.accelerators)):
-        return f"{facts.accelerator_type if facts else 'accelerators'} simulated on a CPU"
-    if on_cpu and row.devices > row.workers:
-        return "logical devices of one CPU"
-    return "all workers on one machine" if row.local and row.workers > 1 else ""
-
-
-def _images(run: RunRecord) -> int | None:
-    """Returns the number of images that the whole run read."""
-    return _product(run.steps, _info("data", "examples_per_step")(run))
-
-
-def _unit(row: TierSummary) -> str:
-    """Returns what the runs count: images, examples, or the steps of a script that counts no examples."""
-    unit = common(str(mapping(run.info, "data").get("unit")) for run in row.runs)
-    return unit if unit in ("examples", "steps") else "images"
-
-
-def _speed_up(row: TierSummary) -> float | None:
-    both = row.has_speed and row.base.has_speed
-    return row.images_per_second.median / row.base.images_per_second.median if both else None
-
-
-def _efficiency(row: TierSummary) -> float | None:
-    """Returns the speed-up of a device, if the devices are real and of one kind."""
-    comparable = row.kind == row.base.kind != UNKNOWN and not (row.simulated or row.base.simulated)
-    return row.speed_up * row.base.devices / row.devices if comparable and row.speed_up is not None else None
-
-
-def _cost(row: TierSummary) -> float | None:
-    """Returns what the run cost: on Vertex AI what was billed, elsewhere all its seconds at the given price."""
-    if row.no_cost or row.unbilled:
-        return None
-    seconds = row.total_seconds if row.paid_seconds is None else row.paid_seconds
-    return row.billed_usd if row.price_per_hour is None else _product(row.price_per_hour, seconds, 1 / 3600)
-
-
-def _rate(row: TierSummary) -> float | None:
-    """Returns USD per million images."""
-    seconds = 1e6 / row.images_per_second.median if row.images_per_second else None
-    return None if row.no_cost else _product(row.price_per_hour, 1 / 3600, seconds)
-
-
-def _product(*factors: Any) -> Any:
-    """Returns the product; None if a factor is None."""
-    return None if None in factors else math.prod(factors)
 
 
 def _not_timed(row: TierSummary) -> str:
@@ -170,15 +301,6 @@ def _no_efficiency(row: TierSummary) -> str:
     return _no_speed(row) if row.speed_up is None else row.no_cost if row.simulated else kinds
 
 
-def _no_cost(row: TierSummary) -> str:
-    unbilled = "what Vertex AI billed is not recorded" if row.unbilled else ""
-    return row.no_cost or unbilled or "its price or its total time is missing"
-
-
-def _no_rate(row: TierSummary) -> str:
-    return row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row))
-
-
 def _no_quality(row: TierSummary) -> str:
     if any(run.quality for run in row.group.runs):
         return "its features, images or formulas are others than those it would be compared with"
@@ -186,15 +308,21 @@ def _no_quality(row: TierSummary) -> str:
     return "the run did not compute it: use --fid_every_steps" if images else "the run generated no images"
 
 
+def _of_images(name: str, title: str) -> Measure:
+    """Returns a measure of generated images, which the trainer computes."""
+    better = LOWER if name in FALLING else HIGHER
+    return Measure(name, title, lambda row: row.of_images(name), None, figures, _no_quality, better)
+
+
 MEASURES = (
     Measure("tier", "tier", lambda row: row.group.name),
     Measure("state", "state", lambda row: row.runs[0].state if row.runs else "missing"),
     Measure("machine", "machine", lambda row: row.facts and row.facts.machine,
             missing="the job directory does not state the machine", planned=True),
-    Measure("kind", "", _kind),
-    Measure("workers", "", _workers),
-    Measure("devices", "devices", _devices),
-    Measure("simulated", "", _simulated),
+    Measure("kind"),
+    Measure("workers"),
+    Measure("devices", "devices"),
+    Measure("simulated"),
     Measure("depends_on_replicas", "",
             lambda row: any(run.result.get("depends_on_replicas") for run in row.group.runs)),
     Measure("not_compared", "",
@@ -209,11 +337,11 @@ MEASURES = (
     Measure("epoch_seconds", "s/epoch", lambda run: run.epoch_seconds, spread, with_spread,
             "no full epoch after the first, which is warm-up", LOWER),
     Measure("images_per_second", "images/s", _timed("images_per_second"), spread, with_spread, _not_timed, HIGHER),
-    Measure("speed_up", "speed-up", _speed_up, None, "{:.2f} x".format, _no_speed, HIGHER),
-    Measure("efficiency", "efficiency", _efficiency, None, percent, _no_efficiency, HIGHER),
+    Measure("speed_up", "speed-up", None, None, "{:.2f} x".format, _no_speed, HIGHER),
+    Measure("efficiency", "efficiency", None, None, percent, _no_efficiency, HIGHER),
     Measure("tflop_per_second", "TFLOP/s", _timed("tflop_per_second"), spread, with_spread, _NO_WORK, HIGHER),
     Measure("mfu", "MFU", _timed("mfu"), median, lambda share: f"{figures(100 * share, 2)} %", _NO_WORK, HIGHER),
-    Measure("input_wait", "waits for input", _input_wait, median, percent,
+    Measure("input_wait", "waits for input", lambda run: [line.input_wait for line in run.timed], median, percent,
             lambda row: f"{STATS} does not contain it" if row.step_seconds else _not_timed(row), LOWER),
     Measure("startup_seconds", "start-up s", _result("startup_seconds"), median, figures, _NO_RESULT, LOWER),
     Measure("training_seconds", "training s", _result("training_seconds"), median, figures, _NO_RESULT, LOWER),
@@ -223,25 +351,27 @@ MEASURES = (
     Measure("paid_seconds", "paid s", lambda run: run.billed_seconds, median, figures,
             "no job of Vertex AI is recorded", LOWER),
     Measure("billed_usd", "", lambda run: run.billed_usd, median),
-    Measure("price_per_hour", "price an hour", lambda row: row.price, None, money, _NO_PRICE, LOWER, planned=True),
-    Measure("cost", "paid", _cost, None, money, _no_cost, LOWER),
-    Measure("cost_per_million_images", "cost per million images", _rate, None, money, _no_rate, LOWER),
+    Measure("price_per_hour", "price an hour", None, None, money, _NO_PRICE, LOWER, planned=True),
+    Measure("cost", "paid", None, None, money,
+            lambda row: row.no_cost or ("what Vertex AI billed is not recorded" if row.unbilled else
+                                        "its price or its total time is missing"), LOWER),
+    Measure("cost_per_million_images", "cost per million images", None, None, money,
+            lambda row: row.no_cost or (_NO_PRICE if row.price_per_hour is None else _not_timed(row)), LOWER),
     Measure("final_loss", "final loss", _last("loss_name"), None, figures, _NO_RESULT, LOWER),
     Measure("final_accuracy", "final accuracy", _last("accuracy_name"), None, "{:.4f}".format,
             "the model reports no accuracy", HIGHER),
     _of_images("fid", "FID"),
     _of_images("coverage", "coverage"),
     Measure("peak_memory_gib", "peak memory GiB", _result("peak_memory_gib"), largest, figures, _NO_RESULT, LOWER),
-    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", _gpu_memory, largest, figures,
+    Measure("peak_gpu_memory_gib", "peak GPU memory GiB", lambda run: run.gpu_memory_gib, largest, figures,
             f"{STATS} contains no GPU memory", LOWER),
-    Measure("loss_name", "", _name(LOSSES, all)),
-    Measure("accuracy_name", "", _name(ACCURACIES, any)),
-    Measure("images", "", _images, common),
-    Measure("unit", "", _unit),
-    Measure("quality", "", _quality),
+    Measure("loss_name", "", lambda row: row.first_name(LOSSES, all)),
+    Measure("accuracy_name", "", lambda row: row.first_name(ACCURACIES, any)),
+    Measure("images", "", lambda run: _product(run.steps, _info("data", "examples_per_step")(run)), common),
+    Measure("unit"),
+    Measure("quality"),
 )  # fmt: skip
-
-
+_BY_KEY = {measure.key: measure for measure in MEASURES}
 FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")  # of a tier, at a glance
 
 
@@ -254,9 +384,14 @@ def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
     """Returns the tier with the best value of a measure, which all of them have; the first of equal ones."""
-    better = next(measure.better for measure in MEASURES if measure.key == key)
     values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
-    return (min if better == LOWER else max)(rows, key=lambda row: values[row.tier])
+    return (min if _BY_KEY[key].better == LOWER else max)(rows, key=lambda row: values[row.tier])
+
+
+def in_units(text: str, rows: Sequence[TierSummary]) -> str:
+    """Returns a title or sentence about images with the word for what the runs read, if that is another."""
+    units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
+    return text if "images" in units or not units else text.replace("images", units[0])
 
 
 def summarize(
@@ -267,9 +402,9 @@ def summarize(
     `usd_by_tier`: prices of one hour of all machines, instead of those in a comparison. Raises UserError for an
     unknown tier.
     """
-    names, usd, local = [group.name for group in collection.tiers], usd_by_tier or {}, collection.local
+    names, usd = [group.name for group in collection.tiers], usd_by_tier or {}
     check_tiers([*([baseline] if baseline else []), *usd], names)
-    rows = [TierSummary(group, MEASURES, local, usd.get(group.name)) for group in collection.tiers]
+    rows = [TierSummary(group, collection.local, usd.get(group.name)) for group in collection.tiers]
     quality = next((row.quality for row in rows if row.quality not in ("", MIXED)), "")
     for row in rows:
         row.base, row.wanted_quality = rows[names.index(baseline or names[0])], quality

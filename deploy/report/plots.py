@@ -8,10 +8,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deploy.report.collection import Collection, TierRuns
-from deploy.report.measures import LOSSES
+from deploy.report.collection import Collection
+from deploy.report.measures import LOSSES, TierSummary, in_units
 from deploy.report.run_reader import RunRecord
-from deploy.report.tier_summary import TierSummary, in_units
 from trainer.base.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ STYLE: Any = {
 }  # fmt: skip
 
 Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function that draws it
-_Looks = dict[str, dict[str, Any]]  # colour, line style and mark by tier
 
 
 def axes(title: str, of: str) -> Any:
@@ -52,8 +50,32 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
 
     Raises UserError if matplotlib is not installed.
     """
-    drawn = drawings(collection, rows)
-    return [(title, in_units(caption, rows), _svg(title, plot)) for title, caption, plot in drawn]
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ImportError:
+        raise UserError("the report needs matplotlib for its figures: pip install matplotlib") from None
+    figures = []
+    for title, caption, plot in drawings(collection, rows):
+        with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: ids of two figures never collide
+            figure = Canvas(figsize=(5.6, 3.6), layout="constrained")
+            plot(figure.add_subplot())
+            file = io.StringIO()
+            figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        svg = file.getvalue()
+        # Without the XML head, unused ids, fixed sizes and fonts; colours become variables of the page.
+        for pattern, text in (
+            (r"(?s)^.*?(?=<svg)", ""),
+            (r"(?s)<metadata>.*?</metadata>", ""),
+            (r'<g id="[^"]*"', "<g"),
+            (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
+            (r'(<svg[^>]*?) height="[^"]*"', r"\1"),
+            (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
+            (r"#0102([0-9a-f]{2})", r"var(--c\1)"),
+        ):
+            svg = re.sub(pattern, text, svg)
+        figures.append((title, in_units(caption, rows), svg))
+    return figures
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
@@ -67,14 +89,47 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
     priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
+
+    def cost_against_time(axes: "Axes") -> None:  # of many tiers, some of the best have a name
+        points = [(1e6 / speeds[row.tier], row.cost_per_million_images) for row in priced]
+        front = pareto_front(points)
+        axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
+        named = range(len(priced)) if len(priced) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
+        for index, (point, row) in enumerate(zip(points, priced, strict=True)):
+            look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
+            axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
+        axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
+        _legend_above(axes)
+
+    def speed_ups(axes: "Axes") -> None:
+        if len(scaled) > _MOST_TIERS:
+            axes.figure.set(figheight=0.2 * len(scaled) + 1)
+        colors = [looks[row.tier]["color"] for row in scaled]
+        axes.barh(range(len(scaled)), [row.speed_up for row in scaled], color=colors, height=0.6)
+        axes.set_yticks(range(len(scaled)), [f"{_label(row.tier)}  {row.speed_up:.2f} x" for row in scaled])
+        axes.set(xlabel="x")
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+
+    def loss_curves(axes: "Axes") -> None:
+        for index, group in enumerate(shown):
+            width = 3.5 - 2 * index / len(shown)  # equal curves overlap: wide ones below keep all of them visible
+            steps, losses = _losses(group.runs[0])
+            marker = looks[group.name]["marker"] if len(steps) == 1 else ""
+            look = {**looks[group.name], "marker": marker, "linewidth": width}
+            axes.plot(steps, losses, label=_label(group.name), **look)
+        axes.ticklabel_format(axis="y", useOffset=False)
+        axes.set(xlabel="step")
+        axes.locator_params("x", integer=True)
+        _legend_above(axes)
+
     if len(priced) > 1:
         caption = "for a million images; no tier is both faster and cheaper than the line"
-        yield "Cost against time", caption, lambda axes: _pareto(axes, priced, looks)
+        yield "Cost against time", caption, cost_against_time
     if len(scaled) > 1:
-        yield "Speed-up", "images/s relative to the baseline", lambda axes: _speed_up(axes, scaled, looks)
+        yield "Speed-up", "images/s relative to the baseline", speed_ups
     if any(_losses(run)[1] for run in collection.runs):
-        caption = f"by step, for the first repeat of each tier{note}"
-        yield "Loss", caption, lambda axes: _loss_curves(axes, shown, looks)
+        yield "Loss", f"by step, for the first repeat of each tier{note}", loss_curves
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -84,33 +139,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
         if not front or points[index][1] < points[front[-1]][1]:
             front.append(index)
     return front
-
-
-def _svg(title: str, plot: "Callable[[Axes], None]") -> str:
-    """Returns a drawing as an <svg> element. Raises UserError if matplotlib is not installed."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure as Canvas
-    except ImportError:
-        raise UserError("the report needs matplotlib for its figures: pip install matplotlib") from None
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": title}):  # salted: ids of two figures never collide
-        figure = Canvas(figsize=(5.6, 3.6), layout="constrained")
-        plot(figure.add_subplot())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = file.getvalue()
-    # Without the XML head, unused ids, fixed sizes and fonts; colours become variables of the page.
-    for pattern, text in (
-        (r"(?s)^.*?(?=<svg)", ""),
-        (r"(?s)<metadata>.*?</metadata>", ""),
-        (r'<g id="[^"]*"', "<g"),
-        (r'(<svg[^>]*?) width="[^"]*"', rf'\1 role="img" aria-label="{title}"'),
-        (r'(<svg[^>]*?) height="[^"]*"', r"\1"),
-        (r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px"),
-        (r"#0102([0-9a-f]{2})", r"var(--c\1)"),
-    ):
-        svg = re.sub(pattern, text, svg)
-    return svg
 
 
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
@@ -129,41 +157,3 @@ def _label(name: str) -> str:
 def _legend_above(axes: "Axes") -> None:
     """Names what has a label, above the figure, where it covers nothing."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)
-
-
-def _speed_up(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    if len(rows) > _MOST_TIERS:
-        axes.figure.set(figheight=0.2 * len(rows) + 1)
-    colors = [looks[row.tier]["color"] for row in rows]
-    axes.barh(range(len(rows)), [row.speed_up for row in rows], color=colors, height=0.6)
-    axes.set_yticks(range(len(rows)), [f"{_label(row.tier)}  {row.speed_up:.2f} x" for row in rows])
-    axes.set(xlabel="x")
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-
-
-def _loss_curves(axes: "Axes", groups: Sequence[TierRuns], looks: _Looks) -> None:
-    for index, group in enumerate(groups):
-        width = 3.5 - 2 * index / len(groups)  # equal curves overlap: wide ones below keep all of them visible
-        steps, losses = _losses(group.runs[0])
-        marker = looks[group.name]["marker"] if len(steps) == 1 else ""
-        axes.plot(
-            steps, losses, label=_label(group.name), **{**looks[group.name], "marker": marker, "linewidth": width}
-        )
-    axes.ticklabel_format(axis="y", useOffset=False)
-    axes.set(xlabel="step")
-    axes.locator_params("x", integer=True)
-    _legend_above(axes)
-
-
-def _pareto(axes: "Axes", rows: Sequence[TierSummary], looks: _Looks) -> None:
-    """Draws the time and cost of each tier; of many tiers, some of the best have a name."""
-    points = [(1e6 / row.images_per_second.median, row.cost_per_million_images) for row in rows]
-    front = pareto_front(points)
-    axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
-    named = range(len(rows)) if len(rows) <= _MOST_TIERS else front[:: 1 + len(front) // _MOST_TIERS]
-    for index, (point, row) in enumerate(zip(points, rows, strict=True)):
-        look = {**looks[row.tier], "linestyle": "", "label": _label(row.tier)}
-        axes.plot(*point, **(look if index in named else {"color": _SOFT, "marker": "."}))
-    axes.set(xlabel="s per million images", ylabel="USD per million images", xlim=(0, None), ylim=(0, None))
-    _legend_above(axes)

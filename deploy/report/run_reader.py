@@ -36,6 +36,10 @@ class StatsLine:
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
         self.scalars = _scalars(entry)
+        # The share of the step that was lost waiting for the batch.
+        waited = number(entry.get("input_wait_seconds"))
+        known = self.step_seconds and waited is not None
+        self.input_wait = min(1.0, max(0.0, (waited or 0.0) / (self.step_seconds or 1.0))) if known else None
 
 
 class RunRecord:
@@ -87,6 +91,12 @@ class RunRecord:
         """Returns the seconds of training in each epoch after the warm-up."""
         lines, steps = after_warm_up(self.epochs), self.steps_per_epoch
         return [line.step_seconds * steps for line in lines if line.step_seconds and steps]
+
+    @property
+    def gpu_memory_gib(self) -> list[float | None]:
+        """Returns the memory of each GPU in each report and epoch."""
+        gpus = [gpu for line in (*self.reports, *self.epochs) for gpu in items(line.entry, "gpus")]
+        return [number(gpu.get("memory_gib")) for gpu in gpus if isinstance(gpu, dict)]
 
     @property
     def ending(self) -> str:

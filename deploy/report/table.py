@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deploy.report import measures
 from deploy.report.collection import Collection
 from deploy.report.formatting import markdown_table, terminal_table
-from deploy.report.tier_summary import SIMULATED, TierSummary, in_units, spread
+from deploy.report.measures import MEASURES, SIMULATED, TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 
 _MANY = 10  # more columns with one reason are called measurements
@@ -24,7 +23,7 @@ def shown(rows: Sequence[TierSummary]) -> list[list[str]]:
     """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty."""
     values = [row.values for row in rows]
     lines = []
-    for measure in measures.MEASURES:
+    for measure in MEASURES:
         if measure.title and any(of[measure.key] is not None for of in values):
             cells = ["" if of[measure.key] is None else measure.show(of[measure.key]) for of in values]
             if measure.key == "devices":
@@ -49,7 +48,7 @@ def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
 
 def to_csv(rows: Sequence[TierSummary]) -> str:
     """Returns every value of every tier; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
-    spreads = {measure.key for measure in measures.MEASURES if measure.combine is spread}
+    spreads = {measure.key for measure in MEASURES if measure.combine is spread}
     records = []
     for row in rows:
         record: dict[str, Any] = {}
@@ -100,7 +99,7 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
             yield f"{row.tier}: restarted {times} x: its total time includes each start-up."
     # One line for each reason of an empty cell, with its columns and tiers; the verdict speaks of simulated devices.
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for measure in measures.MEASURES:
+    for measure in MEASURES:
         tiers: dict[str, list[str]] = {}
         for row in rows:
             if row.missing.get(measure.key, SIMULATED) != SIMULATED:

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 from deploy.report.collection import Collection
 from deploy.report.formatting import counted_devices, figures, money, percent
-from deploy.report.measures import best
-from deploy.report.tier_summary import UNKNOWN, TierSummary, in_units
+from deploy.report.measures import UNKNOWN, TierSummary, best, in_units
 from trainer.base.run_files.goodput import (
     CLASSES,
     COMPILATION,
@@ -38,23 +37,40 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     real = [row for row in rows if row.has_speed and not row.simulated]
     simulated = [row.tier for row in rows if row.simulated]
     done = [row for row in rows if row.done]
+    sentences = [*_ranking(real, baseline or rows[0].tier)] if len(real) > 1 else []
     # Another global batch has other losses, and so has another number of steps.
-    alike = collection.scaling != "weak" and len({row.steps for row in done}) == 1
-    sentences = [*_ranking(real, baseline or rows[0].tier), *(_final_losses(done) if alike else ())]
+    if collection.scaling != "weak" and len({row.steps for row in done}) == 1:
+        sentences += _final_losses([row for row in done if row.final_loss is not None])
     if simulated:
         sentences.append(f"Simulated devices: {', '.join(simulated)}: their speeds do not apply to real machines, so "
                          "they are not ranked and have no efficiency and no cost.")  # fmt: skip
     elif len(real) < 2:
         sentences.append("Not ranked: fewer than two tiers of real devices have a speed.")
+    sentences += _scaling(real)
     sentences += [
-        *_scaling(real),
-        *(f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
-          "(python -m trainer.data.prepare), or make your own data function faster."
-          for row in real if (row.input_wait or 0.0) >= MUCH),
-        *_goodput(rows),
-        *_different_work(collection, rows),
-        *_ends(rows),
+        f"{row.tier}: waiting for input {percent(row.input_wait)}: prepare the data "
+        "(python -m trainer.data.prepare), or make your own data function faster."
+        for row in real if (row.input_wait or 0.0) >= MUCH
     ]  # fmt: skip
+    sentences += _goodput(rows)
+    # Work that differs where it should not.
+    images = {row.tier: row.images for row in done if row.images is not None}
+    if len(set(images.values())) > 1:
+        counts = ", ".join(f"{tier} {count:,}" for tier, count in images.items())
+        sentences.append(f"Different work: images read: {counts}. Compare images/s, not totals.")
+    may_differ = MAY_CHANGE | ({"global_batch_size"} if collection.scaling == "weak" else set())
+    first = {row.tier: row.group.runs[0].config for row in rows if row.group.runs and row.group.runs[0].config}
+    for name in sorted({name for config in first.values() for name in config} - may_differ):
+        values = {tier: repr(config.get(name)) for tier, config in first.items()}
+        if len({*values.values()}) > 1:
+            each = ", ".join(f"{value} ({tier})" for tier, value in values.items())
+            sentences.append(f"Different work: {name} is {each}.")
+    # Runs that did not end well.
+    for row in rows:
+        bad = [run for run in row.group.runs if run.state != "done"]
+        of = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
+        if ending := bad[0].ending if bad else row.not_done:
+            sentences.append(f"{row.tier}: {of}{ending}.")
     if collection.local and collection.parallel > 1:
         sentences.append(f"Up to {collection.parallel} runs shared this machine and slowed each other down: use "
                          "--parallel=1.")  # fmt: skip
@@ -74,8 +90,6 @@ def _speed(row: TierSummary) -> float:
 
 def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
     """Names the fastest tier, the cheapest and the best buy, in one sentence and then in one each."""
-    if len(rows) < 2:
-        return
     fastest = best(rows, "images_per_second")
     compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline
     against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
@@ -113,14 +127,23 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
     for row in sorted(rows, key=lambda row: (row.devices, -_speed(row))):
         if row.kind != UNKNOWN:
             by_kind.setdefault(row.kind, []).append(row)
-    for first, *others in by_kind.values():
-        gains, reasons, fewer = [], [], [first]
-        for row in others:
-            less = [smaller for smaller in fewer if smaller.devices < row.devices]
-            reason = _no_gain(row, best(less, "images_per_second")) if less else ""
-            reasons += [reason] if reason else []
-            fewer.append(row)
-            if less and not reason:
+    for alike in by_kind.values():
+        first = alike[0]
+        gains: list[str] = []
+        reasons: list[str] = []
+        for row in alike:
+            fewer = [smaller for smaller in alike if smaller.devices < row.devices]
+            if not fewer:
+                continue
+            smaller = best(fewer, "images_per_second")
+            ratio = _speed(row) / _speed(smaller)
+            if _equally_fast(row, smaller):
+                equal = f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread"
+                reasons.append(f"{equal}; {_MORE_WORK}")
+            elif ratio < 1:
+                slower = f"{row.devices} devices are slower than {smaller.devices}"
+                reasons.append(f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}; {_MORE_WORK}")
+            else:
                 usd, least = row.cost_per_million_images, first.cost_per_million_images
                 dearer = f" for {usd / least:.2f} x the cost per million images" if usd and least else ""
                 gains.append(f"{_devices(row)} {_speed(row) / _speed(first):.2f} x as fast{dearer}")
@@ -131,14 +154,6 @@ def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 def _devices(row: TierSummary) -> str:
     return f"{row.tier} ({counted_devices(row.devices)})"
-
-
-def _no_gain(row: TierSummary, smaller: TierSummary) -> str:
-    """Returns that a tier is not faster than the fastest one with fewer devices; "" if it is."""
-    if _equally_fast(row, smaller):
-        return f"{_devices(row)} and {_devices(smaller)} are equally fast, within the spread; {_MORE_WORK}"
-    ratio, slower = _speed(row) / _speed(smaller), f"{row.devices} devices are slower than {smaller.devices}"
-    return f"{slower}: {row.tier} reaches {ratio:.2f} x {smaller.tier}; {_MORE_WORK}" if ratio < 1 else ""
 
 
 def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
@@ -164,30 +179,17 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{figures(seconds)} s"
 
 
-def _different_work(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[str]:
-    images = {row.tier: row.images for row in rows if row.images is not None and row.done}
-    if len(set(images.values())) > 1:
-        counts = ", ".join(f"{tier} {count:,}" for tier, count in images.items())
-        yield f"Different work: images read: {counts}. Compare images/s, not totals."
-    may_differ = MAY_CHANGE | ({"global_batch_size"} if collection.scaling == "weak" else set())
-    first = {row.tier: row.group.runs[0].config for row in rows if row.group.runs and row.group.runs[0].config}
-    for name in sorted({name for config in first.values() for name in config} - may_differ):
-        values = {tier: repr(config.get(name)) for tier, config in first.items()}
-        if len({*values.values()}) > 1:
-            yield f"Different work: {name} is {', '.join(f'{value} ({tier})' for tier, value in values.items())}."
-
-
 def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
     """Says how close the final losses are, or which differ from the first tier's.
 
     They differ if it is by more than 5 %, and by more than the loss changes between reports.
     """
-    rows_with_loss = [row for row in rows if row.final_loss is not None]
-    if len(rows_with_loss) < 2:
+    if len(rows) < 2:
         return
-    first, *others = rows_with_loss
-    alike, most = True, 0.0
-    for row in others:
+    first = rows[0]
+    alike = True
+    most = 0.0
+    for row in rows[1:]:
         apart, larger = abs(row.final_loss - first.final_loss), max(abs(row.final_loss), abs(first.final_loss))
         most = max(most, apart / (larger or 1.0))
         if row.loss_name != first.loss_name:
@@ -202,7 +204,7 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
                 "tells, the speeds are not comparable."
             )
     if alike:
-        losses = sorted(row.final_loss for row in rows_with_loss)
+        losses = sorted(row.final_loss for row in rows)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
         equal = "are equal up to rounding" if most else "are equal"
@@ -216,11 +218,3 @@ def _noise(row: TierSummary) -> float:
     curves = [[value for value in values if value is not None] for values in last]
     changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
     return max((statistics.median(of_run) for of_run in changes if of_run), default=0.0)
-
-
-def _ends(rows: Sequence[TierSummary]) -> Iterator[str]:
-    for row in rows:
-        bad = [run for run in row.group.runs if run.state != "done"]
-        of = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
-        if ending := bad[0].ending if bad else row.not_done:
-            yield f"{row.tier}: {of}{ending}."

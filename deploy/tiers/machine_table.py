@@ -145,11 +145,6 @@ class Machines:
         return machine.price.plus(self.accelerators[accelerator].price, count)
 
 
-def load_machines(price_file: str = "") -> Machines:
-    """Returns the table, with the prices of a user's file; UserError if that file is invalid."""
-    return _with_prices(_read_table(), price_file) if price_file else _read_table()
-
-
 @cache
 def _read_table() -> Machines:
     table = read_yaml(TABLE, "machines.yaml")
@@ -186,8 +181,14 @@ def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
     return Price(**with_fee, inferred=True, lower_bound=bool(of_kinds) and "list" not in of_kinds)
 
 
-def _with_prices(table: Machines, file: str) -> Machines:
-    """Reads a price file: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`."""
+def load_machines(price_file: str = "") -> Machines:
+    """Returns the table, with the prices of a user's file; UserError if that file is invalid.
+
+    Its lines: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`.
+    """
+    table, file = _read_table(), price_file
+    if not file:
+        return table
     try:
         prices = read_yaml(expanded(file), f"prices={file}")
     except FileNotFoundError:

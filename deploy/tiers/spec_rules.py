@@ -6,11 +6,11 @@ is what fields have to do with each other, and with the table of machines.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.tiers.machine_table import Machine, load_machines
+from deploy.tiers.machine_table import load_machines
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
@@ -35,9 +35,84 @@ FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80
 def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
     check_shape(spec, name)
-    problem = next(_problems(spec), None)
-    if problem:
-        raise UserError(f"{name}: {problem}")
+    pools, table = spec.get("workerPoolSpecs", []), load_machines()
+    if not pools:
+        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    for place, pool in enumerate(pools):
+        # What each worker runs, and how many there are.
+        where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
+        task = pool.get("containerSpec") or pool.get("pythonPackageSpec", {})
+        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
+            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
+        if place == 0 and count != 1:
+            raise UserError(
+                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
+            )
+        for key in {"executorImageUri", "packageUris"} & task.keys():
+            raise UserError(
+                f"{where}.pythonPackageSpec: {key} is for Google's prebuilt images of TensorFlow, which have ended: "
+                "leave it out, and each start installs what the job needs, or name your image, as containerSpec: "
+                "{imageUri: …}"
+            )
+        # Its machine, and the accelerators that this machine takes.
+        where = f"{where}.machineSpec"
+        kind, accelerator, gpus = machine_of(pool)
+        host = table.machines.get(kind)
+        if host is None:
+            alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
+            hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
+            raise UserError(
+                f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
+                "prices"
+            )
+        if accelerator and accelerator not in table.accelerators:
+            raise UserError(
+                f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
+                f"{', '.join(table.accelerators)}"
+            )
+        if bool(accelerator) != bool(gpus):
+            raise UserError(
+                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither"
+            )
+        if (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()):
+            has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
+            asked = f"{accelerator} x {gpus}" if accelerator else "none"
+            others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
+            advice = f"; {asked} comes with {' or '.join(others[:3])}" if others else ""
+            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}")
+    if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
+        raise UserError(
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+        )
+    # When it may run, and for how long.
+    scheduling = spec.get("scheduling", {})
+    strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
+    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
+        raise UserError(
+            f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for "
+            'machines, as maxWaitDuration: "14400s"'
+        )
+    if float(timeout[:-1]) < LEAST_TIMEOUT_S:
+        raise UserError(
+            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
+        )
+    for kind, accelerator, _ in map(machine_of, pools):
+        only = table.machines[kind].strategies
+        if only and strategy not in only:
+            raise UserError(
+                f"{name}: scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(only)}: set the "
+                "strategy, or take a larger machine"
+            )
+        if strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator):
+            raise UserError(
+                f"{name}: scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for "
+                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT"
+            )
+    if "tensorboard" in spec and "serviceAccount" not in spec:
+        raise UserError(
+            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
+            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
+        )
 
 
 def check_shape(spec: Spec, name: str) -> None:
@@ -92,97 +167,11 @@ def _shown(value: Any) -> str:
     return json.dumps(value, default=str, skipkeys=True)
 
 
-def _problems(spec: Spec) -> Iterator[str]:
-    """Yields what is wrong with a spec of the right shape; a line assumes that those before it do not hold."""
-    pools = spec.get("workerPoolSpecs", [])
-    if not pools:
-        yield "workerPoolSpecs is empty: pool 0 holds the chief"
-    for place, pool in enumerate(pools):
-        yield from _of_pool(place, pool, f"workerPoolSpecs[{place}]")
-        yield from _of_machine(pool["machineSpec"], f"workerPoolSpecs[{place}].machineSpec")
-    if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
-        yield "workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
-    yield from _of_scheduling(spec.get("scheduling", {}), [machine_of(pool) for pool in pools])
-    if "tensorboard" in spec and "serviceAccount" not in spec:
-        yield (
-            "tensorboard without serviceAccount: the job could not write to it: add serviceAccount: NAME@PROJECT.iam."
-            "gserviceaccount.com to the tier"
-        )
-
-
 def machine_of(pool: Spec) -> tuple[str, str, int]:
     """Returns the type of a pool's machines, their accelerator, and how many of them one has."""
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
     return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
-
-
-def _of_pool(place: int, pool: Spec, where: str) -> Iterator[str]:
-    task, replicas = pool.get("containerSpec") or pool.get("pythonPackageSpec", {}), int(pool.get("replicaCount", 1))
-    if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
-        yield f"{where}: give one of containerSpec (your own image) and pythonPackageSpec"
-    if place == 0 and replicas != 1:
-        yield f"{where}.replicaCount={replicas}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
-    for key in [key for key in ("executorImageUri", "packageUris") if key in task]:
-        yield (
-            f"{where}.pythonPackageSpec: {key} is for Google's prebuilt images of TensorFlow, which have ended: leave "
-            "it out, and each start installs what the job needs, or name your image, as containerSpec: {imageUri: …}"
-        )
-
-
-def _of_machine(machine: Spec, where: str) -> Iterator[str]:
-    table, (kind, accelerator, count) = load_machines(), machine_of({"machineSpec": machine})
-    host = table.machines.get(kind)
-    if host is None:
-        alike = " or ".join([name for name in table.machines if name.startswith(kind)][:3])
-        hint = f"; did you mean {alike}?" if alike else nearest(kind, table.machines)
-        yield (
-            f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
-            "prices"
-        )
-    if accelerator and accelerator not in table.accelerators:
-        yield (
-            f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-            f"{', '.join(table.accelerators)}"
-        )
-    if bool(accelerator) != bool(count):
-        yield f"{where}: acceleratorType={accelerator or None} and acceleratorCount={count}: give both, or neither"
-    if host and (accelerator or not host.attached) and count not in host.counts.get(accelerator, ()):
-        yield f"{where}: {_other_machines(host, accelerator, count)}"
-
-
-def _other_machines(host: Machine, accelerator: str, count: int) -> str:
-    """Returns what the machine takes instead of so many accelerators, and which machines have these."""
-    has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
-    text = f"{accelerator} x {count}" if accelerator else "none"
-    machines = load_machines().machines.items()
-    others = [name for name, machine in machines if count in machine.counts.get(accelerator, ())]
-    advice = f"; {text} comes with {' or '.join(others[:3])}" if others else ""
-    return f"{host.name} takes {has or 'no accelerators'}, not {text}{advice}"
-
-
-def _of_scheduling(scheduling: Spec, machines: Sequence[tuple[str, str, int]]) -> Iterator[str]:
-    strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
-    flexible = strategy == "FLEX_START"
-    if flexible and "maxWaitDuration" not in scheduling:
-        yield (
-            "scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for machines, as "
-            'maxWaitDuration: "14400s"'
-        )
-    if float(timeout[:-1]) < LEAST_TIMEOUT_S:
-        yield f'scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
-    for kind, accelerator, _ in machines:
-        host = load_machines().machines.get(kind)
-        if host and host.strategies and strategy not in host.strategies:
-            yield (
-                f"scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(host.strategies)}: set the "
-                "strategy, or take a larger machine"
-            )
-        if flexible and not FLEX_START.fullmatch(accelerator):
-            yield (
-                f"scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for L4, A100, "
-                "H100, H200 and B200: drop the strategy, or use SPOT"
-            )
 
 
 def check_same_region(name: str, resource: str, region: str) -> None:

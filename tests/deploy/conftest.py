@@ -24,8 +24,7 @@ from deploy.platform.local import LocalJob, local_workers
 from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import Clock
 from deploy.report.collection import collect
-from deploy.report.measures import summarize
-from deploy.report.tier_summary import TierSummary
+from deploy.report.measures import TierSummary, summarize
 from deploy.tiers.tier import load_tier
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import noisy, plant, sample

@@ -12,9 +12,8 @@ import pytest
 
 from deploy.report.collection import collect
 from deploy.report.formatting import figures
-from deploy.report.measures import MEASURES, summarize
+from deploy.report.measures import MEASURES, TierSummary, summarize
 from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
-from deploy.report.tier_summary import TierSummary
 from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, noisy, plant, sample
 from trainer.base.errors import UserError
