@@ -20,15 +20,23 @@ from deploy.job.workload import JobOptions
 from deploy.packaging.images import remembered
 from deploy.planning.cached_plans import FIT, best_memory_option, plan_of
 from deploy.planning.extrapolation import Extrapolation, estimate
-from deploy.planning.forecast import BY_CPU, BY_GRAPH, BY_RUNS, Forecast, forecast
-from deploy.planning.recommendations import Answer, Choice, answers, time_of, usd_words
+from deploy.planning.forecast import (
+    BY_CPU,
+    BY_GRAPH,
+    BY_RUNS,
+    PREEMPTIONS_PER_HOUR,
+    RESTART_SECONDS,
+    Forecast,
+    PricedEstimate,
+    forecast,
+)
+from deploy.planning.recommendations import Answer, Choice, answers, dollars, time_of
 from deploy.planning.step_time import CONSTANTS, CPU_DOUBT, Interval, is_compiled
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, RESTART_SECONDS, PricedEstimate
 from deploy.planning.tier_memory import FRAGMENTS, GIB, NEAR
 from deploy.platform import buckets
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.report.collection import collect
-from deploy.report.formatting import figures, html_table, markdown_table, money, terminal_table
+from deploy.report.formatting import html_table, markdown_table, money, terminal_table
 from deploy.report.plots import pareto_front
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
 from deploy.tiers.machine_table import load_machines
@@ -133,7 +141,7 @@ class Plan:
         front = [self.offers[index] for index in sorted(self.efficient)]
         rows = [
             (forecast.tier, STRATEGIES[offer.strategy], forecast.fit.verdict if forecast.fit else "not known",
-             f"{forecast.fit.largest_batch:,}" if forecast.fit else "", time_of(offer), usd_words(offer))
+             f"{forecast.fit.largest_batch:,}" if forecast.fit else "", time_of(offer), offer.usd.text(dollars))
             for forecast, offer in front[: LINES - len(lines) - 2]
         ]  # fmt: skip
         if rows:
@@ -199,7 +207,7 @@ class Plan:
         if installing:
             most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
             yield (f"Hours and USD include the minutes in which each job installs TensorFlow first, a "
-                   f"guess: up to {_ranged(most)}; an own image (python -m deploy image) saves them.")  # fmt: skip
+                   f"guess: up to {most.text()}; an own image (python -m deploy image) saves them.")  # fmt: skip
         yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
                f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
         tiers: dict[str, list[str]] = {}
@@ -209,18 +217,13 @@ class Plan:
         yield from (f"{', '.join(names)}: {problem}" for problem, names in tiers.items())
 
 
-def _ranged(value: Interval, text: Any = figures) -> str:
-    """Formats `1.20 (1.00 - 1.50)`."""
-    return f"{text(value.middle)} ({text(value.low)} - {text(value.high)})"
-
-
 def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) -> list[str]:
     fit = forecast.fit
     needs = f"{fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f}" if fit else ""
     return [
         forecast.tier, STRATEGIES[offer.strategy] if offer else "", fit.verdict if fit else "not known", needs,
-        f"{fit.largest_batch:,}" if fit else "", _ranged(forecast.step.times(1e3)) if forecast.step else "",
-        _ranged(offer.hours) if offer else "", _ranged(offer.usd, money) if offer else "", "*" if efficient else "",
+        f"{fit.largest_batch:,}" if fit else "", forecast.step.times(1e3).text() if forecast.step else "",
+        offer.hours.text() if offer else "", offer.usd.text(money) if offer else "", "*" if efficient else "",
     ]  # fmt: skip
 
 

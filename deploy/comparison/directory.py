@@ -23,13 +23,14 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
         raise UserError(f"out={out} holds a training run (run.json): use another --out")
     if not any_begun(out):
         return
-    stored, wished = _identity(read_json(out / COMPARISON)[0]), _identity(request)
-    if stored is None or wished is None:
+    try:
+        stored, wished = _identity(read_json(out / COMPARISON)[0]), _identity(request)
+    except (KeyError, TypeError, AttributeError):
         problem = "damaged" if (out / COMPARISON).exists() else "missing"
         raise UserError(
             f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use another --out, or "
             f"see `python -m deploy report {out}`"
-        )
+        ) from None
     added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # "tiers" shows them
     differing = [key for key in {**stored, **wished} if key not in added_tiers and stored.get(key) != wished.get(key)]
     if differing:
@@ -46,15 +47,12 @@ def write_comparison(out: Path, request: Mapping[str, Any]) -> None:
     write_whole(out / COMPARISON, json.dumps({**request, "parallel": most}, indent=2) + "\n")
 
 
-def _identity(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings that define a comparison, by the names that users know; None if `request` is damaged."""
-    try:
-        tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in request["tiers"]}
-        parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]
-        flags = {name: value if equals else "true" for name, equals, value in parts}
-        common = {"on": request["on"], "scaling": request["scaling"], "tiers": ", ".join(tiers)}
-    except (KeyError, TypeError, AttributeError):
-        return None
+def _identity(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that define a comparison, by the names that users know."""
+    tiers = {tier["name"]: {**tier, "price_per_hour": None} for tier in request["tiers"]}
+    parts = [flag.removeprefix("--").partition("=") for flag in request["flags"]]
+    flags = {name: value if equals else "true" for name, equals, value in parts}
+    common = {"on": request["on"], "scaling": request["scaling"], "tiers": ", ".join(tiers)}
     return {**common, **{f"tier {name}": facts for name, facts in tiers.items()}, **flags}
 
 

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TextIO
 
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
@@ -26,6 +25,7 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
 from deploy.job.workload import Order, Training, Workload
 from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
+from deploy.platform.vertex_api import Clock, retried
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
@@ -158,7 +158,15 @@ class VertexRunner:
         if not runs:
             return
         with api_errors(self._gcp):
-            self._jobs = {job_dir: self._found(run, job_dir) for run, job_dir in runs}
+            for run, job_dir in runs:
+                # A job that was sent before and runs or has succeeded is the run's; else one is sent, to its output.
+                earlier = find_in(job_dir)
+                job = self._submitted(run, job_dir, earlier.attempts[-1].output if earlier else "")
+                if earlier and job.take_up(earlier):
+                    status = with_bill(job.status, self._clock.now())
+                    if status.over and status.state != "SUCCEEDED":
+                        job = self._submitted(run, job_dir, job.output)
+                self._jobs[job_dir] = job
             jobs = [job.jobs[0] for job in self._jobs.values()]
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
                 counts = Counter(job.tier.name for job in new)
@@ -195,28 +203,34 @@ class VertexRunner:
             if status is None:
                 say(f"{job.name} is still running; cancel it: python -m deploy cancel {job.name}")
                 return INTERRUPTED
-            _fetch(job.output, status, job_dir, log)
+            # What a report reads is copied here, result.json last, because it marks the copy as complete. A failed job
+            # gets its error there if the trainer wrote none.
+            try:
+                folder = fetched(job.output, "output")
+                shutil.copytree(folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
+                if (folder / RESULT).is_file():
+                    write_whole(job_dir / RESULT, (folder / RESULT).read_bytes())
+            except UserError as error:
+                if status.state == "SUCCEEDED":
+                    raise
+                print(f"not fetched: {error}", file=log)
+            if status.state != "SUCCEEDED":
+                record_failure(job_dir, describe_failure(status) or status.state)
+            elif not (job_dir / RESULT).is_file():
+                raise UserError(
+                    f"{job.output} has no result.json, though the job succeeded: remove {job_dir} to run it again"
+                )
             return exit_code(status)
 
     def stop(self) -> None:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _found(self, run: Workload, job_dir: Path) -> SubmittedJob:
-        """Returns the run's job that was sent before and runs or has succeeded, else one to be sent, to its output."""
-
-        def submitted(output: str) -> SubmittedJob:
-            submission = next(self._submissions)
-            return SubmittedJob(
-                [self._job(run, submission, output)], Submission(submission, folder=job_dir), self._session
-            )
-
-        earlier = find_in(job_dir)
-        job = submitted(earlier.attempts[-1].output if earlier else "")
-        if earlier and job.take_up(earlier):
-            status = with_bill(job.status, self._clock.now())
-            return submitted(job.output) if status.over and status.state != "SUCCEEDED" else job
-        return job
+    def _submitted(self, run: Workload, job_dir: Path, output: str) -> SubmittedJob:
+        """Returns a job that is to be sent, with the run's folder as its record."""
+        submission = next(self._submissions)
+        jobs = [self._job(run, submission, output)]
+        return SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
 
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
         order = with_limits(run, dataclasses.replace(self._order, submission=submission))
@@ -229,23 +243,3 @@ class VertexRunner:
             self._clock.sleep(min(left, STOP_DELAY_S))
         if self._stopped.is_set():
             raise KeyboardInterrupt
-
-
-def _fetch(output: str, status: JobStatus, job_dir: Path, log: TextIO) -> None:
-    """Copies what a report reads to `job_dir`, and adds the error of a failed job if the trainer wrote none.
-
-    result.json is written last, because it marks the copy as complete.
-    """
-    try:
-        folder = fetched(output, "output")
-        shutil.copytree(folder, job_dir, ignore=shutil.ignore_patterns(RESULT), dirs_exist_ok=True)
-        if (folder / RESULT).is_file():
-            write_whole(job_dir / RESULT, (folder / RESULT).read_bytes())
-    except UserError as error:
-        if status.state == "SUCCEEDED":
-            raise
-        print(f"not fetched: {error}", file=log)
-    if status.state != "SUCCEEDED":
-        record_failure(job_dir, describe_failure(status) or status.state)
-    elif not (job_dir / RESULT).is_file():
-        raise UserError(f"{output} has no result.json, though the job succeeded: remove {job_dir} to run it again")

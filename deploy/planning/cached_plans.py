@@ -7,8 +7,7 @@ from dataclasses import replace
 from deploy.base.console import run_program, say
 from deploy.job.job import Job
 from deploy.job.workload import Order, Training, Workload
-from deploy.planning.forecast import Forecast, forecast
-from deploy.planning.strategy_costs import PricedEstimate
+from deploy.planning.forecast import PricedEstimate, forecast
 from deploy.planning.tier_memory import FITS, NEAR, TOO_LARGE, MemoryOption, fit_on
 from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
@@ -59,15 +58,13 @@ def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> Memor
     return fit.options[0]
 
 
-def _known(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> Forecast | None:
-    """Returns what the kept plan says of a job on the tier; None without one."""
+def _estimated(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> PricedEstimate | None:
+    """Returns what the kept plan says of a job under its tier's strategy; None without a plan, a time or a price."""
     plan = _kept(config)
-    return forecast(tier, plan, config, load_machines(), own_image=own_image) if plan else None
-
-
-def _offer(tier: Tier, forecast: Forecast | None) -> PricedEstimate | None:
-    """Returns the job under the tier's own strategy; None without a plan, a time or a price."""
-    return next((offer for offer in (forecast.offers if forecast else ()) if offer.strategy == tier.strategy), None)
+    if not plan:
+        return None
+    offers = forecast(tier, plan, config, load_machines(), own_image=own_image).offers
+    return next((offer for offer in offers if offer.strategy == tier.strategy), None)
 
 
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
@@ -96,7 +93,7 @@ def estimate(job: Job) -> PricedEstimate | None:
     work, tier = job.workload, job.tier
     if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
-    return _offer(tier, _known(tier, work.config, own_image=not job.image.plain))
+    return _estimated(tier, work.config, own_image=not job.image.plain)
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
@@ -120,7 +117,7 @@ def with_limits(work: Workload, order: Order) -> Order:
     if factor:
         if training and order.asked.plan:
             plan_of(training.config, training.overrides)
-        offer = training and _offer(tier, _known(tier, training.config))
+        offer = training and _estimated(tier, training.config)
         if not offer:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
@@ -141,8 +138,8 @@ def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)
-        known = _known(tier, training.config)
-        fit = known.fit if known else None
+        known = _kept(training.config)
+        fit = fit_on(known, training.config, tier, load_machines()) if known else None
         if fit:
             line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")
             line += f"it {fit.words}"

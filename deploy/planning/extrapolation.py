@@ -26,7 +26,7 @@ ROWS_SHRINK, NO_GAIN = 0.9, 1.05  # the least of published over predicted; the m
 
 @dataclass(frozen=True)
 class Measurement:
-    """Holds a step on `devices` GPUs of one machine, each with `rows` rows in one pass, as seconds of a fixed batch."""
+    """Holds a step on `devices` GPUs of one machine, with `rows` rows in a micro-batch, as seconds of a fixed batch."""
 
     devices: int
     rows: float
@@ -34,7 +34,7 @@ class Measurement:
 
 
 def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
-    """Returns the seconds on `devices` GPUs with `rows` rows each in one pass, from `few` and more GPUs."""
+    """Returns the seconds on `devices` GPUs with `rows` rows in each micro-batch, from `few` and more GPUs."""
     stays = (many.devices * many.seconds - few.devices * few.seconds) / (many.devices - few.devices)
     stays = min(max(stays, 0.0), many.seconds)
     if few.rows == many.rows:
@@ -52,7 +52,7 @@ def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> 
 
 
 START_DOUBT = Interval(0.5, 1.0, 2.0)  # of the start-up of a short run, which machines and disks change
-_BATCH = ("global_batch_size", "micro_batches")  # which may differ if the rows of a pass are those of a tier
+_BATCH = ("global_batch_size", "micro_batches")  # which may differ if the rows of a micro-batch are those of a tier
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,13 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Holds a measured tier: a run of it, seconds for the rows of the planned batch, and the rows of a pass."""
+    """Holds a measured tier: a run of it, seconds for the rows of the planned batch, and the rows of a micro-batch."""
 
     row: TierSummary
     run: RunRecord
     step: Interval
     rows: float
     same_batch: bool
-
-
-_Basis = tuple[tuple[_Measured, ...], Interval, str]  # what an estimate uses, the step that follows, why in words
 
 
 def estimate(
@@ -86,28 +83,40 @@ def estimate(
 
     Raises UserError if a run is of another training.
     """
-    batch = config.global_batch_size
-    planned_rows = {_rows_of_pass(batch, tier.devices, config.micro_batches_on(tier.devices)) for tier in tiers}
+    planned_rows = {_micro_batch_rows(config, tier) for tier in tiers}
     runs = [_read(row, config, planned_rows) for row in summarize(measured) if row.step_seconds]
     if not runs:
         raise UserError("the short run has no step times: let it take at least two reports")
     estimates, sources, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        basis = _basis(tier, [run for run in runs if _is_of(tier, run.row)], config)
-        if basis:
-            used, step, words = basis
-            kind = used[0].row.kind
-            for each in used:
-                on = f"{counted_devices(each.row.devices)} ({each.row.simulated or each.row.kind})"
-                sources[f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on {on}"] = None
-            assumptions.append(f"{tier.name}: {words}")
-            if kind in ("CPU", "GPU"):  # devices without a model name
-                assumptions.append(f"{tier.name}: the {kind} of the short run is taken for {tier.kind}")
-            estimates.append(
-                Extrapolation(
-                    tier.name, " and ".join(run.row.tier for run in used), _seconds(used[0], step, config), step
-                )
-            )
+        # Those on real devices of the tier's kind, as far as the names tell: simulated ones share one machine.
+        alike = []
+        for run in runs:
+            kind, name = run.row.kind, run.row.tier
+            on_cpu = kind in ("CPU", tier.machine_type)
+            on_gpu = kind == tier.accelerator_type or (kind, name) == ("GPU", tier.name)
+            if not run.row.simulated and (on_gpu if tier.accelerators else on_cpu):
+                alike.append(run)
+        if not alike:
+            continue
+        used, step, words = _step_on(tier, alike, config)
+        for each in used:
+            on = f"{counted_devices(each.row.devices)} ({each.row.simulated or each.row.kind})"
+            sources[f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on {on}"] = None
+        assumptions.append(f"{tier.name}: {words}")
+        if used[0].row.kind in ("CPU", "GPU"):  # devices without a model name
+            assumptions.append(f"{tier.name}: the {used[0].row.kind} of the short run is taken for {tier.kind}")
+        # Start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps. Epochs of
+        # the full job have as many steps as those of a short run of the same batch.
+        short, row = used[0].run, used[0].row
+        steps = config.steps or (config.epochs or 1) * (short.steps_per_epoch or 0) * used[0].same_batch
+        if not steps:
+            raise UserError(f"{short.folder} does not say how many steps an epoch has: give --steps=, not --epochs=")
+        start = short.startup_seconds or 0.0
+        rest = max(0.0, (short.wall_seconds or 0.0) - start - (short.steps or 0) * row.step_seconds.median)
+        longer = max(1.0, steps / (short.steps or steps))
+        total = START_DOUBT.times(start).plus(step.times(steps)).plus(Interval(rest, rest, rest * longer))
+        estimates.append(Extrapolation(tier.name, " and ".join(run.row.tier for run in used), total, step))
     return estimates, [*sources, *_ALWAYS, *assumptions] if estimates else []
 
 
@@ -118,48 +127,40 @@ _ALWAYS = (
 )
 
 
-def _rows_of_pass(batch: float, devices: int, passes: float) -> float:
-    return batch / devices / passes
+def _micro_batch_rows(config: TrainConfig, tier: TierFacts) -> float:
+    """Returns the rows of a micro-batch of the planned run on each device of a tier."""
+    return config.global_batch_size / tier.devices / config.micro_batches_on(tier.devices)
 
 
 def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _Measured:
     """Returns what the first timed run of a tier tells, of those that are done if any is.
 
-    Its batch may be another than the planned one if each pass has as many rows as on a tier that is asked for (weak
-    scaling, passes). Raises UserError if it is of another training.
+    Its batch may be another than the planned one if a micro-batch has as many rows as on a tier that is asked for, as
+    in weak scaling. Raises UserError if it is of another training.
     """
     run = min((run for run in row.group.runs if run.timed), key=lambda run: run.state != "done")
     batch = run.config.get("global_batch_size", config.global_batch_size)
-    passes = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
-    rows = _rows_of_pass(batch, row.devices, passes)
-    same_pass = _BATCH if rows in planned_rows else ()
-    fixed = {name: value for name, value in fixed_settings(config).items() if name not in same_pass}
+    micro_batches = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
+    rows = batch / row.devices / micro_batches
+    free = _BATCH if rows in planned_rows else ()
+    fixed = {name: value for name, value in fixed_settings(config).items() if name not in free}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
     if differing:
         key = differing[0]
         raise UserError(
             f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
-            "give the flags of the full job, only steps or epochs may differ, and the batch if a pass has the same rows"
+            "give the flags of the full job, only steps or epochs may differ, and the batch if a micro-batch has the "
+            "same rows"
         )
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
-    same = (batch, passes) == (config.global_batch_size, config.micro_batches_on(row.devices))
+    same = (batch, micro_batches) == (config.global_batch_size, config.micro_batches_on(row.devices))
     return _Measured(row, run, step.times(config.global_batch_size / batch), rows, same)
 
 
-def _is_of(tier: TierFacts, row: TierSummary) -> bool:
-    """Returns whether the row was measured on real devices of the tier's kind, as far as the names tell.
-
-    Several simulated devices measure nothing, because they share one machine.
-    """
-    if row.simulated:
-        return False
-    if not tier.accelerators:
-        return row.kind in ("CPU", tier.machine_type)
-    return row.kind == tier.accelerator_type or (row.kind, row.tier) == ("GPU", tier.name)
-
-
-def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> _Basis | None:
-    """Returns the basis of a tier's estimate by the runs on its kind of device; None without any."""
+def _step_on(
+    tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig
+) -> tuple[tuple[_Measured, ...], Interval, str]:
+    """Returns the runs that tell a tier's step, of those on its kind of device, the step, and how it follows."""
     for run in alike:
         if run.same_batch and (run.row.tier, run.row.devices) == (tier.name, tier.devices):
             return (run,), run.step, "its own step times, the quartiles as interval"
@@ -167,7 +168,7 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
     if points and points[0].row.devices < points[-1].row.devices < tier.devices:
         # More devices than two measured tiers of one machine; the quartiles of the larger one's step times widen it.
         few, many = points[0], points[-1]
-        rows = _rows_of_pass(config.global_batch_size, tier.devices, config.micro_batches_on(tier.devices))
+        rows = _micro_batch_rows(config, tier)
         less, more = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
         factor = interval(less, more, tier.devices, rows).times(1 / many.step.middle)
         words = (
@@ -175,10 +176,8 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
             f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
             f"(the runs of {few.row.tier} and {many.row.tier})"
         )
-        fewer = "" if few.rows == many.rows == rows else "; a pass has fewer rows there, for which no rule held"
+        fewer = "" if few.rows == many.rows == rows else "; a micro-batch has fewer rows there, for which no rule held"
         return (many, few), many.step.product(factor), f"{words}{fewer}"
-    if not alike:
-        return None
     # By the number of devices alone, from no gain to ideal.
     row = alike[0].row
     ratio = row.devices / tier.devices
@@ -188,18 +187,3 @@ def _basis(tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig) -> 
         times = f"{figures(factor.low)} to {figures(factor.high)}"
         words += f"; {tier.devices} devices take {times} x the time of {row.devices}"
     return (alike[0],), alike[0].step.product(factor), words
-
-
-def _seconds(measured: _Measured, step: Interval, config: TrainConfig) -> Interval:
-    """Returns start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps.
-
-    Epochs of the full job have as many steps as those of a short run of the same batch.
-    """
-    run, row = measured.run, measured.row
-    steps = config.steps or (config.epochs or 1) * (run.steps_per_epoch or 0) * measured.same_batch
-    if not steps:
-        raise UserError(f"{run.folder} does not say how many steps an epoch has: give --steps= instead of --epochs=")
-    start = run.startup_seconds or 0.0
-    rest = max(0.0, (run.wall_seconds or 0.0) - start - (run.steps or 0) * row.step_seconds.median)
-    longer = max(1.0, steps / (run.steps or steps))
-    return START_DOUBT.times(start).plus(step.times(steps)).plus(Interval(rest, rest, rest * longer))

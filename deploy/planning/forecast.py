@@ -1,12 +1,11 @@
 """Puts together what is known of a run on each tier: whether it fits, the time of a step and of the job, the money."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deploy.packaging.images import choose_image, install_seconds
 from deploy.planning.extrapolation import Extrapolation
 from deploy.planning.step_time import Interval, cpu_step_seconds, is_compiled, step_seconds
-from deploy.planning.strategy_costs import PricedEstimate, lost_by_preemption, offers
 from deploy.planning.tier_memory import TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import STRATEGIES, Tier
@@ -19,7 +18,19 @@ from trainer.base.settings.train_config import TrainConfig
 # a plain image, as a factor of images.py's guess.
 START_SECONDS = Interval(30.0, 60.0, 180.0)
 INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
+PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine; none in the best case, twice as many in the worst
+RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
 BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"
+
+
+@dataclass(frozen=True)
+class PricedEstimate:
+    """Holds the whole job on a tier under a strategy: hours, and USD for all machines."""
+
+    strategy: str
+    usd_per_hour: float
+    hours: Interval
+    usd: Interval
 
 
 @dataclass(frozen=True)
@@ -94,8 +105,17 @@ def forecast(
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
         )
-        offered = list(offers(tier, seconds.plus(installing), lost))
-        problems += _not_offered(tier, offered)
+        offered = list(priced_estimates(tier, seconds.plus(installing), lost))
+        usd = tier.usd_by_strategy
+        unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
+        if not offered:
+            problems.append(f"no price: give --price_per_hour={tier.name}=USD")
+        elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:
+            problems.append("as spot, preemptions might lose more than is done")
+        if tier.price.lower_bound:
+            problems.append("its prices are lower bounds, without Vertex AI's fee, which is not known")
+        if unknown and offered:
+            problems.append(f"no price known as {' or '.join(unknown)}")
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
         basis, extrapolation.measured if extrapolation else "",
@@ -104,15 +124,25 @@ def forecast(
     )  # fmt: skip
 
 
-def _not_offered(tier: Tier, offered: Sequence[PricedEstimate]) -> Iterator[str]:
-    """Yields why the tier lacks offers."""
-    usd = tier.usd_by_strategy
-    if not offered:
-        yield f"no price: give --price_per_hour={tier.name}=USD"
-    elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:
-        yield "as spot, preemptions might lose more than is done"
-    if tier.price.lower_bound:
-        yield "its prices are lower bounds, without Vertex AI's fee, which is not known"
-    unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
-    if unknown and offered:
-        yield f"no price known as {' or '.join(unknown)}"
+def priced_estimates(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[PricedEstimate]:
+    """Yields the job under each strategy that has a price and an end.
+
+    seconds: of the job without interruption; lost_seconds: of work, by one preemption of a spot machine. Each machine
+    of the tier is preempted on its own, and ends the work of all.
+    """
+    for strategy, price in tier.usd_by_strategy.items():
+        share = 0.0
+        if strategy == "SPOT":
+            share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
+        if price is not None and 2 * share < 1:  # else more may be lost than is done
+            longer = Interval(1.0, 1 / (1 - share), 1 / (1 - 2 * share))
+            hours = seconds.product(longer).times(1 / 3600)
+            yield PricedEstimate(strategy, price, hours, hours.times(price))
+
+
+def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:
+    """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints.
+
+    every_steps, every_minutes: how often one is saved; 0: not by these.
+    """
+    return min(filter(None, [every_steps * step_seconds, 60 * every_minutes, job_seconds])) / 2

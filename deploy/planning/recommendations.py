@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from deploy.planning.forecast import BY_CPU, Forecast
+from deploy.planning.forecast import BY_CPU, Forecast, PricedEstimate
 from deploy.planning.step_time import CONSTANTS, Interval
-from deploy.planning.strategy_costs import PricedEstimate
-from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE, Fit
+from deploy.planning.tier_memory import FITS, GIB, TOO_LARGE
 from deploy.report.formatting import figures
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES
@@ -38,7 +37,10 @@ def answers(
 ) -> Iterator[Answer]:
     """Yields the answers, first to what was asked; `offers`: all of them, the cheapest first."""
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
-        yield Answer("fits?", _fit(fit))
+        verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
+        needed = f"needs {fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f} GiB"
+        option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
+        yield Answer("fits?", f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{option}")
     if not offers:
         fits = [(forecast.fit, forecast.tier) for forecast in forecasts if forecast.fit]
         if len(forecasts) > 1 and fits and all(fit.verdict == TOO_LARGE for fit, _ in fits):
@@ -61,15 +63,29 @@ def answers(
     for problem, count in Counter(each.problems[0] for each in forecasts if each.problems and not each.step).items():
         if 2 * count >= len(forecasts):
             yield Answer("not timed", f"{count} tiers: {problem}")
-    yield from _more_devices(offers)
+    # Whether the most devices of a kind pay against the fewest: of the cheapest kind that has several numbers of them.
+    kinds: dict[tuple[str, str, str], list[Choice]] = {}
+    for forecast, offer in offers:
+        if forecast.kind in load_machines().accelerators:
+            place = forecast.tier.partition("@")[2]
+            kinds.setdefault((forecast.kind, offer.strategy, place), []).append((forecast, offer))
+    ends = ((min(alike, key=_devices), max(alike, key=_devices)) for alike in kinds.values())
+    scaled = next(((few, many) for few, many in ends if _devices(few) < _devices(many)), None)
+    if scaled:
+        (few, least_of_it), (many, most_of_it) = scaled
+        faster = least_of_it.hours.middle / most_of_it.hours.middle
+        dearer = most_of_it.usd.middle / least_of_it.usd.middle
+        pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
+        gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
+        yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
     forecast, _ = cheapest
     if forecast.step and forecast.seconds:
         training = forecast.step.middle * forecast.steps
         installing = forecast.install_seconds.middle / 3600
         parts = [f"{span(installing)} installing (own image: 0)"] if installing else []
         parts.append(f"{span((forecast.seconds.middle - training) / 3600)} starting")
-        each = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
-        yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each}")
+        each_step = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
+        yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each_step}")
         low, high = (figures(end / forecast.step.middle, 2) for end in (forecast.step.low, forecast.step.high))
         known = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
         known = "by steps on this CPU" if forecast.basis == BY_CPU else known
@@ -93,45 +109,20 @@ def _within(offers: Sequence[Choice], limited: Measure, most: float, measure: Me
     return ""
 
 
-def _more_devices(offers: Sequence[Choice]) -> Iterator[Answer]:
-    """Yields whether the most devices of the cheapest kind that has several numbers of them pay against the fewest."""
-    kinds: dict[tuple[str, str, str], list[Choice]] = {}
-    for forecast, offer in offers:
-        if forecast.kind not in load_machines().accelerators:
-            continue
-        place = forecast.tier.partition("@")[2]
-        kinds.setdefault((forecast.kind, offer.strategy, place), []).append((forecast, offer))
-    for choices in kinds.values():
-        (few, least), *_, (many, most) = sorted(choices * 2, key=lambda choice: choice[0].devices)
-        if few.devices < many.devices:
-            faster, dearer = least.hours.middle / most.hours.middle, most.usd.middle / least.usd.middle
-            verdict = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
-            gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
-            yield Answer(f"{many.devices} GPUs?", f"{verdict}: {many.tier} is {gain}")
-            return
-
-
-def _fit(fit: Fit) -> str:
-    needed = f"needs {fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f} GiB"
-    verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
-    option = f"; this one with --{fit.options[0].name}={fit.options[0].value}" if fit.options else ""
-    return f"{verdict}: {needed}; up to a batch of {fit.largest_batch:,}{option}"
+def _devices(choice: Choice) -> int:
+    return choice[0].devices
 
 
 def _line(choice: Choice) -> str:
-    name = f"{choice[0].tier} {STRATEGIES[choice[1].strategy]}"
-    return f"{name:<20}  {_ranged(choice[1].usd, dollars, ' USD'):<28}  {time_of(choice[1])}"
+    forecast, offer = choice
+    name = f"{forecast.tier} {STRATEGIES[offer.strategy]}"
+    return f"{name:<20}  {offer.usd.text(dollars, ' USD'):<28}  {time_of(offer)}"
 
 
 def time_of(offer: PricedEstimate) -> str:
     """Formats the time of a job as `7 min (4 - 12)`."""
     unit, hours = _unit(offer.hours.middle)
-    return _ranged(offer.hours.times(1 / hours), _count, f" {unit}")
-
-
-def usd_words(offer: PricedEstimate) -> str:
-    """Formats the money of a job as `0.05 (0.03 - 0.09)`."""
-    return _ranged(offer.usd, dollars)
+    return offer.hours.times(1 / hours).text(_count, f" {unit}")
 
 
 def span(hours: float) -> str:
@@ -153,7 +144,3 @@ def _count(value: float) -> str:
 def dollars(value: float) -> str:
     """Formats USD: `1,234`, `12.30`, `0.004`."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}" if value >= 0.01 else figures(value, 1)
-
-
-def _ranged(value: Interval, text: Callable[[float], str], unit: str = "") -> str:
-    return f"{text(value.middle)}{unit} ({text(value.low)} - {text(value.high)})"

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.report.formatting import figures
 from deploy.tiers.machine_table import Accelerator, Machine, Rates
 from trainer.base.run_files.plan_file import FEW_CHANNELS, StepPlan, Work
 from trainer.base.settings.cards import arithmetic
@@ -41,6 +42,10 @@ class Interval:
     def product(self, other: Interval) -> Interval:
         """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
+
+    def text(self, show: Callable[[float], str] = figures, unit: str = "") -> str:
+        """Formats `1.20 (1.00 - 1.50)`, with the unit after the middle."""
+        return f"{show(self.middle)}{unit} ({show(self.low)} - {show(self.high)})"
 
 
 FILE = Path(__file__).with_name("gpu_constants.json")
@@ -105,10 +110,10 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Fo
     return total
 
 
-def host_seconds(work: Work, passes: int, formula: Formula) -> float:
-    """Returns the time in which the host starts the kernels of one replica's passes of a step."""
+def host_seconds(work: Work, micro_batches: int, formula: Formula) -> float:
+    """Returns the time in which the host starts the kernels of one replica's micro-batches of a step."""
     kernels = formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
-    return passes * kernels + formula.step_seconds
+    return micro_batches * kernels + formula.step_seconds
 
 
 def all_reduce_seconds(
@@ -131,15 +136,16 @@ def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
     """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
-    work, passes, rates = plan.work if devices == 1 else plan.work_of_two, config.micro_batches_on(devices), gpu.rates
+    work, rates = plan.work if devices == 1 else plan.work_of_two, gpu.rates
     if work is None or rates is None:
         return None
-    kind, rows = arithmetic(config, rates.tflops), config.global_batch_size / devices / passes
+    kind, micro_batches = arithmetic(config, rates.tflops), config.micro_batches_on(devices)
+    rows = config.global_batch_size / devices / micro_batches
     formulas = [CONSTANTS.plain]
     if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
         formulas.append(CONSTANTS.compiled)
     parts = [
-        (passes * device_seconds(work, rows, rates, kind, formula), host_seconds(work, passes, formula))
+        (micro_batches * device_seconds(work, rows, rates, kind, formula), host_seconds(work, micro_batches, formula))
         for formula in formulas
     ]
     device, host = min(parts, key=sum)
@@ -164,11 +170,12 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 
     As many times as many cores take from as long to as many times less.
     """
-    work, passes = plan.work if workers == 1 else plan.work_of_two, config.micro_batches_on(workers)
+    work = plan.work if workers == 1 else plan.work_of_two
     if work is None or not machine.vcpus or config.precision.startswith("mixed"):  # which was measured in float32
         return None
-    here, cores = passes * plan.cpu.seconds.at(config.global_batch_size / workers / passes), plan.cpu.cores
-    ratio = cores / machine.vcpus
+    micro_batches = config.micro_batches_on(workers)
+    here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
+    ratio = plan.cpu.cores / machine.vcpus
     step = CPU_DOUBT.product(Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))).times(here)
     return step.plus(SUMMING_DOUBT.times(all_reduce_seconds(work, workers, workers, 0.0) if workers > 1 else 0.0))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_seconds
-from deploy.tiers.machine_table import Machines, load_machines
+from deploy.tiers.machine_table import Accelerator, Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
 from trainer.base.settings.cards import arithmetic, lie_on_card, scratch_mib
@@ -65,14 +65,11 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     if memory is None or (gib := memory.memory_gb) is None:
         return None
     available = USABLE * gib * GIB
-    required, passes = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
+    required, micro_batches = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
-    limit = (available - 1.5 * _beside(plan, config, tier, passes)) / (plan.memory.worst_order * FRAGMENTS)
-    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * passes * tier.devices
-    options = [] if verdict == FITS else [
-        MemoryOption(name, value, required.middle - needed.middle, _slower(plan, config, tier, table, name, value))
-        for name, value, needed in _tried(plan, config, tier, available)
-    ]  # fmt: skip
+    limit = (available - 1.5 * _beside(plan, config, tier)) / (plan.memory.worst_order * FRAGMENTS)
+    largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * micro_batches * tier.devices
+    options = [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
     options.sort(key=lambda option: (option.name in _PROVISO, option.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
         # cuDNN tries kernels with what memory there is, or as much as a job gives it, and does with less: it decides no
@@ -84,56 +81,50 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     return Fit(verdict, required, available, largest, tuple(options))
 
 
-def _tried(
-    plan: StepPlan, config: TrainConfig, tier: Tier, available: float
-) -> Iterator[tuple[str, int | str, Interval]]:
-    """Yields the settings by which the run surely fits, each with what a device then needs."""
-    rows, passes = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
-    finer = [] if config.virtual_replicas else [count for count in range(passes + 1, rows + 1) if rows % count == 0]
-    sharded = [True] if tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer else []
-    again = [BLOCKS] if plan.recomputed else []
+def _memory_options(
+    plan: StepPlan, config: TrainConfig, tier: Tier, gpu: Accelerator | None, required: Interval, available: float
+) -> Iterator[MemoryOption]:
+    """Yields the settings by which the run surely fits, each with the least value that does."""
+    rows, micro_batches = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
+    finer = [] if config.virtual_replicas else [n for n in range(micro_batches + 1, rows + 1) if rows % n == 0]
+    sharded = tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer
     settings: dict[str, Sequence[int | str]] = {
-        "micro_batches": finer, "remat": again, "shard_optimizer": sharded,
+        "micro_batches": finer, "remat": [BLOCKS] if plan.recomputed else [],
+        "shard_optimizer": [True] if sharded else [],
     }  # fmt: skip
+    timed = gpu if gpu and gpu.rates and arithmetic(config, gpu.rates.tflops) else None
     for name, values in settings.items():
         for value in values:
-            needed = _needed(*plan.with_setting(config, name, value), tier)
-            if needed.high <= available:
-                yield name, value, needed
-                break  # the least number of passes
+            changed = plan.with_setting(config, name, value)
+            needed = _needed(*changed, tier)
+            if needed.high > available:
+                continue
+            slower = None
+            if timed:
+                steps = [step_seconds(*run, timed, tier.devices, tier.workers) for run in ((plan, config), changed)]
+                slower = steps[1].middle / steps[0].middle if steps[0] and steps[1] else None
+            yield MemoryOption(name, value, required.middle - needed.middle, slower)
+            break
 
 
 def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs."""
-    passes, memory = config.micro_batches_on(tier.devices), plan.memory
-    rows = config.global_batch_size // tier.devices / passes
-    held, beside = peak_of(memory.lines(config, gpu=bool(tier.accelerators)), rows), _beside(plan, config, tier, passes)
-    held -= plan.sharded_bytes(config, tier.devices)
-    worst = held * memory.worst_order * FRAGMENTS
-    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(beside))
+    rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
+    held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
+    held -= plan.sharded_bytes(config, tier.devices, tier.workers)
+    worst = held * plan.memory.worst_order * FRAGMENTS
+    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_beside(plan, config, tier)))
 
 
-def _slower(
-    plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines, name: str, value: int | str
-) -> float | None:
-    """Returns how many times as long a step takes with a setting; None if times are not predicted."""
-    gpu = table.accelerators.get(tier.accelerator_type)
-    if not gpu or not gpu.rates or not arithmetic(config, gpu.rates.tflops):
-        return None
-    runs = ((plan, config), plan.with_setting(config, name, value))
-    without, by_it = (step_seconds(*run, gpu, tier.devices, tier.workers) for run in runs)
-    return by_it.middle / without.middle if by_it and without else None
+def _beside(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
+    """Returns the bytes that a device needs beside the tensors of a micro-batch: of several, the sum of gradients too.
 
-
-def _beside(plan: StepPlan, config: TrainConfig, tier: Tier, passes: int) -> float:
-    """Returns the bytes that a device needs beside the tensors of a pass: with several, their sum of gradients too.
-
-    With --virtual_replicas, sums of 1, 2, 4 … passes, and then the sums of all devices.
+    With --virtual_replicas, sums of 1, 2, 4 … micro-batches, and then the sums of all devices.
     """
-    gradients = plan.trained_bytes
-    summed = gradients * (passes > 1)
+    gradients, micro_batches = plan.trained_bytes, config.micro_batches_on(tier.devices)
+    summed = gradients * (micro_batches > 1)
     if config.virtual_replicas:
-        summed = gradients * max(passes.bit_length(), tier.devices)
+        summed = gradients * max(micro_batches.bit_length(), tier.devices)
     if not tier.accelerators:
         return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
     several = tier.devices > 1

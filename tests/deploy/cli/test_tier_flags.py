@@ -11,8 +11,8 @@ from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
 from deploy.cli import jobs, submit
+from deploy.planning.forecast import PricedEstimate
 from deploy.planning.step_time import Interval
-from deploy.planning.strategy_costs import PricedEstimate
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier

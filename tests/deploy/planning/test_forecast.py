@@ -11,7 +11,7 @@ import pytest
 
 from deploy.__main__ import main
 from deploy.packaging.images import BuiltImage, remember
-from deploy.planning.forecast import forecast
+from deploy.planning.forecast import PREEMPTIONS_PER_HOUR, forecast, lost_by_preemption, priced_estimates
 from deploy.planning.step_time import (
     CONSTANTS,
     Interval,
@@ -21,7 +21,6 @@ from deploy.planning.step_time import (
     is_compiled,
     step_seconds,
 )
-from deploy.planning.strategy_costs import PREEMPTIONS_PER_HOUR, lost_by_preemption, offers
 from deploy.planning.tier_memory import FITS, GIB, NEAR, TOO_LARGE, Fit, fit_on, host_problems
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
@@ -248,14 +247,14 @@ def test_a_card_multiplies_as_it_can(precision: str, tf32: bool, on_l4: str, on_
 
 def test_spot_costs_its_restarts_and_has_no_end_if_they_lose_all() -> None:
     tier, job = load_tier("l4x1"), Interval(3600.0, 7200.0, 10_800.0)
-    standard, spot = offers(tier, job, 300.0)
+    standard, spot = priced_estimates(tier, job, 300.0)
     assert (standard.strategy, standard.hours) == ("STANDARD", Interval(1, 2, 3))
     assert standard.usd.middle == pytest.approx(2 * standard.usd_per_hour)
     assert (spot.strategy, spot.hours.low) == ("SPOT", 1)
     assert spot.hours.middle == pytest.approx(2 / (1 - PREEMPTIONS_PER_HOUR * 900 / 3600))
     assert spot.hours.high == pytest.approx(3 / (1 - 2 * PREEMPTIONS_PER_HOUR * 900 / 3600))
-    assert [each.strategy for each in offers(tier, job, 90_000.0)] == ["STANDARD"]
-    assert [each.strategy for each in offers(load_tier("h100x1"), job, 300.0)] == ["SPOT", "FLEX_START"]
+    assert [each.strategy for each in priced_estimates(tier, job, 90_000.0)] == ["STANDARD"]
+    assert [each.strategy for each in priced_estimates(load_tier("h100x1"), job, 300.0)] == ["SPOT", "FLEX_START"]
     for every, lost in (((500, 0), 125), ((0, 0), 5e5), ((0, 2), 60), ((500, 2), 60), ((100, 2), 25)):
         assert lost_by_preemption(0.5, *every, 1e6) == lost
 
