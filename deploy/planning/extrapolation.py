@@ -111,7 +111,9 @@ def estimate(
         short, row = used[0].run, used[0].row
         steps = config.steps or (config.epochs or 1) * (short.steps_per_epoch or 0) * used[0].same_batch
         if not steps:
-            raise UserError(f"{short.folder} does not say how many steps an epoch has: give --steps=, not --epochs=")
+            raise UserError(
+                f"{short.folder} does not say how many steps an epoch has: give --steps= instead of --epochs="
+            )
         start = short.startup_seconds or 0.0
         rest = max(0.0, (short.wall_seconds or 0.0) - start - (short.steps or 0) * row.step_seconds.median)
         longer = max(1.0, steps / (short.steps or steps))

@@ -1,37 +1,30 @@
 """Reports a run in progress: status line or bar, stats.jsonl, TensorBoard, tuning metric, sample grids."""
 
-import io
 import json
 import logging
 import math
 import os
-import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import keras
 import tensorflow as tf
-from PIL import Image
 
 from trainer.base.log import ProgressBar, duration, log, on_vertex
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.records import (
     CLASSES,
-    PROGRESS,
-    STEP_PREFIX,
     QualityOf,
     Result,
     Scalars,
     StatsEntry,
     drop_stats_after,
     step_name,
-    step_of,
 )
 from trainer.base.settings.rules import check_known
 from trainer.base.settings.train_config import TrainConfig
@@ -47,10 +40,6 @@ _WIDTH = 100  # of a line for people
 _LINES, _QUIET_S = 16, 120  # of reports in a run; or the longest time without one
 _NEWEST_METRICS = 100
 _METRIC_FILE = "/tmp/hypertune/output.metrics"  # noqa: S108 (the path that Vertex AI reads)
-_MOST_FRAMES = 24  # of the animated picture
-_LONGEST = 640  # pixels of a frame's longer side; 24 grids of noise, 16x16 pixels each image, are 3 MB
-_FRAME_MS, _LAST_MS = 250, 2000
-_SAMPLE = re.compile(rf"{STEP_PREFIX}\d{{8,12}}\.png")
 
 
 class Reporter:
@@ -91,8 +80,6 @@ class Reporter:
             return
         step = self._progress.step
         drop_stats_after(job_dir.root, step - repeats_step)
-        if step:
-            job_dir.mirror.restore(job_dir.samples, frames_of)
         self._tensorboard = EventFiles(job_dir.logs, step + 1 - repeats_step) if self._config.tensorboard else None
         self._tuning = TuningMetric(self._config.tuning_metric) if self._config.tuning_metric else None
         self._gpus = Gpus(sum(name.startswith("GPU") for name in self._devices))
@@ -222,8 +209,7 @@ class Reporter:
     def sample(self, generate: Callable[..., Any], latent_dim: int, classes: int, progress: Progress) -> None:
         """Writes a grid of the images that `generate` makes of noise; the noise is the same at every step.
 
-        With classes, of which `generate` takes labels too, each row shows one. At the end the grids, those of earlier
-        processes too, become an animated picture.
+        With classes, of which `generate` takes labels too, each row shows one.
         """
         if not self._job_dir:
             return
@@ -235,25 +221,17 @@ class Reporter:
         self._job_dir.mirror.put(file)
         if self._tensorboard:
             self._tensorboard.image(progress.step, "samples", picture)
-        if progress.ends:
-            grids = [file.name for file in self._job_dir.samples.glob("*.png") if step_of(file.stem) <= progress.step]
-            with suppress(OSError, SyntaxError, ValueError):  # a damaged grid of an earlier process ends no run
-                content = animated([self._job_dir.samples / name for name in frames_of(grids)])
-                write_whole(self._job_dir.samples / PROGRESS, content)
-                self._job_dir.mirror.put(self._job_dir.samples / PROGRESS)
 
     def summary(self) -> Result:
         """Returns epoch seconds, the devices' peak memory and final scalars for result.json."""
         measured = cast(dict[str, Scalars], by_kind(self._measured))
         final = {kind: {**self._final.get(kind, {}), **values} for kind, values in measured.items()}
-        result: Result = {
+        return {
             "peak_device_memory_gib": peak_device_memory_gib(self._devices),
             "epoch_seconds": [round(seconds, 4) for seconds in self._epoch_seconds],
             "final": {**final, **({"quality": self._quality} if self._quality else {})},
+            **({"classes": dict(self._classes)} if self._classes else {}),
         }
-        if self._classes:
-            result["classes"] = dict(self._classes)
-        return result
 
     def close(self) -> None:
         """Closes the bar and the event files."""
@@ -402,28 +380,3 @@ class TuningMetric:
         }
         self._lines.append(json.dumps(line, sort_keys=True) + "\n")
         write_whole(self._file, "".join(self._lines))
-
-
-def frames_of(names: Iterable[str]) -> list[str]:
-    """Returns the names of the sample grids to show: the first, the last, and evenly many of those between them."""
-    samples = sorted(name for name in names if _SAMPLE.fullmatch(name))
-    shown = min(len(samples), _MOST_FRAMES)
-    return [samples[round(place * (len(samples) - 1) / max(shown - 1, 1))] for place in range(shown)]
-
-
-def animated(files: Sequence[Path]) -> bytes:
-    """Returns an animated GIF of these pictures of one size, at least one, in their order.
-
-    Pillow writes a GIF by itself; for WebP it needs a library that not every installation has.
-    """
-    first, *others = map(_frame, files)
-    content, times = io.BytesIO(), [_FRAME_MS] * len(others) + [_LAST_MS]
-    first.save(content, "gif", save_all=True, append_images=others, duration=times, loop=0)
-    return content.getvalue()
-
-
-def _frame(file: Path) -> Any:
-    """Returns a picture as a frame with at most 256 colours."""
-    with Image.open(file, formats=["PNG"]) as image:
-        image.thumbnail((_LONGEST, _LONGEST), Image.Resampling.BOX)
-        return image.copy() if image.mode == "L" else image.convert("RGB").quantize(256)

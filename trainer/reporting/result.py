@@ -111,11 +111,27 @@ class RunResult:
                     self.job_dir.write(RESULT, {**known, **self._counts(state, error), **about})
 
     def _counts(self, state: str, error: str | None = None) -> Result:
-        seconds = self.goodput.seconds()
+        seconds, progress = self.goodput.seconds(), self.progress
+        reached: Result = {}
+        if progress:
+            ended = progress.first_call_ended
+            reached = {
+                "steps": progress.step,
+                "asked_steps": progress.asked_steps,
+                "epochs": round(progress.epoch, 4),
+                "startup_seconds": None if ended is None else round(ended - self.began, 3),
+                "training_seconds": round(progress.training_seconds, 3),
+                "images_per_second": rounded(progress.whole.images_per_second),
+                "step_seconds": rounded(progress.whole.step_seconds),
+                "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
+                "step_flops": progress.flops or None,
+                "tflop_per_second": progress.tflop_per_second(progress.whole.step_seconds),
+                "mfu": progress.mfu(progress.whole.step_seconds),
+            }
         return {
             "state": state,
             "error": error,
-            **(self._reached(self.progress) if self.progress else {}),
+            **reached,
             "vertex_job": os.environ.get("CLOUD_ML_JOB_ID"),
             "written_at": round(time.time(), 3),
             "job_began_at": round(self.job_began_at, 3),
@@ -132,22 +148,6 @@ class RunResult:
             **({"saved_model": self.saved_model} if self.saved_model else {}),
             **({"slow_worker": self.slow_worker} if self.slow_worker else {}),
             "saving_seconds": round(self.before.get("saving_seconds", 0.0) + self.saving_seconds, 3),
-        }
-
-    def _reached(self, progress: Progress) -> Result:
-        ended = progress.first_call_ended
-        return {
-            "steps": progress.step,
-            "asked_steps": progress.asked_steps,
-            "epochs": round(progress.epoch, 4),
-            "startup_seconds": None if ended is None else round(ended - self.began, 3),
-            "training_seconds": round(progress.training_seconds, 3),
-            "images_per_second": rounded(progress.whole.images_per_second),
-            "step_seconds": rounded(progress.whole.step_seconds),
-            "input_wait_seconds": rounded(progress.whole.input_wait_seconds),
-            "step_flops": progress.flops or None,
-            "tflop_per_second": progress.tflop_per_second(progress.whole.step_seconds),
-            "mfu": progress.mfu(progress.whole.step_seconds),
         }
 
 

@@ -42,7 +42,7 @@ def test_a_run_leaves_what_the_contract_says(small_config: Make) -> None:
     assert names == {
         "run.json", "stats.jsonl", "result.json", "samples", "checkpoints", "logs", "model", ".lock",
     }  # fmt: skip
-    pictures = ["progress.gif", "step-00000003.png", "step-00000006.png"]
+    pictures = ["step-00000003.png", "step-00000006.png"]
     assert sorted(path.name for path in (folder / "samples").iterdir()) == pictures
     assert {path.name for path in (folder / "model").iterdir()} == {
         "model.keras", "model.h5", "saved_model", "serving.json", "critic.keras", "generator_raw.keras",

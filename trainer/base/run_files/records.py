@@ -28,7 +28,6 @@ SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
-PROGRESS = "progress.gif"  # in SAMPLES
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
 COMMIT_FILE = "commit.txt"  # that setup.py writes into the package of a wheel
 _LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged

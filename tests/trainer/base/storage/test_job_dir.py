@@ -23,7 +23,6 @@ from trainer.base.run_files.job_directory import open_job_dir, outputs
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import preflight
-from trainer.reporting.reporter import frames_of
 from trainer.run import job
 
 FLAGS = [
@@ -96,25 +95,6 @@ def test_trained_gone_on_with_and_exported(bucket: Bucket, proxy: Proxy, tmp_pat
         UserError, match=rf"job_dir={bucket.url('runs/7')} contains another run \(seed: 0 before, 2 now"
     ):
         open_job_dir(config_of(bucket, tmp_path / "third", "--seed=2", "--steps=40"))
-
-
-def test_another_machine_gets_the_sample_grids_that_it_shows(bucket: Bucket, tmp_path: Path) -> None:
-    names = [*(f"samples/step-{step:08d}.png" for step in range(30)), "samples/progress.gif", "samples/.step-1.png"]
-    for machine in ("one", "other"):
-        job_dir = open_job_dir(config_of(bucket, tmp_path / machine))
-        if machine == "one":
-            job_dir.samples.mkdir()
-            job_dir.write("run.json", {"command": "test"})
-            for name in names:
-                (job_dir.root / name).write_text(name)
-                job_dir.mirror.put(job_dir.root / name)
-            job_dir.mirror.finish()
-        else:
-            job_dir.mirror.restore(job_dir.samples, frames_of)
-            found = {file.name: file.read_text() for file in job_dir.samples.iterdir()}
-            assert found == {name: f"samples/{name}" for name in frames_of(PurePosixPath(name).name for name in names)}
-            assert len(found) == 24
-        job_dir.mirror.close()
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
