@@ -25,11 +25,10 @@ from deploy.job.sending import check_resources, upload_packages
 from deploy.job.watching import with_bill
 from deploy.job.workload import Order, Training, Workload
 from deploy.planning.cached_plans import cost_lines, memory_lines, planned_usd, with_limits
-from deploy.platform.vertex_api import Clock, retried
 from deploy.platform.errors import JobUnknown, api_errors, describe_failure, exit_code
 from deploy.platform.gcloud_and_sdk import Session
 from deploy.platform.local import LocalJob, local_workers
-from deploy.platform.vertex_api import Clock, JobStatus, retried
+from deploy.platform.vertex_api import Clock, retried
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError

@@ -111,7 +111,7 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     """Returns the bytes that each device of the tier needs."""
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
-    held -= plan.sharded_bytes(config, tier.devices, tier.workers)
+    held -= plan.sharded_bytes(config, tier.devices)
     worst = held * plan.memory.worst_order * FRAGMENTS
     return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_beside(plan, config, tier)))
 
