@@ -78,17 +78,17 @@ def test_two_measured_tiers_tell_of_a_larger_one_and_fewer_rows_leave_it_wide(tm
     four, assumptions = known(measured, L4X4)
     assert four.step.low < ring(4) < four.step.high == pytest.approx(1.05 * ring(2))  # no gain at all
     words = next(line for line in assumptions if "by a / N + b through 1 and 2 devices, 4 take" in line)
-    assert words.endswith("; a pass has fewer rows there, for which no rule held")
+    assert words.endswith("; a micro-batch has fewer rows there, for which no rule held")
     two_machines, _ = known(measured, replace(L4X4, accelerators=2, workers=2))
     assert two_machines.seconds.low < four.seconds.low  # another network: not measured, so ideal to no gain
 
 
-@pytest.mark.parametrize(("batches", "passes"), [((25, 50), (1, 1)), ((100, 100), (4, 2))])
-def test_equal_rows_a_pass_are_asked_by_weak_scaling_or_by_passes(
-    tmp_path: Path, batches: tuple[int, int], passes: tuple[int, int]
+@pytest.mark.parametrize(("batches", "micro_batches"), [((25, 50), (1, 1)), ((100, 100), (4, 2))])
+def test_equal_rows_of_micro_batches_are_asked_by_weak_scaling_or_by_their_number(
+    tmp_path: Path, batches: tuple[int, int], micro_batches: tuple[int, int]
 ) -> None:
     """25 rows a pass on 1 and 2 devices, for 100 on 4: each run's time is taken for as many rows as are planned."""
-    for devices, batch, count in zip((1, 2), batches, passes, strict=True):
+    for devices, batch, count in zip((1, 2), batches, micro_batches, strict=True):
         names = [f"GPU:{index}" for index in range(devices)]
         run = plant(
             repeat_folder(tmp_path, f"l4x{devices}", 1), [0.1 * batch / 25 / devices] * 20, devices=names,
