@@ -50,26 +50,6 @@ def work(tmp_path: Path, monkeypatch: Patch, cloud: Emulator) -> Path:
     return folder
 
 
-def parse_settings(command: Command, session: Session) -> None:
-    """Only resolves the trainer's flags, because training takes minutes."""
-    resolve(command.arguments)
-
-
-def parse_check(command: Command, session: Session) -> None:
-    """Only parses the flags: the check trains for a while."""
-    check.parse(command.arguments)
-
-
-def parse_plan(command: Command, session: Session) -> None:
-    """Only parses the flags: a plan trains for a while."""
-    plan.parse(command.arguments)
-
-
-def parse_generate(command: Command, session: Session) -> None:
-    """Only parses the flags, because generating needs a trained model."""
-    generate.command_parser().parse_args(command.arguments)
-
-
 def parse_use_of_a_run(command: Command, session: Session) -> None:
     """Only parses the flags, because the command needs a trained model, and with it those of the data function."""
     parser = {"trainer.evaluate": evaluate, "trainer.predict": predict}[command.subject].command_parser()
@@ -86,16 +66,6 @@ def parse_golden(command: Command, session: Session) -> None:
         resolve(settings)
     else:
         assert settings == []
-
-
-def run_prepare(command: Command, session: Session) -> None:
-    """Runs the command on a few images."""
-    assert prepare.main(command.arguments) == 0
-
-
-def run_deploy(command: Command, session: Session) -> None:
-    """Runs the command, which sends nothing."""
-    assert deploy([*command.words[3:]]) == 0
 
 
 def dry_run(command: Command, session: Session) -> None:
@@ -130,28 +100,12 @@ def pip(command: Command, session: Session) -> None:
     assert set((extras[1] or "").split(",")) - {""} <= known
 
 
-def pytest_paths(command: Command, session: Session) -> None:
-    """Checks that the named tests exist."""
-    for path in (word for word in command.arguments if word.startswith("tests/")):
-        assert (ROOT / path).exists()
-
-
-def module_exists(command: Command, session: Session) -> None:
-    """Checks that the module exists; its own tests run it."""
-    assert importlib.util.find_spec(command.words[2])
-
-
 def parse_benchmark(command: Command, session: Session) -> None:
     """Only parses the flags: a measurement takes minutes on an idle machine, and `make bench` is started by hand."""
     module = importlib.import_module(command.subject)
     if hasattr(module, "__path__"):  # a package
         module = importlib.import_module(f"{command.subject}.__main__")
     module.PARSER.parse_args(command.arguments)
-
-
-def hooks(command: Command, session: Session) -> None:
-    """Checks only the words: pre-commit is no dependency."""
-    assert command.arguments == ["install"]
 
 
 def gcloud_knows(command: Command, session: Session) -> None:
@@ -179,7 +133,13 @@ def gcloud_tree() -> dict[str, Any]:
     return dict(module.STATIC_COMPLETION_CLI_TREE)
 
 
-Rule = Callable[[Command, Session], None]
+Rule = Callable[[Command, Session], object]
+
+
+def ends_well(code: int) -> None:
+    assert code == 0
+
+
 # Verbs that work locally: they run until they call this name, which raises Cutoff.
 CUTOFFS = {
     "deploy local": "deploy.cli.local.LocalJob.run",
@@ -193,15 +153,30 @@ CUTOFFS = {
     "deploy register": "deploy.cli.register.read_registration",
     "deploy predict": "deploy.cli.predict.find_version",
 }
+
+
+def module_exists(command: Command, session: Session) -> None:
+    """Checks that the module exists; its own tests run it."""
+    assert importlib.util.find_spec(command.words[2])
+
+
 RULES: Mapping[str, Rule] = {
-    "trainer.task": parse_settings, "trainer.check": parse_check, "trainer.plan": parse_plan,
-    "trainer.generate": parse_generate, "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run,
-    "trainer.data.prepare": run_prepare, "trainer.golden": parse_golden,
-    "deploy machines": run_deploy,
+    # These only parse their flags: they train for a while, or need a trained model.
+    "trainer.task": lambda command, session: resolve(command.arguments),
+    "trainer.check": lambda command, session: check.parse(command.arguments),
+    "trainer.plan": lambda command, session: plan.parse(command.arguments),
+    "trainer.generate": lambda command, session: generate.command_parser().parse_args(command.arguments),
+    "trainer.evaluate": parse_use_of_a_run, "trainer.predict": parse_use_of_a_run, "trainer.golden": parse_golden,
+    # These run: on a few images, or without sending anything.
+    "trainer.data.prepare": lambda command, session: ends_well(prepare.main(command.arguments)),
+    "deploy machines": lambda command, session: ends_well(deploy([*command.words[3:]])),
     "deploy submit": dry_run, "deploy image": dry_run,
     "deploy watch": run_on_emulator, "deploy logs": run_on_emulator, "deploy jobs": run_on_emulator,
     "deploy cancel": run_on_emulator,
-    "make": make, "pip": pip, "gcloud": gcloud_knows, "pytest": pytest_paths, "pre-commit": hooks,
+    "make": make, "pip": pip, "gcloud": gcloud_knows,
+    "pytest": lambda command, session: ends_well(not all((ROOT / word).exists() for word in command.arguments
+                                                         if word.startswith("tests/"))),
+    "pre-commit": lambda command, session: ends_well(command.arguments != ["install"]),  # which is no dependency
     "docs.pictures": module_exists, "docs.run_notebook": module_exists, "docs.walks": module_exists,
     "docs.rooms": module_exists, "trainer.serve": module_exists, "tests.golden": module_exists,
     "examples.optuna_study": module_exists,

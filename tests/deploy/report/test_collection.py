@@ -15,11 +15,9 @@ from trainer.base.storage.local_files import Address
 
 
 def test_folders_of_runs_and_of_repeats_become_tiers(tmp_path: Path) -> None:
-    for name in ("one", "two/repeat-1", "two/repeat-2", "two/repeat-10", "no-run"):
-        if name == "no-run":
-            (tmp_path / name).mkdir()
-        else:
-            plant(tmp_path / name, [0.2, 0.1, 0.1])
+    (tmp_path / "no-run").mkdir()
+    for name in ("one", "two/repeat-1", "two/repeat-2", "two/repeat-10"):
+        plant(tmp_path / name, [0.2, 0.1, 0.1])
     collection = collect([str(tmp_path)])
     assert {tier.name: len(tier.runs) for tier in collection.tiers} == {"one": 1, "two": 3}
     assert [run.folder.name for run in collection.tiers[1].runs] == ["repeat-1", "repeat-2", "repeat-10"]

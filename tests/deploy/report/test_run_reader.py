@@ -13,20 +13,15 @@ from deploy.report.verdict import verdict
 from tests.deploy.planted import edit, plant
 
 
-def test_a_whole_directory_is_read(tmp_path: Path) -> None:
-    run = RunRecord(plant(tmp_path / "a", [0.2, 0.1, 0.1], devices=("GPU:0", "GPU:1"), fid=12.5))
-    assert (run.state, run.steps, run.steps_per_epoch) == ("done", 30, 60)
-    assert [line.step for line in run.reports] == [10, 20, 30]
-    assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9, "fid": 12.5}
-    assert (run.restarts, run.problems, run.sample) == (0, (), None)
-
-
 @pytest.mark.parametrize(("steps", "shown"), [(35, 35), (None, 30)])
 def test_steps_are_those_of_the_result_or_of_the_last_report(steps: int | None, shown: int, tmp_path: Path) -> None:
     """A run that is stopped ends between two reports; one that was killed has no result."""
-    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
+    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1], devices=("GPU:0", "GPU:1"), fid=12.5)
     edit(folder / "result.json", steps=steps)
-    assert RunRecord(folder).steps == shown
+    run = RunRecord(folder)
+    assert (run.state, run.steps, run.steps_per_epoch) == ("done", shown, 60)
+    assert [line.step for line in run.reports] == [10, 20, 30]
+    assert run.final == {"loss": pytest.approx(1 / 3), "accuracy": 0.9, "fid": 12.5}
 
 
 @pytest.mark.parametrize(("jobs", "bill"), [
@@ -86,25 +81,15 @@ def test_damaged_files_cost_only_their_own_values(tmp_path: Path, content: str) 
     assert len(run.problems) == 1
 
 
-def test_a_restarted_run_is_reported(tmp_path: Path) -> None:
-    folder = plant(tmp_path / "a", [0.2, 0.1, 0.1])
-    edit(folder / "result.json", restarts=2, wall_seconds=30.0)
-    collection = collect([str(folder)])
-    rows = summarize(collection)
-    assert (rows[0].total_seconds, rows[0].warmup_steps) == (30.0, 10)
-    assert [line.step for line in after_warm_up(collection.runs[0].reports)] == [20, 30]
-    assert "a: restarted 2 x: its total time includes each start-up." in notes(rows, collection)
-
-
 def test_the_first_report_after_a_restart_is_warm_up(tmp_path: Path) -> None:
     folder = plant(tmp_path / "a", [9.0, 0.1, 0.1, 9.0, 0.3])
     lines = [json.loads(line) for line in (folder / "stats.jsonl").read_text().splitlines()]
-    for line, untimed in zip(lines, (1, 0, 0, 1, 0), strict=True):
-        line["untimed_steps"] = untimed
-    (folder / "stats.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    entries = [{**line, "untimed_steps": count} for line, count in zip(lines, (1, 0, 0, 1, 0), strict=True)]
+    (folder / "stats.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    edit(folder / "result.json", restarts=2, wall_seconds=30.0)
     collection = collect([str(folder)])
     assert [line.step for line in after_warm_up(collection.runs[0].reports)] == [20, 30, 50]
-    row = summarize(collection)[0]
-    assert row.warmup_steps == 20
-    assert row.step_seconds is not None
+    (row,) = summarize(collection)
+    assert (row.total_seconds, row.warmup_steps) == (30.0, 20)
     assert (row.step_seconds.median, row.step_seconds.count) == (0.1, 3)
+    assert "a: restarted 2 x: its total time includes each start-up." in notes([row], collection)

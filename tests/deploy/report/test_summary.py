@@ -31,6 +31,17 @@ def words_of(folder: Path, baseline: str = "", **prices: float) -> str:
     return "\n".join(verdict(collection, summarize(collection, baseline, prices), baseline))
 
 
+def comparison(folder: Path, scaling: str, *tiers: dict[str, object], on: str = "local") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = {"on": on, "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
+    (folder / "comparison.json").write_text(json.dumps(asked))
+    return folder
+
+
+L4X1 = {"name": "l4x1", "machine_type": "g2", "accelerator_type": "NVIDIA_L4", "accelerators": 1, "price_per_hour": 0.8}
+L4X2 = {**L4X1, "name": "l4x2", "accelerators": 2, "price_per_hour": 1.6}
+
+
 def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
     """Compares with NumPy on the raw lines, without any function of deploy/."""
     plant(tmp_path / "one" / "repeat-1", noisy(0.1), losses=np.linspace(2, 0.5, 20).tolist(), fid=30)
@@ -62,35 +73,36 @@ def test_the_table_agrees_with_an_independent_reading(tmp_path: Path) -> None:
 
 
 def test_a_missing_price_leaves_costs_empty_with_the_reason(tmp_path: Path) -> None:
-    plant(tmp_path / "a", noisy(0.1))
-    plant(tmp_path / "b", noisy(0.05))
-    plant(tmp_path / "c", noisy(0.02))
+    for name, seconds in (("a", 0.1), ("b", 0.05), ("c", 0.02)):
+        plant(tmp_path / name, noisy(seconds))
     rows = rows_of(tmp_path, a=1.0, b=1.5)
     assert (rows["c"].price_per_hour, rows["c"].cost, rows["c"].cost_per_million_images) == (None, None, None)
-    remarks = [*notes(list(rows.values()), collect([str(tmp_path)]))]
-    assert (
-        "No price an hour, cost per million images for c: the price is not known: use --price_per_hour=TIER=USD."
-        in remarks
-    )
+    line = "No price an hour, cost per million images for c: the price is not known: use --price_per_hour=TIER=USD."
+    assert line in notes(list(rows.values()), collect([str(tmp_path)]))
     words = words_of(tmp_path, a=1.0, b=1.5)
     assert words.startswith("c is the fastest; b is the cheapest and the best buy.\nFastest: c,")
     assert "Cheapest of a, b: b, $0.208 per million images." in words
     assert "Best buy of a, b: b, the lowest product of time and cost." in words
-    unknown = "Cheapest and best buy are not known without prices: add --price_per_hour=TIER=USD."
-    assert unknown in words_of(tmp_path, a=1.0)
+    assert "Cheapest and best buy are not known without prices: add --price_per_hour" in words_of(tmp_path, a=1.0)
 
 
-def test_a_failed_and_a_missing_tier_are_reported_and_not_ranked(tmp_path: Path) -> None:
-    plant(tmp_path / "a", noisy(0.1))
-    plant(tmp_path / "b", noisy(0.01), state="failed", error="step 7: loss is NaN or infinite")
+def test_a_tier_that_failed_or_was_not_run_is_reported_and_not_ranked(tmp_path: Path) -> None:
+    comparison(tmp_path, "strong", L4X1, L4X2, {**L4X1, "name": "b"})
+    edit(plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1)) / "result.json", depends_on_replicas=["dense differs"])
+    plant(tmp_path / "b" / "repeat-1", noisy(0.01), state="failed", error="step 7: loss is NaN or infinite")
     rows = rows_of(tmp_path, b=1.0)
-    row = rows["b"]
-    assert (row.state, row.speed_up, row.total_seconds, row.final_loss) == ("failed", None, None, None)
+    failed, absent = rows["b"], rows["l4x2"]
+    assert (failed.state, failed.speed_up, failed.total_seconds, failed.final_loss) == ("failed", None, None, None)
     ended = "the run ended as 'failed': step 7: loss is NaN or infinite"
-    assert {rows["b"].missing[key] for key in ("cost", "total_seconds", "speed_up", "final_loss", "fid")} == {ended}
+    assert {failed.missing[key] for key in ("cost", "total_seconds", "speed_up", "final_loss", "fid")} == {ended}
+    assert (absent.state, absent.devices, absent.step_seconds) == ("missing", 2, None)
+    assert absent.missing["total_seconds"] == "it was not run"
     words = words_of(tmp_path)
     assert words.startswith("Not ranked: fewer than two tiers of real devices have a speed.")
-    assert "b: the run ended as 'failed': step 7: loss is NaN or infinite." in words
+    assert f"b: {ended}." in words
+    assert "l4x2: it was not run." in words
+    note = "l4x1: its numbers are those of 1 replicas alone (--allow_replica_dependence)."
+    assert note in notes([*rows.values()], collect([str(tmp_path)]))
 
 
 def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
@@ -125,61 +137,44 @@ def test_what_was_paid_is_what_vertex_ai_billed(tmp_path: Path) -> None:
     assert (row.cost, row.missing["cost"]) == (None, "what Vertex AI billed is not recorded")
 
 
-def test_numbers_of_one_number_of_replicas_are_marked(tmp_path: Path) -> None:
-    plant(tmp_path / "a", noisy(0.1))
-    edit(tmp_path / "a" / "result.json", depends_on_replicas=["dense differs"])
-    note = "a: its numbers are those of 1 replicas alone (--allow_replica_dependence)."
-    assert note in notes(summarize(collect([str(tmp_path)])), collect([str(tmp_path)]))
-
-
 def test_noise_is_called_equal_and_a_difference_is_not(tmp_path: Path) -> None:
     plant(tmp_path / "a", noisy(0.100))
     plant(tmp_path / "b", noisy(0.102), devices=("GPU:0", "GPU:1"))
-    plant(tmp_path / "c", noisy(0.080))
     words = words_of(tmp_path)
-    assert "b (2 devices) and c (1 device)" not in words  # c is faster by more than the spread
-    assert "2 devices are slower than 1: b reaches 0.78 x c" in words
-    plant(tmp_path / "pair" / "a", noisy(0.100))
-    plant(tmp_path / "pair" / "b", noisy(0.102), devices=("GPU:0", "GPU:1"))
-    words = words_of(tmp_path / "pair")
     assert re.search(r"Fastest: a, .* images/s; b is equal within the spread\.", words)
     assert "b (2 devices) and a (1 device) are equally fast, within the spread" in words
+    plant(tmp_path / "c", noisy(0.080))  # faster by more than the spread
+    words = words_of(tmp_path)
+    assert "b (2 devices) and c (1 device)" not in words
+    assert "2 devices are slower than 1: b reaches 0.78 x c" in words
 
 
-def test_different_losses_work_and_settings_are_reported(tmp_path: Path) -> None:
-    falling = np.linspace(2, 0.5, 20).tolist()
-    plant(tmp_path / "a", noisy(0.1), losses=falling)
-    plant(tmp_path / "same", noisy(0.1), losses=[loss * 1.01 for loss in falling])
-    assert "The final losses agree within 0.99 %: loss 0.500 to 0.505." in words_of(tmp_path)
-    noise = [loss * factor for loss, factor in zip(falling, [1.0, 1.2] * 10, strict=True)]
-    plant(tmp_path / "noise" / "a", noisy(0.1), losses=falling)
-    plant(tmp_path / "noise" / "b", noisy(0.1), losses=noise)
-    line = "agree within 17 %, which is less than the loss changes between reports: loss 0.500 to 0.600."
-    assert f"The final losses {line}" in words_of(tmp_path / "noise")
-    plant(tmp_path / "equal" / "a", noisy(0.1), losses=falling)
-    plant(tmp_path / "equal" / "b", noisy(0.1), losses=falling)
-    assert "The final losses are equal: loss 0.500." in words_of(tmp_path / "equal")
-    plant(tmp_path / "worse", noisy(0.1), losses=[loss * 1.5 for loss in falling])
+FALLING = np.linspace(2, 0.5, 20).tolist()
+
+
+@pytest.mark.parametrize(("other", "words"), [
+    (FALLING, "The final losses are equal: loss 0.500."),
+    ([loss * 1.01 for loss in FALLING], "The final losses agree within 0.99 %: loss 0.500 to 0.505."),
+    ([loss * factor for loss, factor in zip(FALLING, [1.0, 1.2] * 10, strict=True)],
+     "agree within 17 %, which is less than the loss changes between reports: loss 0.500 to 0.600."),
+    ([loss * 1.5 for loss in FALLING], "Different final losses: loss 0.750 on b, 0.500 on a: rounding alone can"),
+], ids=["equal", "close", "noise", "different"])  # fmt: skip
+def test_final_losses_are_compared(other: list[float], words: str, tmp_path: Path) -> None:
+    for name, losses in (("a", FALLING), ("b", other)):
+        plant(tmp_path / name, noisy(0.1), losses=losses)
+    assert words in words_of(tmp_path)
+    assert words_of(tmp_path).count("inal losses") == 1
+
+
+def test_different_work_and_settings_are_reported(tmp_path: Path) -> None:
+    for name, count in (("a", 20), ("b", 20), ("short", 19)):
+        plant(tmp_path / name, noisy(0.1, count))
+    changed = {"model": "mlp", "global_batch_size": 100, "learning_rate": 0.2, "seed": 0}
+    edit(tmp_path / "short" / "run.json", config=changed)
     words = words_of(tmp_path)
-    assert "Different final losses: loss 0.750 on worse, 0.500 on a: rounding alone can" in words
-    assert "losses agree" not in words
-    short = plant(tmp_path / "short", noisy(0.1, 19), losses=falling[:19])
-    edit(short / "run.json", config={"model": "mlp", "global_batch_size": 100, "learning_rate": 0.2, "seed": 0})
-    words = words_of(tmp_path)
-    assert "Different work: images read: a 20,000, same 20,000, short 19,000, worse 20,000." in words
+    assert "Different work: images read: a 20,000, b 20,000, short 19,000." in words
     assert "inal losses" not in words  # of other steps
-    assert "Different work: learning_rate is 0.1 (a), 0.1 (same), 0.2 (short), 0.1 (worse)." in words
-
-
-def comparison(folder: Path, scaling: str, *tiers: dict[str, object], on: str = "local") -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    asked = {"on": on, "tiers": tiers, "flags": [], "scaling": scaling, "repeats": 1}
-    (folder / "comparison.json").write_text(json.dumps(asked))
-    return folder
-
-
-L4X1 = {"name": "l4x1", "machine_type": "g2", "accelerator_type": "NVIDIA_L4", "accelerators": 1, "price_per_hour": 0.8}
-L4X2 = {**L4X1, "name": "l4x2", "accelerators": 2, "price_per_hour": 1.6}
+    assert "Different work: learning_rate is 0.1 (a), 0.1 (b), 0.2 (short)." in words
 
 
 def test_weak_scaling_has_an_efficiency_and_compares_no_losses(tmp_path: Path) -> None:
@@ -236,23 +231,11 @@ def test_simulated_devices_are_marked_and_have_times_but_neither_efficiency_nor_
 def test_an_unknown_machine_is_not_guessed(tmp_path: Path) -> None:
     comparison(tmp_path, "strong", L4X1, L4X2)
     for name, seconds in (("l4x1", 0.1), ("l4x2", 0.2)):
-        folder = plant(tmp_path / name / "repeat-1", noisy(seconds))
-        (folder / "run.json").write_text("{}")
+        (plant(tmp_path / name / "repeat-1", noisy(seconds)) / "run.json").write_text("{}")
     for row in rows_of(tmp_path).values():
         assert (row.kind, row.efficiency, row.cost) == ("unknown", None, None)
         assert row.missing["cost"] == "run.json does not state where it ran"
-    words = words_of(tmp_path)
-    assert "slower" not in words
-    assert "Cheapest and best buy are not known without prices" in words
-
-
-def test_a_tier_that_was_not_run_has_an_empty_column(tmp_path: Path) -> None:
-    comparison(tmp_path, "strong", L4X1, L4X2)
-    plant(tmp_path / "l4x1" / "repeat-1", noisy(0.1))
-    rows = rows_of(tmp_path)
-    assert (rows["l4x2"].state, rows["l4x2"].devices, rows["l4x2"].step_seconds) == ("missing", 2, None)
-    assert rows["l4x2"].missing["total_seconds"] == "it was not run"
-    assert "l4x2: it was not run." in words_of(tmp_path)
+    assert "slower" not in words_of(tmp_path)
 
 
 def test_an_unknown_tier_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -276,7 +259,6 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert "cost: its price or its total time is missing" in records[0]["missing"]
     markdown = to_markdown(rows, remarks).splitlines()
     assert markdown[2].startswith(r"| a\|b | done |")
-    assert {line.replace(r"\|", "").count("|") for line in markdown[:4]} == {markdown[0].count("|")}
     titled = [measure for measure in MEASURES if measure.title]
     full = [column.title for column in titled if all(getattr(row, column.key) is not None for row in rows)]
     assert [title for title in full if title not in to_terminal(rows)] == ["tier"]  # the head of the names
@@ -284,8 +266,7 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     assert rows[0].mfu is None
     assert rows[1].mfu == pytest.approx(1 / rows[1].step_seconds.median / 494)
     assert re.search(r"MFU +4\.\d %", to_terminal(rows))
-    assert "FID" not in markdown[0]
-    assert "FID" not in "".join(remarks)
+    assert "FID" not in "".join([markdown[0], *remarks])
     sample(tmp_path / "c")
     values: Any = dict.fromkeys(QUALITY, 1.0)
     plant(tmp_path / "d", noisy(0.05), quality={"samples": 9}, **values)
@@ -293,8 +274,7 @@ def test_the_four_forms_hold_the_same_values(tmp_path: Path) -> None:
     line = f"No {images} for c: the run did not compute it: use --fid_every_steps."
     assert line in notes(summarize(collect([str(tmp_path)])), collection)
     empty = [(row, column.key) for row in rows for column in titled if getattr(row, column.key) is None]
-    without = {key for row, key in empty if key not in row.missing}
-    assert without == set(), "give these a reason in deploy/report/measures.py"
+    assert {key for row, key in empty if key not in row.missing} == set(), "give these a reason in measures.py"
 
 
 @pytest.mark.parametrize(
