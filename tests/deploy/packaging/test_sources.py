@@ -66,12 +66,6 @@ def test_ignored_and_hidden_files_notebooks_and_links_that_leave_are_left_out(mi
     )
 
 
-def test_a_package_that_is_ignored_whole_is_refused(mine: Path) -> None:
-    (mine / ".gitignore").write_text("*\n")
-    with pytest.raises(UserError, match=r"ignores its __init__\.py: nothing would go along"):
-        user_package(str(mine))
-
-
 def test_a_large_package_is_refused_before_it_is_read(mine: Path, tmp_path: Path) -> None:
     with open(mine / "weights.bin", "wb") as file:
         file.truncate(3 * 10**9)  # sparse
@@ -103,10 +97,8 @@ def test_files_that_change_while_they_are_copied_are_noticed(mine: Path, tmp_pat
 )
 def test_a_syntax_error_is_told_here(code: str, what: str, mine: Path) -> None:
     (mine / "gan.py").write_text(code)
-    with pytest.raises(UserError, match=re.escape("package: my_models/gan.py")) as caught:
+    with pytest.raises(UserError, match=rf"^package: my_models/gan.py.*{re.escape(what)}.* not import it: fix it$"):
         user_package(str(mine))
-    assert what in str(caught.value)
-    assert str(caught.value).endswith("the job could not import it: fix it")
 
 
 @pytest.mark.parametrize(
@@ -132,9 +124,13 @@ def test_a_requirement_that_the_trainer_does_not_take_is_refused(requirement: st
         check_requirement(requirement)
 
 
-def test_the_largest_size_is_a_flag(mine: Path, capsys: Capture, refused: Command) -> None:
+def test_the_largest_size_is_a_flag_and_a_package_that_is_ignored_whole_is_refused(
+    mine: Path, capsys: Capture, refused: Command
+) -> None:
     (mine / "weights.bin").write_bytes(bytes(2 * 10**6))
     flags = ["submit", "cpu", "--model=mlp", *WHERE, "--project=p", "--dry_run", f"--package={mine}"]
     assert "at most 1 MB" in refused(*flags, "--max_package_mb=1")
     assert main([*flags, "--max_package_mb=3"]) == 0
     assert "ships my_models: 4 files" in capsys.readouterr().out
+    (mine / ".gitignore").write_text("*\n")
+    assert "ignores its __init__.py: nothing would go along" in refused(*flags)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from deploy.__main__ import main
-from deploy.packaging.images import PLAIN_IMAGE, requirements, starter
+from deploy.packaging.images import requirements, starter
 from tests.deploy.conftest import JOB, WHERE, Capture, run
 from tests.deploy.emulator import Emulator, Fault
 
@@ -142,26 +141,3 @@ def test_the_cpu_set_is_installed_and_trains(
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "out" / "result.json").read_text())["state"] == "done"
     assert requirements(0)[0].split("==")[1].rstrip("*") in (tmp_path / "out" / "run.json").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not os.environ.get("TRAINER_TEST_INSTALL"),
-    reason="downloads 3.5 GB from an index without separate metadata (PEP 658): set TRAINER_TEST_INSTALL=1",
-)
-def test_pip_finds_a_cuda_set_for_the_image(clean: Path, tmp_path: Path) -> None:
-    """Resolves what a job with GPUs installs, for the Python of the image, and installs nothing."""
-    python = re.search(r"\d+\.\d+", PLAIN_IMAGE)
-    assert python
-    if run([str(clean), "-m", "pip", "index", "versions", "nvidia-cudnn-cu12"]).returncode:
-        pytest.skip("the package index of this machine has no packages of NVIDIA's, or there is none")
-    systems = [f"--platform=manylinux_2_{version}_x86_64" for version in (28, 27, 17)]
-    where = [f"--python-version={python[0]}", "--only-binary=:all:", *systems, f"--target={tmp_path / 'none'}"]
-    report = tmp_path / "report.json"
-    dry = ["--quiet", "--dry-run", "--ignore-installed", f"--report={report}"]
-    done = run([str(clean), "-m", "pip", "install", *dry, *where, *requirements(1)])
-    assert done.returncode == 0, done.stderr
-    found = [each["metadata"] for each in json.loads(report.read_text())["install"]]
-    versions = {each["name"]: each["version"] for each in found}
-    assert requirements(1) == [f"tensorflow[and-cuda]=={versions['tensorflow']}", f"keras=={versions['keras']}"]
-    assert versions.keys() >= {f"nvidia-{name}-cu12" for name in ("cublas", "cuda-runtime", "cudnn", "cufft", "nccl")}

@@ -63,17 +63,17 @@ def test_what_cannot_fit_is_refused_unless_it_is_forced(
     assert "l4x1: warning: does not fit the memory: it needs 31.9 - " in capsys.readouterr().out
 
 
-def test_fit_adds_a_setting_that_keeps_the_numbers_before_passes(
+def test_fit_adds_a_setting_that_keeps_the_numbers_before_micro_batches(
     keep: Any, cloud: Any, capsys: Capture, tmp_path: Path
 ) -> None:
-    """Four passes dispatch four times as many operations; recomputation is taken once a plan knows of it."""
+    """Four micro-batches dispatch four times as many operations; recomputation is taken once a plan knows of it."""
     keep(row_gib=0.5, gflop=0.001)
     path = kept_plan(Overrides.parse(TRAINED).resolve())
     plan, small = read_plan(path), read_plan(planted_plan(tmp_path / "small", row_gib=0.05))
-    passes = r"--micro_batches=4 \(-23\.9 GiB, \+\d+% time; other numbers with batch norm; .* needs accumulate\)"
+    micro_batches = r"--micro_batches=4 \(-23\.9 GiB, \+\d+% time; other numbers with batch norm; .* needs accumulate\)"
     for recomputed, line, added in (
-        (None, passes, "--micro_batches=4"),
-        (small.memory, rf"--remat=blocks \(-28\.8 GiB, \+0% time\), rather than {passes}", "--remat=blocks"),
+        (None, micro_batches, "--micro_batches=4"),
+        (small.memory, rf"--remat=blocks \(-28\.8 GiB, \+0% time\), rather than {micro_batches}", "--remat=blocks"),
     ):
         write_plan(path, replace(plan, recomputed=recomputed, recomputed_work=plan.work))
         for verb in ([*L4[:-1], "--spec"], ["plan", "l4x1", *TRAINED, "--out=plan"]):

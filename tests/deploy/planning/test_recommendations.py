@@ -1,6 +1,7 @@
 """Tests that a plan answers first what users ask, on few lines."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,10 @@ def test_the_cheapest_within_a_time_and_whether_four_gpus_are_worth_it(tmp_path:
     plan = read_plan(planted_plan(tmp_path, gflop=10.0))
     lines = answered(plan, within=2.0, steps=20_000)
     assert "h100x1 flex-start" in line_of("within 2 h", lines)
-    four = answered(plan, "l4x1", "l4x4", steps=20_000)
-    assert " l4x4 is " in line_of("4 GPUs?", four)
-    assert " x as fast as l4x1 for " in line_of("4 GPUs?", four)
+    for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
+        line_of(question, lines)
+    four = line_of("4 GPUs?", answered(plan, "l4x1", "l4x4", steps=20_000))
+    assert re.search(r" l4x4 is \S+ x as fast as l4x1 for ", four)
 
 
 def test_what_a_resnet_of_256_rows_needs_and_90_epochs_of_imagenet_on_eight_a100(tmp_path: Path) -> None:
@@ -52,12 +54,6 @@ def test_what_a_resnet_of_256_rows_needs_and_90_epochs_of_imagenet_on_eight_a100
     lines = answered(plan, "a100x8", global_batch_size=256, epochs=90)
     assert line_of("fits?", lines).startswith("  fits?       yes: ")
     assert " h (" in line_of("cheapest", lines)
-
-
-def test_all_that_is_asked_of_a_model_of_ones_own(tmp_path: Path) -> None:
-    lines = answered(read_plan(planted_plan(tmp_path)), global_batch_size=32, steps=50_000)
-    for question in ("cheapest", "fastest", "4 GPUs?", "the time"):
-        line_of(question, lines)
 
 
 def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from deploy.__main__ import main
 from tests.fixtures import Capture
 from tests.support import small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
-from trainer.base.run_files.plan_file import peak_of, read_plan
+from trainer.base.run_files.plan_file import read_plan
 from trainer.data.sources import load_dataset
 from trainer.invariance.compat import uses_onednn
 from trainer.planning.planner import MeasuredStep, work_of_replicas
@@ -25,7 +25,7 @@ from trainer.training.step_operations import NO_KERNEL, operations
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
-    case = tried("U-Net", rows=8)
+    case = tried("U-Net", rows=4)
     worst = case["predicted"]["worst_order"]
     for kind in ("device", "cpu"):
         assert 1 / worst < case["measured"][kind] / case["predicted"][kind] < worst
@@ -34,29 +34,22 @@ def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch:
 
 @pytest.mark.slow
 def test_a_plan_is_made_kept_and_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Two plans agree but for the order of operations; `deploy plan` makes one only where none is kept."""
+    """`deploy plan` makes one only where none is kept."""
     flags = ["--recipe=mlp_mnist", "--data=digits", "--width=64"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    command = [sys.executable, "-m", "trainer.plan", *flags, f"--out={tmp_path / 'plan.json'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    assert "the plan is in" in done.stdout
     for expected in (True, False):
         assert main(["plan", "l4x1", "l4x8", *flags, "--global_batch_size=64", f"--out={tmp_path / 'out'}"]) == 0
-        assert ("measures steps on this machine's CPU, once" in capsys.readouterr().out) == expected
+        shown = capsys.readouterr().out
+        assert ("measures steps on this machine's CPU, once" in shown) == ("the plan is in" in shown) == expected
     (kept,) = (tmp_path / "cache").rglob("plans/*.json")
-    one, other = read_plan(tmp_path / "plan.json"), read_plan(kept)
-    for rows in (1, 64, 4096):
-        for lines in ("device", "device_16_bit", "cpu"):
-            peak, again = (peak_of(getattr(plan.memory, lines), rows) for plan in (one, other))
-            assert peak == pytest.approx(again, rel=max(one.memory.worst_order, other.memory.worst_order) - 1)
-    assert one.key == other.key == kept.stem
+    one = read_plan(kept)
+    assert one.key == kept.stem
     assert one.work_of_two
     assert (one.work_of_two.all_reduces, one.work.all_reduces) == (1, 0)
     weights = 4 * (28 * 28 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10)
     assert one.work_of_two.reduced_bytes == one.trained_bytes == weights
     kernels = 4 * (28 * 28 * 64 + 64 * 64)  # the slots of small weights stay whole
     assert one.slot_bytes == 2 * kernels  # of Adam
-    assert one.work == other.work
     assert (one.own_loops, one.sums_within) == (False, False)
     assert one.cpu.cores >= 1
     assert one.cpu.seconds.at(32) > 0
