@@ -83,11 +83,12 @@ def test_the_tuning_file_has_the_format_of_vertex_ai(tmp_path: Path) -> None:
 def test_lines_are_json_with_a_severity_on_vertex(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for job, text in (("123", "two\nlines"), ("", "plain")):
-        monkeypatch.setenv("CLOUD_ML_JOB_ID", job)
+    monkeypatch.setenv("CLOUD_ML_JOB_ID", "123")
+    for text in ("two\nlines", "plain"):
         start_logging()
         log.info(text)
         log.error("bad")
+        monkeypatch.delenv("CLOUD_ML_JOB_ID", raising=False)
     output = capsys.readouterr()
     shown = output.out.splitlines()
     wanted = [{"severity": level, "message": text} for level, text in (("INFO", "two\nlines"), ("ERROR", "bad"))]
