@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
     @property
     def rows_stay(self) -> bool:
-        """Returns whether the rows of a pass are the same in all three."""
+        """Returns whether the rows of a micro-batch are the same in all three."""
         return self.few.rows == self.many.rows == self.target.rows
 
     @property

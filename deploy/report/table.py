@@ -100,13 +100,13 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
     # One line for each reason of an empty cell, with its columns and tiers; the verdict speaks of simulated devices.
     together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for measure in MEASURES:
-        tiers: dict[str, list[str]] = {}
-        for row in rows:
-            if row.missing.get(measure.key, SIMULATED) != SIMULATED:
-                tiers.setdefault(row.missing[measure.key], []).append(row.tier)
         if measure.title and any(row.values[measure.key] is not None for row in rows):
-            for reason, of in tiers.items():
-                together.setdefault((reason, tuple(of)), []).append(in_units(measure.title, rows))
-    for (reason, of_tiers), titles in together.items():
-        yield f"No {', '.join(titles) if len(titles) <= _MANY else 'measurements'} for {', '.join(of_tiers)}: {reason}."
+            reasons = {row.tier: row.missing.get(measure.key, SIMULATED) for row in rows}
+            for reason in dict.fromkeys(reasons.values()):
+                tiers = tuple(tier for tier, why in reasons.items() if why == reason != SIMULATED)
+                together.setdefault((reason, tiers), []).append(in_units(measure.title, rows))
+    for (reason, tiers), titles in together.items():
+        if tiers:
+            columns = ", ".join(titles) if len(titles) <= _MANY else "measurements"
+            yield f"No {columns} for {', '.join(tiers)}: {reason}."
     yield from (problem for run in collection.runs for problem in run.problems)

@@ -13,7 +13,7 @@ STAY = [case for case in cases() if case.rows_stay and not case.held]
 SHRINK = [case for case in cases() if not case.rows_stay]
 
 
-def test_equal_rows_a_pass_hold_in_sources_that_were_left_out() -> None:
+def test_equal_rows_of_micro_batches_hold_in_sources_that_were_left_out() -> None:
     outcomes = left_out(STAY)
     print("\n".join(table(outcomes, STAY)))
     assert sum(each.inside for each in outcomes) >= 0.9 * sum(each.predictions for each in outcomes)

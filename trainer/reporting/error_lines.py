@@ -35,12 +35,12 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def out_of_memory(config: TrainConfig, replicas: Replicas) -> UserError:
     """Returns the error with what to change."""
-    rows, passes, split = replicas.rows, replicas.micro_batches, "micro_batches"
-    # The least number of passes that halves the rows of each at least.
-    finer = next((number for number in range(2 * passes, rows + 1) if rows % number == 0), None)
+    rows, twice_as_many = replicas.rows, 2 * replicas.micro_batches
+    # The least number of micro-batches that halves the rows of each at least.
+    finer = next((number for number in range(twice_as_many, rows + 1) if rows % number == 0), None)
+    first = f"use --micro_batches={finer}, " if finer else ""
     if replicas.virtual:
-        finer, split = 2 * replicas.virtual if rows % (2 * passes) == 0 else None, "virtual_replicas"
-    first = f"use --{split}={finer}, " if finer else ""
+        first = f"use --virtual_replicas={2 * replicas.virtual}, " if rows % twice_as_many == 0 else ""
     if not config.remat:
         first += f"recompute activations by --remat={BLOCKS}, "
     if replicas.count > 1 and not config.shard_optimizer:
