@@ -209,8 +209,11 @@ def test_the_interval_is_that_of_the_fit_and_wider_where_nothing_was_measured(tm
 
 def test_steps_that_sum_within_are_compiled_on_one_gpu_alone() -> None:
     plan, forced = dataclasses.replace(PLAN, sums_within=True), dataclasses.replace(CONFIG, jit_compile="true")
-    found = [is_compiled(plan, CONFIG, 1), is_compiled(plan, CONFIG, 4), is_compiled(plan, forced, 4)]
-    assert found == [True, False, True]
+    assert [is_compiled(plan, config, devices) for config in (CONFIG, forced) for devices in (1, 4)] == [
+        True,
+        False,
+    ] * 2
+    assert is_compiled(PLAN, CONFIG, 4)
 
 
 def test_cpus_take_what_this_one_took_by_their_number() -> None:
