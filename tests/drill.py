@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,12 @@ class Drill:
             return all(process.poll() is None for process in processes)
 
         restored = self.reached  # later reports come from this start: before them, SIGTERM finds it starting
-        _until(lambda: self.reached >= max(step, restored + 1) or not running())
+        workers.until(lambda: self.reached >= max(step, restored + 1) or not running(), _LONGEST_SECONDS)
         if moment.startswith("saving"):
-            _until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not running())
+            workers.until(lambda: any(self.folder.glob("checkpoints/.step-*.part")) or not running(), _LONGEST_SECONDS)
             time.sleep(self._random.uniform(0.0, 0.004))
         else:
             time.sleep(self._random.uniform(0.0, 0.06))
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _LONGEST_SECONDS
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.0005)
 
 
 def stats(folder: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""Starts the workers of a job as processes of this machine, each with its TF_CONFIG."""
+"""Starts the workers of a job as processes of this machine, each with its TF_CONFIG, and waits for what they do."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from deploy.platform.local import free_addresses
@@ -51,3 +52,11 @@ def run(
     addresses = free_addresses(workers) if workers > 1 else []
     logs = [log.with_name(f"{log.name}.{index}") for index in range(workers)]
     return end([start(addresses, index, flags, logs[index], module) for index in range(workers)], seconds)
+
+
+def until(happened: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits until `happened` is true; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.0005)

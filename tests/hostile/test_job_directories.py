@@ -18,7 +18,8 @@ from deploy.report.table import notes, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
 from tests.deploy.planted import plant
 from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
-from trainer.base.errors import DONE, UserError
+from tests.support import refused
+from trainer.base.errors import DONE
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
 from trainer.base.run_files.records import drop_stats_after
 from trainer.base.settings.resolution import resolve
@@ -70,7 +71,7 @@ _lines = st.lists(json_like(LINE), max_size=5).map(b"\n".join)
 
 
 @examples(15)
-@given(about=json_like(RUN), result=st.sampled_from([b"", b"[1]", b"null", b"{}", b'{"steps": 3'[:-1]]), lines=_lines)
+@given(about=json_like(RUN), result=json_like(RESULT), lines=_lines)
 def test_a_run_that_resumes(
     about: bytes, result: bytes, lines: bytes, run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -96,9 +97,8 @@ def test_a_run_that_resumes(
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_folder_where_a_file_should_be(name: str, tmp_path: Path) -> None:
     (tmp_path / name / "x").mkdir(parents=True)
-    with pytest.raises(UserError) as caught:
+    with refused(f"{tmp_path / name}"):
         job.run(config(tmp_path), ["python"], 0.0)
-    assert str(caught.value).isprintable()
 
 
 def reseal(folder: Path, manifest: Any) -> None:
@@ -115,9 +115,8 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 def copied(run: Path, root: Path) -> tuple[Path, dict[str, Any]]:
     """Copies the run's checkpoint into `root`; returns its folder and its manifest."""
-    (whole,) = checkpoint_folders(run / "checkpoints")
-    folder = shutil.copytree(whole, root / "step-00000002", dirs_exist_ok=True)
-    return folder, manifest_of(whole)
+    folder = shutil.copytree(run / "checkpoints" / "step-00000002", root / "step-00000002", dirs_exist_ok=True)
+    return folder, manifest_of(folder)
 
 
 @examples(15)
@@ -162,27 +161,22 @@ def test_a_state_of_another_version(data: st.DataObject, run: Path, tmp_path_fac
     shutil.copytree(run, folder)
     (whole,) = checkpoint_folders(folder / "checkpoints")
     manifest = manifest_of(whole)
-    reseal(whole, {**manifest, "state": data.draw(like(manifest["state"]))})
-    one_line(lambda: job.run(config(folder, "--steps=3"), ["python"], 0.0))
-
-
-def test_a_state_without_callbacks(run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "state"
-    shutil.copytree(run, folder)
-    (whole,) = checkpoint_folders(folder / "checkpoints")
-    manifest = manifest_of(whole)
-    del manifest["state"]["callbacks"]
-    reseal(whole, manifest)
-    with pytest.raises(UserError, match=r"its state is of another version of this trainer \(KeyError\('callbacks'\)\)"):
+    state = manifest.pop("state")
+    without_callbacks = {name: part for name, part in state.items() if name != "callbacks"}
+    reseal(whole, {**manifest, "state": without_callbacks})
+    with refused("its state is of another version of this trainer (KeyError('callbacks'))"):
         job.run(config(folder, "--steps=3"), ["python"], 0.0)
+    reseal(whole, {**manifest, "state": data.draw(like(state))})
+    one_line(lambda: job.run(config(folder, "--steps=3"), ["python"], 0.0))
 
 
 def write_all_forms(folder: Path) -> None:
     collection = collect([str(folder)])
     rows = summarize(collection)
-    found = verdict(collection, rows), [*notes(rows, collection)]
-    assert all((to_markdown(rows, found[0] + found[1]), to_csv(rows), to_json(rows, *found), to_terminal(rows)))
-    assert "<script>alert" not in to_html(collection, rows, *found)
+    lines = verdict(collection, rows)
+    more = [*notes(rows, collection)]
+    assert all((to_markdown(rows, lines + more), to_csv(rows), to_json(rows, lines, more), to_terminal(rows)))
+    assert "<script>alert" not in to_html(collection, rows, lines, more)
 
 
 def comparison(folder: Path, about: bytes, result: bytes, lines: bytes, asked: bytes) -> Path:
@@ -210,18 +204,10 @@ def test_a_report(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> N
         one_line(lambda: write_all_forms(folder))
 
 
-@examples(1)
-@given(**_files)
-def test_a_report_with_figures(tmp_path_factory: pytest.TempPathFactory, **files: bytes) -> None:
-    folder = comparison(tmp_path_factory.getbasetemp() / "figures", **files)
-    one_line(lambda: write_report([str(folder)], str(folder)))
-
-
 @pytest.mark.parametrize("word", WORDS, ids=range(len(WORDS)))
 def test_names_of_tiers(word: str, tmp_path: Path) -> None:
-    tiers = [{"name": word, "machine_type": "x"}]
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "comparison.json").write_text(json.dumps({"tiers": tiers}))
+    (tmp_path / "in" / "comparison.json").write_text(json.dumps({"tiers": [{"name": word, "machine_type": "x"}]}))
     one_line(lambda: write_all_forms(tmp_path / "in"))
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

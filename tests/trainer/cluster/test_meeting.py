@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from queue import SimpleQueue
@@ -15,6 +15,7 @@ import pytest
 from deploy.platform.local import free_addresses
 from tests.fixtures import Log, Make, Patch
 from tests.support import refused
+from tests.workers import until
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.job_directory import open_job_dir
 from trainer.cluster import meeting
@@ -141,15 +142,6 @@ def test_a_port_in_use_is_one_line() -> None:
         meet(Cluster(tuple(addresses)), {}, 1.0)
 
 
-def test_other_addresses_are_named() -> None:
-    addresses = free_addresses(2)
-    clusters = Cluster(tuple(addresses)), Cluster((addresses[0].replace("127.0.0.1", "localhost"), addresses[1]), 1)
-    with ThreadPoolExecutor() as pool:
-        for worker in [pool.submit(meet, cluster, {}, 60.0) for cluster in clusters]:
-            with pytest.raises(UserError, match=r"\(TF_CONFIG: \['127.* on the chief, \['localh"):
-                worker.result(60)
-
-
 @pytest.mark.parametrize(("host", "index", "warned"), [
     ("8.8.8.8", 1, True), ("10.0.0.7", 0, False), ("127.0.0.1", 0, True), ("127.0.0.1", 1, False),
 ])  # fmt: skip
@@ -260,26 +252,26 @@ def test_messages_that_no_worker_sends_end_nothing(met: tuple[Peers, Peers], lin
     worker._calls = 9  # for its own heartbeats
     worker._peers[0].connection.sendall(line + b'\n{"beat": 9}\n')
     (peer,) = chief._peers
-    _until(lambda: peer.calls == 9)
+    until(lambda: peer.calls == 9)
     assert (LOST, peer.done, chief._thread.is_alive()) == ([], False, True)
     worker._close()
-    _until(lambda: bool(LOST))
+    until(lambda: bool(LOST))
     assert LOST[0][0].partition(" was lost: ")[2].startswith("its process has ended")
 
 
 def test_the_chief_knows_for_how_long_each_workers_gpus_were_idle_and_stops_all(met: tuple[Peers, Peers]) -> None:
     chief, worker = met
     worker.share_idle(7.0)
-    _until(lambda: chief.share_idle(1.0) == [1.0, 7.0])
+    until(lambda: chief.share_idle(1.0) == [1.0, 7.0])
     chief.stop("all GPUs are idle")
-    _until(lambda: worker.stop_reason == "all GPUs are idle")
+    until(lambda: worker.stop_reason == "all GPUs are idle")
 
 
 def test_text_of_another_worker_is_printed_safe(met: tuple[Peers, Peers]) -> None:
     _, worker = met
     link = worker._peers[0].connection
     link.sendall(json.dumps({"failed": 2, "error": "worker 1 stopped: \x1b[31mred\nnew line"}).encode() + b"\n")
-    _until(lambda: bool(LOST))
+    until(lambda: bool(LOST))
     assert LOST[0][0].endswith(r"stopped: \x1b[31mred\nnew line")
 
 
@@ -290,16 +282,9 @@ def test_servers_that_do_not_connect_are_told_within_the_time_that_was_asked_for
     monkeypatch.setattr(chief, "_check", lambda now: None)  # which would name the worker, as it makes no call
     chief._timeout_seconds = chief._beat_seconds = 0.05
     with chief.connecting():
-        _until(lambda: bool(LOST))
+        until(lambda: bool(LOST))
     assert LOST[0][0].startswith("TensorFlow's servers did not connect within 0 seconds")
     assert LOST[0][1] == INTERRUPTED
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
 
 
 def test_a_mistake_of_another_worker_is_not_repeated_by_a_restart(small_config: Make, monkeypatch: Patch) -> None:

@@ -24,6 +24,7 @@ from trainer.base.run_files.records import (
     StatsEntry,
     append_stats,
     mapping,
+    number,
     read_result,
     read_run_info,
     write_json,
@@ -40,6 +41,8 @@ from trainer.base.storage import (
     write_whole,
 )
 from trainer.base.storage.staging import home_of
+
+_COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +66,9 @@ class JobDir:
     def read_result(self) -> Result:
         """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
         result, problem = read_result(self.root)
-        _refuse_damaged(self, RESULT, problem)
+        counts = {name: value for name, value in result.items() if name in _COUNTS}
+        damaged = [f"{name}={value!r}" for name, value in counts.items() if number(value) is None or value < 0]
+        _refuse_damaged(self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem)
         return result
 
     def write(self, name: str, content: Mapping[str, Any] | Sequence[str]) -> None:

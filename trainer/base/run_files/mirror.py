@@ -29,6 +29,7 @@ _RETRY_SECONDS = 15
 _FINISHING_SECONDS = 600.0
 _LOGS_SECONDS = 60.0  # every upload sends the whole event file
 
+_UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded when its run ended
 _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
 
 
@@ -80,6 +81,13 @@ class Mirror:
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
         for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
+            if (scratch / _UNSENT).exists():  # the newest files that could not be uploaded are kept beside
+                for older in scratch.parent.glob("unsent-*"):
+                    shutil.rmtree(older, ignore_errors=True)
+                backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+                scratch.rename(backup)
+                kept = f"files that an earlier start of this run could not upload are kept in {backup}"
+                log.warning(f"{kept}: copy what you miss, or remove it")
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(parents=True)
         if address := self.address_of(root):
@@ -183,8 +191,12 @@ class Mirror:
             log.warning(f"{why}: {pending}; files uploaded earlier are intact")
 
     def close(self) -> None:
-        """Ends the uploads after the running one."""
+        """Ends the uploads after the running one, and marks scratch folders if files were not uploaded."""
         with self._changed:
+            if self._tasks or self._running:
+                for scratch in self._addresses:
+                    with suppress(OSError):
+                        (scratch / _UNSENT).touch()
             self._closed = True
             self._changed.notify_all()
 

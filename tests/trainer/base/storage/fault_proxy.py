@@ -73,27 +73,54 @@ class Proxy:
 _OURS = ("content-length", "transfer-encoding", "connection")
 
 
-class Forwarding(BaseHTTPRequestHandler):
-    """Forwards each request to `upstream`."""
+class _Faulty(BaseHTTPRequestHandler):
+    """Forwards each request to `upstream`, unless a fault strikes."""
 
     upstream: str
+    proxy: Proxy
+    lock: threading.Lock
+    chance = random.Random(0)
     protocol_version = "HTTP/1.1"
+    timeout = 30
 
     def log_message(self, *_: Any) -> None:
         pass
 
-    def _serve(self) -> None:
-        self._answer(*self._forward(self._body(), dict(self.headers.items())))
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except OSError:  # the client hung up
+            self.close_connection = True
 
     def do_GET(self) -> None:
-        self._serve()
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload has its object's name in its body
+        path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
+        with self.lock:
+            self.proxy.requests.append(f"{self.command} {path}")
+            kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
+            if kind is None and self.chance.random() < self.proxy.chaos:
+                kind = self._any_kind(path)
+        if isinstance(kind, int):
+            self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
+            return
+        if kind == "stall":
+            self.proxy.released.wait(20)
+            self.close_connection = True
+            return
+        status, headers, content = self._forward(body)
+        headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
+        if kind == "lost":
+            self.close_connection = True
+        elif kind in ("reset", "short", "flip", "rot", "drip"):
+            self._answer_badly(str(kind), status, headers, content)
+        else:
+            self._answer(status, headers, content)
 
     do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = do_GET
 
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-
-    def _forward(self, body: bytes, headers: dict[str, str]) -> tuple[int, list[tuple[str, str]], bytes]:
+    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        headers = {**dict(self.headers.items()), "Host": urlsplit(self.upstream).netloc}
         connection = http.client.HTTPConnection(urlsplit(self.upstream).netloc, timeout=30)
         try:
             connection.request(self.command, self.path, body, headers)
@@ -111,45 +138,6 @@ class Forwarding(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content[:sent])
-
-
-class _Faulty(Forwarding):
-    chance = random.Random(0)
-    proxy: Proxy
-    lock: threading.Lock
-    timeout = 30
-
-    def handle_one_request(self) -> None:
-        try:
-            super().handle_one_request()
-        except OSError:  # the client hung up
-            self.close_connection = True
-
-    def _serve(self) -> None:
-        body = self._body()
-        name = re.search(rb'"name": ?"([^"]+)"', body[:1000])  # an upload has its object's name in its body
-        path = unquote(self.path) + (f" {name[1].decode()}" if name else "")
-        with self.lock:
-            self.proxy.requests.append(f"{self.command} {path}")
-            kind = next((fault.kind for fault in self.proxy.faults if fault.strikes(self.command, path)), None)
-            if kind is None and self.chance.random() < self.proxy.chaos:
-                kind = self._any_kind(path)
-        if isinstance(kind, int):
-            self._answer(kind, [("Content-Type", "application/json")], STATUS_TEXT.get(kind, "{}").encode())
-            return
-        if kind == "stall":
-            self.proxy.released.wait(20)
-            self.close_connection = True
-            return
-        others = {key: value for key, value in self.headers.items() if key.lower() != "host"}
-        status, headers, content = self._forward(body, {**others, "Host": urlsplit(self.upstream).netloc})
-        headers = [(key, value.replace(self.upstream, self.proxy.url)) for key, value in headers]
-        if kind == "lost":
-            self.close_connection = True
-        elif kind in ("reset", "short", "flip", "rot", "drip"):
-            self._answer_badly(str(kind), status, headers, content)
-        else:
-            self._answer(status, headers, content)
 
     def _any_kind(self, path: str) -> int | str:
         """Returns a random kind of fault that this request may meet; long ones are rare."""

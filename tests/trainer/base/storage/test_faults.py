@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.trainer.base.storage.conftest import QUICK, Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
-from tests.workers import ROOT
+from tests.workers import ROOT, until
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
 from trainer.base.storage import gcs
 from trainer.base.storage.gcs import RefusedToken, connect, crc32c_of
@@ -98,9 +97,7 @@ def test_ctrl_c_ends_downloads_that_wait(filled: Bucket, proxy: Proxy, tmp_path:
         f"{str(tmp_path)!r}) and 0, 'begins again'))"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
-        while proxy.count("GET", "alt=media") < 6 and time.monotonic() < deadline:  # all of its files
-            time.sleep(0.02)
+        until(lambda: proxy.count("GET", "alt=media") >= 6)  # all of its files
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == INTERRUPTED
     assert files(tmp_path) == []

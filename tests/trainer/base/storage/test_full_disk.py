@@ -1,17 +1,15 @@
 """Tests a full disk: one line, exit code 2, the last checkpoint is intact, and the same command resumes."""
 
 import os
-import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import keras
 import pytest
 
+from tests.workers import until
 from trainer import task
-from trainer.base.log import log
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint
 
 RUN = [
@@ -41,23 +39,16 @@ class Filling(keras.callbacks.Callback):
 
     def await_save_and_fill(self) -> None:
         """Waits for the checkpoint, which is written in the background."""
-        deadline = time.monotonic() + 30
-        while not (self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until((self.disk / "job" / "checkpoints" / f"step-{self.saved:08d}").is_dir)
         self.fill()
 
     def fill(self) -> None:
-        fill_up(self.disk, self.room)
-
-
-def fill_up(disk: Path, room: int) -> None:
-    with open(disk / "ballast", "wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            file.truncate(max(0, file.tell() // 4096 * 4096 - room))
+        with open(self.disk / "ballast", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(bytes(4096))
+            except OSError:
+                file.truncate(max(0, file.tell() // 4096 * 4096 - self.room))
 
 
 def filling() -> list[keras.callbacks.Callback]:
@@ -76,17 +67,6 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.fixture
-def _console(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores logging and signals."""
-    monkeypatch.setattr(log, "handlers", list(log.handlers))
-    monkeypatch.setattr(log, "propagate", log.propagate)
-    monkeypatch.setattr(log, "level", log.level)
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 CASES = {  # flags, step, last checkpoint, free bytes, the path that cannot be written
     "checkpoint": ("--checkpoint_every_steps=2", 5, 4, 16384, "checkpoints/step-00000006"),
     "sample": ("--checkpoint_every_steps=4 --sample_every_steps=5", 5, 4, 0, "samples/step-00000005.png"),
@@ -102,7 +82,6 @@ def plan(monkeypatch: pytest.MonkeyPatch, **when: object) -> None:
         monkeypatch.setattr(Filling, name, value, raising=False)
 
 
-@pytest.mark.usefixtures("_console")
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 @pytest.mark.exports
@@ -129,7 +108,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert (disk / "job" / "model" / "model.keras").is_file()
 
 
-@pytest.mark.usefixtures("_console")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file system read-only")
 def test_a_disk_that_becomes_read_only(
     disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -211,10 +211,11 @@ def test_a_damaged_result_is_named_by_its_address_and_markers_of_folders_are_no_
 ) -> None:
     bucket.put("runs/7/model/", b"")
     open_job_dir(config_of(bucket, tmp_path)).mirror.close()
-    bucket.put("runs/7/result.json", b"{")
-    job_dir = open_job_dir(config_of(bucket, tmp_path))
-    with closing(job_dir.mirror), refused(f"{bucket.url('runs/7/result.json')} cannot be read"):
-        job_dir.read_result()
+    for content, line in ((b"{", " cannot be read"), (b'{"steps": "x"}', ": steps='x' is damaged")):
+        bucket.put("runs/7/result.json", content)
+        job_dir = open_job_dir(config_of(bucket, tmp_path))
+        with closing(job_dir.mirror), refused(f"{bucket.url('runs/7/result.json')}{line}"):
+            job_dir.read_result()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Tests uploads in the background: in order, complete, and with the names of pending files."""
 
 import json
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from tests.fixtures import Patch
 from tests.trainer.base.storage.conftest import Bucket
 from tests.trainer.base.storage.fault_proxy import FOREVER, Fault, Proxy
+from tests.workers import until
 from trainer.base.errors import UserError
 from trainer.base.run_files.mirror import Mirror
 from trainer.base.storage import gcs
@@ -146,6 +146,21 @@ def test_of_two_runs_in_one_folder_the_first_ends(
     assert bucket.content("runs/7/result.json") == b"of another run"
 
 
+def test_files_that_could_not_be_sent_are_kept_by_the_next_start(
+    bucket: Bucket, proxy: Proxy, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.faults.append(Fault(401, "POST", "/upload/", times=FOREVER))
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.put(write_one(root, "result.json"))
+        mirror.leave(0.3)
+    proxy.heal()
+    with closing(Mirror({root: bucket.address("runs/7")})) as mirror:
+        mirror.outline(root, root / "checkpoints")
+    (kept,) = root.parent.glob("unsent-*")
+    assert (kept / "result.json").read_bytes() == b"1"
+    assert str(kept) in caplog.text
+
+
 def test_checkpoints_made_faster_than_they_are_sent(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
     """Uploads thirty and keeps two: after the first complete one the bucket always has one."""
     made, seen = [], 0
@@ -179,10 +194,7 @@ def test_a_checkpoint_made_again_is_kept(bucket: Bucket, proxy: Proxy, sender: M
 def test_a_closed_one_tries_no_longer(proxy: Proxy, sender: Mirror, root: Path) -> None:
     proxy.faults.append(Fault(503, "POST", "/upload/", times=FOREVER))
     sender.put(write_one(root, "x"))
-    for _ in range(1000):
-        if proxy.count("POST", "/upload/"):
-            break
-        time.sleep(0.01)
+    until(lambda: proxy.count("POST", "/upload/"))
     sender.close()
     sender._thread.join(30)
     assert not sender._thread.is_alive()

@@ -62,15 +62,6 @@ def prepared(folder: Path) -> str:
 KINDS = {"idx": idx_folder, "npz": npz_file, "folder": image_folder, "tfrecord": tfrecords, "shards": prepared}
 
 
-def test_every_kind_of_data_is_tried() -> None:
-    assert {*KINDS} == {*DATA_KINDS}
-
-
-@pytest.fixture(params=sorted(KINDS))
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def content(part: Any) -> list[Any]:
     if part is None:
         return []
@@ -85,6 +76,7 @@ def filled(bucket: Bucket, folder: Path, kind: str) -> tuple[Path, str]:
     return folder / name, bucket.url(f"d/{name}")
 
 
+@pytest.mark.parametrize("kind", DATA_KINDS)
 def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp_path: Path, kind: str) -> None:
     local, remote = filled(bucket, tmp_path / "d", kind)
     here, there = (load_dataset(config(path, tmp_path / "cache")) for path in (local, remote))
@@ -97,6 +89,7 @@ def test_the_same_examples_as_from_local_files(bucket: Bucket, proxy: Proxy, tmp
     assert proxy.count("GET", "alt=media") == reads
 
 
+@pytest.mark.parametrize("kind", DATA_KINDS)
 def test_a_bucket_is_prepared_to_the_same_pieces(bucket: Bucket, tmp_path: Path, kind: str) -> None:
     folders = []
     for data in filled(bucket, tmp_path / "d", kind):
@@ -136,17 +129,6 @@ def test_errors_about_files_name_their_address(bucket: Bucket, tmp_path: Path) -
     bucket.put("e/x.npz", b"no archive")
     with refused(f"{bucket.url('e/x.npz')}"):
         load_dataset(config(bucket.url("e/x.npz"), tmp_path))
-
-
-def test_markers_of_folders_are_no_data(bucket: Bucket, tmp_path: Path) -> None:
-    for name in ("d/", "d/a/", "d/a//"):
-        bucket.put(name, b"")
-    with refused(f"data={bucket.url('d')}: no objects found"):
-        load_dataset(config(bucket.url("d"), tmp_path))
-    assert files_of(config(bucket.url("d"), tmp_path)) == files_of(config(bucket.url("none"), tmp_path))
-    bucket.put("d/a//1.png", b"1")
-    with refused(f"data={bucket.url('d')}: the object 'a//1.png' cannot be a local file: it contains an empty part"):
-        load_dataset(config(bucket.url("d"), tmp_path))
 
 
 def test_what_is_compared_is_what_is_staged(bucket: Bucket, proxy: Proxy, tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ Bodies are parsed as the SDK's own messages, which reject unknown fields. `refus
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from google.cloud.aiplatform_v1 import types
 from google.protobuf.json_format import MessageToDict, ParseDict
+
+from tests.trainer.base.storage.fault_proxy import serving
 
 MESSAGES: dict[str, Any] = {
     "metadataStores": types.MetadataStore, "contexts": types.Context, "artifacts": types.Artifact,
@@ -24,12 +24,11 @@ LISTS = {"timeSeries": "tensorboardTimeSeries"}
 
 
 class Experiments:
-    """Holds resources by name, the points of time series, and which contexts and artifacts belong to a context."""
+    """Holds resources by name, and the points of time series."""
 
     def __init__(self) -> None:
         self.resources: dict[str, dict[str, Any]] = {}
         self.points: dict[str, list[dict[str, Any]]] = {}
-        self.links: dict[str, list[str]] = {}
         self.refusal = 0
 
     def answer(self, method: str, name: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -48,8 +47,9 @@ class Experiments:
             return 200, self._shown(name)
         if collection == name.rsplit("/", 1)[-1]:
             below = [self._shown(known) for known in self.resources if re.fullmatch(f"{re.escape(name)}/[^/]+", known)]
-            below = [known for known in below if self._fits(known, query.get("filter", ""))]
-            return 200, {LISTS.get(collection, collection): below}
+            schema = re.search(r'schema_title="([^"]+)"', query.get("filter", ""))
+            fitting = [known for known in below if schema is None or known.get("schemaTitle") == schema[1]]
+            return 200, {LISTS.get(collection, collection): fitting}
         return 404, {"error": {"message": f"{name} not found"}}
 
     def _create(
@@ -69,27 +69,15 @@ class Experiments:
         latest = {"metadata": {"maxStep": str(max(int(point["step"]) for point in points))}} if points else {}
         return {**self.resources[name], **latest}
 
-    def _fits(self, resource: dict[str, Any], wanted: str) -> bool:
-        """Returns whether a resource is of the schema and parent that a filter names; other conditions count as met."""
-        schema = re.search(r'schema_title="([^"]+)"', wanted)
-        parent = re.search(r'(?:parent_contexts:|in_context\()"([^"]+)"', wanted)
-        of_parent = parent is None or resource["name"] in self.links.get(parent[1], [])
-        return of_parent and (schema is None or resource.get("schemaTitle") == schema[1])
-
     def _custom(self, verb: str, name: str, query: dict[str, str], body: dict[str, Any]) -> dict[str, Any]:
-        if verb == "addContextChildren":
-            self.links.setdefault(name, []).extend(body["childContexts"])
-        elif verb == "addContextArtifactsAndExecutions":
-            self.links.setdefault(name, []).extend(body["artifacts"])
-        elif verb == "write":
+        if verb == "write":
             request = types.WriteTensorboardRunDataRequest.pb(types.WriteTensorboardRunDataRequest())
             ParseDict(body, request)
             for series in body["timeSeriesData"]:
                 known = self.points.setdefault(f"{name}/timeSeries/{series['tensorboardTimeSeriesId']}", [])
                 assert not {point["step"] for point in known} & {point["step"] for point in series["values"]}, "twice"
                 known.extend(series["values"])
-        else:
-            assert verb == "batchRead", verb
+        elif verb == "batchRead":
             names = query["timeSeries"].split(",")
             return {"timeSeriesData": [
                 {"tensorboardTimeSeriesId": one.rsplit("/", 1)[-1], "valueType": "SCALAR", "values": self.points[one]}
@@ -105,8 +93,7 @@ def _checked(collection: str, body: dict[str, Any]) -> dict[str, Any]:
     return dict(MessageToDict(message))
 
 
-@contextmanager
-def serving(experiments: Experiments) -> Iterator[str]:
+def serving_of(experiments: Experiments) -> AbstractContextManager[str]:
     """Serves them within the block; yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,12 +115,4 @@ def serving(experiments: Experiments) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Prints nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return serving(Handler)

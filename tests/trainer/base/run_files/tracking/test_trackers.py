@@ -2,10 +2,10 @@
 
 import json
 import re
-import threading
 import time
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.trainer.base.run_files.tracking.runs import (
     wandb_records,
     wandb_rows,
 )
+from tests.trainer.base.storage.fault_proxy import serving
+from tests.workers import until
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
 from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
@@ -101,11 +103,8 @@ def test_a_refused_login_is_no_outage(
         def log_message(self, *_: Any) -> None:
             """Prints nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
-        track = f"--track=mlflow:http://127.0.0.1:{server.server_port}#x"
-        assert main(["track", str(plant_run(tmp_path / "run")), track]) == code
-        server.shutdown()
+    with serving(Refusing) as address:
+        assert main(["track", str(plant_run(tmp_path / "run")), f"--track=mlflow:{address}#x"]) == code
     error = capsys.readouterr().err
     assert line in error
     assert ("set MLFLOW_TRACKING_TOKEN" in error) == (code == 2)
@@ -119,39 +118,32 @@ def test_an_offline_file_of_wandb_has_each_step_once(tmp_path: Path, monkeypatch
     plant_run(run, 30, first=20)
     send("wandb:team/project", run)
     [file] = run.glob("wandb/offline-run-*/*.wandb")
-    until = time.monotonic() + 30
-    while not (rows := wandb_rows(file)) and time.monotonic() < until:
-        time.sleep(0.1)  # a process of wandb's writes the file
+    until(lambda: wandb_rows(file))  # a process of wandb's writes the file
+    rows = wandb_rows(file)
     assert [(row["_step"], row["loss"]) for row in rows] == LOSSES
     assert [row["_timestamp"] for row in rows] == [1.7e9 + step for step, _ in LOSSES]
     assert rows[-1]["result/wall_seconds"] == 12.5
     assert rows[-1]["samples/_type"] == "image-file"
     kinds = {record.WhichOneof("record_type"): record for record in wandb_records(file)}
     assert kinds["exit"].exit.exit_code == 0
-    assert (kinds["run"].run.project, kinds["run"].run.run_id, kinds["run"].run.host) == (
-        "project",
-        "0123456789abcdef",
-        "",
-    )
+    known = kinds["run"].run
+    assert (known.project, known.run_id, known.host) == ("project", "0123456789abcdef", "")
 
 
-class Slow:
-    """Takes some time for each answer, and fails as often as asked. Meets `Tracker`."""
+class Planted:
+    """Has no answer for some time, refuses, or fails as often as asked. Meets `Tracker`."""
 
-    def __init__(self, seconds: float = 0.0, failures: int = 0, refusal: str = "") -> None:
-        self.seconds, self.failures, self.refusal = seconds, failures, refusal
+    def __init__(self, seconds: float = 0.0, failures: int = 0) -> None:
+        self.seconds, self.failures, self.refusal = seconds, failures, ""
         self.points: list[tuple[int, str, float]] = []
         self.states: list[str] = []
 
     def begin(self, run: TrackedRun) -> Opened:
         time.sleep(self.seconds)
-        if self.refusal:
-            raise UserError(self.refusal)
         last = {name: step for step, name, _ in self.points}
         return Opened("link", lambda name: last.get(name, -1))
 
     def send(self, run: TrackedRun, points: Any) -> None:
-        time.sleep(self.seconds)
         if self.refusal:
             raise UserError(self.refusal)
         self.points += [(point.step, name, value) for point in points for name, value in point.values.items()]
@@ -166,46 +158,43 @@ def send(address: str, run: Path) -> None:
     Sender(known, RunFiles(run, str(run))).send(ended=True)
 
 
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> Callable[[Slow], str]:
-    """Returns a function that makes a tracker known, and returns its address."""
-
-    def named(tracker: Slow) -> str:
-        monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
-        return f"{__name__}:own_tracker#x"
-
-    return named
+OWN = f"{__name__}:own_tracker#x"
 
 
-def test_a_training_is_followed_and_lost_answers_double_nothing(own: Any, tmp_path: Path, caplog: Any) -> None:
-    tracker, run = Slow(failures=1), plant_run(tmp_path / "run", 20, state="running")
-    with Tracking(address := own(tracker), run, str(run)) as tracking:
+@contextmanager
+def following(tracker: Planted, run: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sends a running training to a tracker of one's own; the block begins with its first points, if it answers."""
+    monkeypatch.setattr(f"{__name__}.own_tracker", lambda address: tracker, raising=False)
+    with Tracking(OWN, run, "gs://b/run") as tracking:
         tracking.begin()
-        until = time.monotonic() + 30
-        while not tracker.points and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: tracker.points or tracker.seconds)
+        yield
+
+
+def test_a_training_is_followed_and_lost_answers_double_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    tracker, run = Planted(failures=1), plant_run(tmp_path / "run", 20, state="running")
+    with following(tracker, run, monkeypatch):
         assert {step for step, _, _ in tracker.points} == {10}  # more may come for the newest step
         plant_run(run, 30, first=20)
-    losses = [(step, value) for step, name, value in tracker.points if name == "loss"]
-    assert losses == LOSSES
+    assert [(step, value) for step, name, value in tracker.points if name == "loss"] == LOSSES
     assert tracker.states[-1] == "finished"
     assert set(tracker.states[:-1]) == {"running"}
-    assert caplog.messages[0] == f"track={address}: the answer is lost: training continues; metrics will be sent later"
-    assert re.fullmatch(rf"track={re.escape(address)}: \d+ steps sent: .*", caplog.messages[-1])
+    assert caplog.messages[0] == f"track={OWN}: the answer is lost: training continues; metrics will be sent later"
+    assert re.fullmatch(rf"track={re.escape(OWN)}: \d+ steps sent: .*", caplog.messages[-1])
 
 
-def test_a_refusal_in_mid_run_is_told_at_the_end(own: Any, tmp_path: Path, caplog: Any) -> None:
+SEND = f"send it with `python -m deploy track gs://b/run --track={OWN}`"
+
+
+def test_a_refusal_in_mid_run_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """It neither ends the training nor is it tried again."""
-    tracker, run = Slow(), plant_run(tmp_path / "run", 20, state="running")
-    with Tracking(address := own(tracker), run, "gs://b/run") as tracking:
-        tracking.begin()
-        until = time.monotonic() + 30
-        while not tracker.points and time.monotonic() < until:
-            time.sleep(0.01)
+    tracker, run = Planted(), plant_run(tmp_path / "run", 20, state="running")
+    with following(tracker, run, monkeypatch):
         tracker.refusal = "the token has expired"
         plant_run(run, 30, first=20)
-    advice = f"send it with `python -m deploy track gs://b/run --track={address}`"
-    assert caplog.messages[-1] == f"track={address}: not all is sent (the token has expired): {advice}"
+    assert caplog.messages[-1] == f"track={OWN}: not all is sent (the token has expired): {SEND}"
 
 
 def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,15 +208,14 @@ def test_tags_name_the_job_that_submit_described(tmp_path: Path, monkeypatch: py
     assert "job" not in RunFiles(tmp_path / "run", "gs://b/run").run(ended=True).tags
 
 
-def test_a_tracker_that_hangs_holds_nothing_up(own: Any, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr("trainer.base.run_files.tracking.sender._BEGINNING_S", 0.05)
-    monkeypatch.setattr("trainer.base.run_files.tracking.sender._ENDING_S", 0.05)
-    run = plant_run(tmp_path / "run")
-    with caplog.at_level("INFO", "trainer"), Tracking(address := own(Slow(seconds=30)), run, "gs://b/run") as tracking:
-        tracking.begin()
+def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    for name in ("_BEGINNING_S", "_ENDING_S"):
+        monkeypatch.setattr(f"trainer.base.run_files.tracking.sender.{name}", 0.05)
+    with following(Planted(seconds=30), plant_run(tmp_path / "run"), monkeypatch):
+        pass
     begun, ended = caplog.messages
-    assert begun == f"track={address}: no answer within 0.05 seconds: the training begins without it"
-    assert ended.endswith(f"send it with `python -m deploy track gs://b/run --track={address}`")
+    assert begun == f"track={OWN}: no answer within 0.05 seconds: the training begins without it"
+    assert ended.endswith(SEND)
 
 
 @pytest.mark.parametrize(("text", "line"), [
@@ -245,8 +233,10 @@ def test_an_address_of_another_form_is_refused(text: str, line: str, tmp_path: P
     assert "secret" not in error
 
 
-def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(tmp_path: Path) -> None:
-    write_json(tmp_path / "run.json", {"started": "2026-11-01T00:00:00Z"})
+@pytest.mark.parametrize("started", ["2026-11-01T00:00:00Z", "2026-11-01T01:00:00+01:00"])
+def test_points_have_the_times_of_their_lines_or_the_start_of_the_run(started: str, tmp_path: Path) -> None:
+    """The trainer writes the first form, the record of a script the second."""
+    write_json(tmp_path / "run.json", {"started": started})
     append_stats(tmp_path, {"kind": "report", "step": 1, "gpus": [{"memory_gib": 2.0, "utilization_percent": None}]})
     append_stats(tmp_path, {"kind": "report", "step": 2, "losses": {"loss": float("nan")}, "time": 1.8e9})
     assert RunFiles(tmp_path, "x").points(ended=True) == [

@@ -8,7 +8,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials
 
 from deploy.__main__ import main
-from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
+from tests.trainer.base.run_files.tracking.experiments import Experiments, serving_of
 from tests.trainer.base.run_files.tracking.runs import LOSSES, plant_run
 from trainer.base.run_files.records import drop_stats_after
 from trainer.base.run_files.tracking import vertex_runs
@@ -26,7 +26,7 @@ def vertex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ex
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
     monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "my-proj")
     monkeypatch.setenv("CLOUDSDK_AI_REGION", "us-central1")
-    with serving(experiments) as address:
+    with serving_of(experiments) as address:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", f"{address}/")
         yield experiments, address
 
