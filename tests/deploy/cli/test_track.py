@@ -12,7 +12,7 @@ from deploy.job.workload import CREATE, check_trackers, tensorboard_name, with_t
 from deploy.packaging.images import Image
 from deploy.tiers.gcp_config import GcpConfig
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.trainer.base.run_files.tracking.experiments import Experiments, serving
+from tests.trainer.base.run_files.tracking.experiments import Experiments, serving_of
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
 from trainer.base.run_files.records import write_json
@@ -123,7 +123,7 @@ def test_create_makes_the_tensorboard_instance_once(monkeypatch: pytest.MonkeyPa
     )
     spec = {**account, "tensorboard": tensorboard_name(CREATE, account, gcp)}
     experiments = Experiments()
-    with serving(experiments) as address:
+    with serving_of(experiments) as address:
         monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM", address)
         made = [with_tensorboard(spec, gcp)["tensorboard"] for _ in range(2)]
         assert with_tensorboard(account, gcp) is account

@@ -66,7 +66,7 @@ class JobDir:
     def read_result(self) -> Result:
         """Returns the last run's result.json, or {} if there is none. Raises UserError if the file is damaged."""
         result, problem = read_result(self.root)
-        counts = {name: value for name, value in result.items() if name in _COUNTS}
+        counts: dict[str, Any] = {name: value for name, value in result.items() if name in _COUNTS}
         damaged = [f"{name}={value!r}" for name, value in counts.items() if number(value) is None or value < 0]
         _refuse_damaged(self, RESULT, f"{self.root / RESULT}: {damaged[0]} is damaged" if damaged else problem)
         return result
