@@ -141,22 +141,22 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         # XLA has no such kernel: it would compose it, with a variance that is a difference of means of squares. Of one
         # value a group the kernel's unbiased variance is not defined.
         images = len(inputs.shape) == 4 and layer.axis in (-1, 3) and inputs.dtype != tf.float64 and mask is None
-        way: Formula = Kernel(layer.epsilon)
+        method: Formula = Kernel(layer.epsilon)
         if not images or compiled_by_xla() or math.prod(size or 0 for size in inputs.shape[:-1]) == groups:
             mask = None if mask is None else tf.cast(mask, tf.bool)[..., None]
             dtype = keras.backend.result_type(inputs.dtype, "float32")
-            way = Formula(layer.epsilon, layer.axis % len(inputs.shape), mask, dtype)
+            method = Formula(layer.epsilon, layer.axis % len(inputs.shape), mask, dtype)
             inputs = tf.cast(inputs, dtype)
         channels = inputs.shape[layer.axis]
-        gamma = tf.cast(layer.gamma, way.dtype) if layer.scale else tf.ones(channels, way.dtype)
-        beta = tf.cast(layer.beta, way.dtype) if layer.center else tf.zeros(channels, way.dtype)
+        gamma = tf.cast(layer.gamma, method.dtype) if layer.scale else tf.ones(channels, method.dtype)
+        beta = tf.cast(layer.beta, method.dtype) if layer.center else tf.zeros(channels, method.dtype)
         parts = tf.split(inputs, groups) if groups > 1 else [inputs]
         # Each group's mean and variance by channel: (groups, channels).
-        if replicas == 1 and isinstance(way, Kernel):
-            outputs, *statistics = zip(*(way.training(part, gamma, beta) for part in parts), strict=True)
+        if replicas == 1 and isinstance(method, Kernel):
+            outputs, *statistics = zip(*(method.training(part, gamma, beta) for part in parts), strict=True)
             means, variances = map(_stacked, statistics)
         else:
-            outputs, means, variances = _over_replicas(way, replicas, gamma, beta, parts)
+            outputs, means, variances = _over_replicas(method, replicas, gamma, beta, parts)
         # The averages move as one update for each group, in order, would. After n groups,
         # average <- m^n average + sum over i of (1 - m) m^(n - 1 - i) value_i.
         momentum = layer.momentum
@@ -178,32 +178,32 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
 
 
 def _over_replicas(
-    way: Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
+    method: Formula, replicas: int, gamma: Any, beta: Any, parts: Sequence[Any]
 ) -> tuple[tuple[Any, ...], Any, Any]:
     """Returns the outputs for each of `parts`, a group of rows, and means and variances over all replicas.
 
     gamma, beta: (channels,). The outputs have the gradient of a loss that is summed over replicas.
     """
-    means, variances, count = _combined([way.moments(part) for part in parts], replicas)
-    count = way.count(parts[0]) * replicas if count is None else count
+    means, variances, count = _combined([method.moments(part) for part in parts], replicas)
+    count = method.count(parts[0]) * replicas if count is None else count
     statistics = [*zip(_unstacked(means), _unstacked(variances), strict=True)]
 
     def first(gamma: Any, *tensors: Any) -> list[Any]:
         """Returns gradients by gamma, beta and parts: two sums a channel over all replicas, and what these move."""
         upstreams, parts = tensors[: len(statistics)], tensors[len(statistics) :]
         arguments = zip(upstreams, parts, statistics, strict=True)
-        direct, sums = zip(*(way.gradients(x, part, *pair, gamma) for x, part, pair in arguments), strict=True)
+        direct, sums = zip(*(method.gradients(x, part, *pair, gamma) for x, part, pair in arguments), strict=True)
         total = _stacked([tf.stack(pair) for pair in sums])  # (groups, 2, channels)
         if replicas > 1:
             (total,) = all_reduce_sum([total])
-        factors = tf.math.rsqrt(variances + way.epsilon)
+        factors = tf.math.rsqrt(variances + method.epsilon)
         slopes, offsets = tf.unstack(total * tf.expand_dims(gamma * factors / -count, 1), axis=1)
-        if way.mask is not None:  # deviations from the mean add up to the mean times what Keras adds to the count
+        if method.mask is not None:  # deviations from the mean add up to the mean times what Keras adds to the count
             offsets -= keras.config.epsilon() * means * factors * slopes / count
         lines = zip(_unstacked(slopes), _unstacked(offsets), strict=True)
-        moved = [way.normalized(x, *pair, *line) for x, pair, line in zip(parts, statistics, lines, strict=True)]
-        if way.mask is not None:
-            moved = [tf.where(way.mask, shift, 0.0) for shift in moved]
+        moved = [method.normalized(x, *pair, *line) for x, pair, line in zip(parts, statistics, lines, strict=True)]
+        if method.mask is not None:
+            moved = [tf.where(method.mask, shift, 0.0) for shift in moved]
         by_gamma, by_beta = map(tf.add_n, zip(*sums, strict=True))
         return [by_gamma, by_beta, *(part + shift for part, shift in zip(direct, moved, strict=True))]
 
@@ -216,15 +216,15 @@ def _over_replicas(
                 outer.watch([gamma, *tensors])
                 with tf.GradientTape() as inner:
                     inner.watch([gamma, beta, *parts])
-                    outputs, *_ = _over_replicas(Formula(way.epsilon), replicas, gamma, beta, parts)
+                    outputs, *_ = _over_replicas(Formula(method.epsilon), replicas, gamma, beta, parts)
                 gradients = inner.gradient(outputs, [gamma, beta, *parts], tensors[: len(statistics)])
             return outer.gradient(gradients, [gamma, *tensors], upstreams)
 
         return first(gamma, *tensors), second
 
     def normalized(gamma: Any, beta: Any, *parts: Any) -> tuple[Any, Any]:
-        outputs = [way.normalized(x, *pair, gamma, beta) for x, pair in zip(parts, statistics, strict=True)]
-        gradient = tf.custom_gradient(with_second) if isinstance(way, Kernel) else first
+        outputs = [method.normalized(x, *pair, gamma, beta) for x, pair in zip(parts, statistics, strict=True)]
+        gradient = tf.custom_gradient(with_second) if isinstance(method, Kernel) else first
         return outputs, lambda *upstreams: gradient(gamma, *upstreams, *parts)
 
     return tuple(tf.custom_gradient(normalized)(gamma, beta, *parts)), means, variances

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import averages_of, disable_gradient_sum, slots_of, trained_by, wrap
+from trainer.invariance.compat import disable_gradient_sum, slots_of, trained_by, wrap
 from trainer.invariance.step import NotCompilable, dense, holding, running_step
 
 
@@ -261,13 +261,11 @@ def update_average(averages: Sequence[Any], variables: Sequence[Any], decay: flo
 def use_averages(optimizer: Any) -> None:
     """Sets weights to the averages that an optimizer with `use_ema` keeps of them, as `fit` does when it ends.
 
-    Does nothing for other optimizers. In a keras.StatelessScope only the values of the scope change (by Keras's
-    `finalize_variable_values` the weights would).
+    Does nothing for other optimizers.
     """
     if keeps_averages(optimizer) and optimizer.built:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
-        for variable, average in zip(trained_by(inner), averages_of(inner), strict=True):
-            variable.assign(tf.convert_to_tensor(average))
+        inner.finalize_variable_values(trained_by(inner))
 
 
 def keeps_averages(optimizer: Any) -> bool:

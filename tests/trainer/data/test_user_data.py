@@ -28,8 +28,7 @@ BATCH = 16
 KINDS = [
     "weighted", "rows", "batches", "tf_batches",
     *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
-        "tf_endless", "named_inputs", "batches_and_arrays", "windows", "arrays", "pair", "inputs_alone",
-        "several_labels", "classes", "tokens", "list_of_rows", "tf_examples", "masks", "both",
+        "tf_endless", "named_inputs", "batches_and_arrays", "windows", "list_of_rows", "tf_examples", "both",
     )),
 ]  # fmt: skip
 
