@@ -22,7 +22,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas, make_replicas
 from trainer.data.sources import load_dataset
 from trainer.measures.evaluation import evaluation
-from trainer.measures.fid import Extractor, Fid, frechet_distance
+from trainer.measures.fid import Extractor, Fid
 from trainer.models.construction import build_model
 from trainer.run import job
 from trainer.run.training_setup import set_precision_and_seed
@@ -85,14 +85,6 @@ def test_features_are_never_computed_in_tf32(features: Path, tf32: bool) -> None
     seen = []
     fid._collect(lambda start: seen.append(enabled()) or tf.zeros((16, 8)))
     assert (seen, enabled()) == ([False, False], tf32)
-
-
-def test_real_images_are_nearer_to_real_images_than_noise_is(features: Path) -> None:
-    extract = Extractor(str(features), "none")
-    reals, _ = load_dataset(small()).train.gather(tf.range(400))
-    noise = tf.random.stateless_uniform(reals.shape, (1, 2), maxval=256, dtype=tf.int32)
-    one, other, third = (extract(part).numpy().astype(float) for part in (reals[:200], reals[200:], noise[:200]))
-    assert frechet_distance(one, other) * 5 < frechet_distance(one, third)
 
 
 PRECISIONS = ["mixed_bfloat16", "mixed_float16", "float64"]
