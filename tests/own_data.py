@@ -1,6 +1,5 @@
 """Data of every kind that a function of the user's may return, and models for them, named by dotted path."""
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import keras
@@ -172,10 +171,6 @@ def tokens(config: TrainConfig) -> Any:
 # What must be refused.
 
 
-def uneven(config: TrainConfig) -> Any:
-    return {"a": np.zeros((50, 2)), "b": np.zeros((49, 2))}, np.zeros(50)
-
-
 class _Breaks(Rows):
     def __getitem__(self, row: int) -> Any:
         if row == 7:
@@ -197,15 +192,6 @@ def ragged_rows(config: TrainConfig) -> Any:
     return _Ragged(*_table()[:2])
 
 
-def ragged_list(config: TrainConfig) -> Any:
-    return np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)
-
-
-def nan_targets(config: TrainConfig) -> Any:
-    x, y, _ = _table()
-    return x, np.where(np.arange(ROWS) == 5, np.nan, y)
-
-
 def nan_inputs(config: TrainConfig) -> Any:
     x, y, _ = _table()
     return np.where(np.arange(ROWS)[:, None] == 5, np.nan, x), y
@@ -219,10 +205,6 @@ def sentences(config: TrainConfig) -> Any:
     words = np.array(["now", "win", "cash", "home", "see", "you"])
     chosen = np.random.default_rng(0).integers(0, 6, (ROWS, 5))
     return np.array([" ".join(each) for each in words[chosen]]), (chosen < 3).mean(axis=1)
-
-
-def text_targets(config: TrainConfig) -> Any:
-    return np.zeros(50), np.array(["a", "b"] * 25)
 
 
 def colours(config: TrainConfig, *, palette: str = "red green blue") -> Any:
@@ -240,10 +222,6 @@ def colour_model(config: TrainConfig, dataset: Dataset, *, palette: str = "red g
         keras.layers.Dense(1),
     ]
     return _compiled(keras.Sequential(layers), config, loss="mse")
-
-
-def generator(config: TrainConfig) -> Iterator[Any]:
-    yield from zip(*_table(), strict=True)
 
 
 class _Moody(Rows):
@@ -269,14 +247,6 @@ def made_outside(config: TrainConfig) -> Any:
 
 def other_batches(config: TrainConfig) -> Any:
     return Batches(_table(), 5)
-
-
-def other_evaluation(config: TrainConfig) -> Any:
-    return _table()[:2], (np.zeros((20, 3)), np.zeros(20))
-
-
-def four_parts(config: TrainConfig) -> Any:
-    return (*_table(), np.zeros(ROWS))
 
 
 # Models.

@@ -405,7 +405,6 @@ class InSequence(AnyExamples):
             return mapped(lambda leaf: tf.cast(leaf, floatx) if leaf.dtype.is_floating else leaf, element)
 
         self.anew = lambda: self
-        self.source = source
         self.batched = makes_batches(source)
         self._source = source.map(parts_as_fit)
         specs = tf.nest.flatten(self._source.element_spec)

@@ -91,19 +91,12 @@ def test_batches_end_each_epoch_once_and_leave_out_the_last_small_one() -> None:
 
 
 @pytest.mark.parametrize(("data", "line"), [
-    ("uneven", "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
-    ("ragged_list", "x holds Python objects, or rows of several lengths"),
-    ("nan_targets", "y holds NaN or infinity, first in row 5"),
-    ("text_targets", "y holds text, first 'a', not numbers: number its classes from 0"),
-    ("generator", "it returned a generator, which can be read only once"),
     ("uneven_windows", "a batch of its tf.data.Dataset has other lengths than the first one, float64 (3,) -> "),
     ("unseeded", "two readings of its first examples differ: make the tf.data.Dataset inside the function, give its"),
     ("made_outside", "two readings of its first examples differ: make the tf.data.Dataset inside the function"),
     ("taken", "two readings of the examples for evaluation give other rows"),
     ("breaks_at_7", "example 7 cannot be read: tests/own_data.py:"),
     ("other_batches", "PyDataset have 5 rows, but global_batch_size is 16: use --global_batch_size=5"),
-    ("other_evaluation", "an example for evaluation is (float64 (3,), float64 ()), but one for training"),
-    ("four_parts", "it returned a tuple of 4"),
 ])  # fmt: skip
 def test_data_that_cannot_be_trained_on_is_refused_before_training(data: str, line: str) -> None:
     with refused(line):
@@ -145,8 +138,21 @@ RAGGED = tf.ragged.constant([[1.0], [1.0, 2.0]])
     ((RAGGED, np.zeros(2)), "RaggedTensor: it must be an array, or a dict, list or tuple of arrays: use .to_tensor()"),
     (tf.data.Dataset.from_tensor_slices((RAGGED, [0.0, 0.0])), "pad them, by padded_batch or to_tensor(shape=…)"),
     (([[1.0, 2.0]] * 50, [0.0] * 50), "x is a list of lists: use np.array(…) for the rows of one input, or a tuple"),
-], ids=["ragged", "ragged rows", "lists"])  # fmt: skip
-def test_what_is_no_array_is_told_how_to_become_one(returned: Any, line: str) -> None:
+    (({"a": np.zeros((50, 2)), "b": np.zeros((49, 2))}, np.zeros(50)),
+     "the parts have different numbers of rows: x (50, 2), x (49, 2), y (50,)"),
+    ((np.array([[1.0], [1.0, 2.0]], dtype=object), np.zeros(2)), "x holds Python objects, or rows of several lengths"),
+    ((np.zeros(2), [1.0, np.inf]), "y holds NaN or infinity, first in row 1"),
+    ((np.zeros(2), np.ma.masked_equal([1.0, -9999.0], -9999.0)), "y is a masked array, whose masked values would be"),
+    ((np.zeros(2), np.array(["a", "b"])), "y holds text, first 'a', not numbers: number its classes from 0"),
+    (iter([(1.0, 2.0)]), "it returned a list_iterator, which can be read only once"),
+    ((np.zeros(2), np.zeros(2), np.zeros(2), np.zeros(2)), "it returned a tuple of 4"),
+    (((np.zeros((20, 4)), np.zeros(20)), (np.zeros((20, 3)), np.zeros(20))),
+     "an example for evaluation is (float32 (3,), float32 ()), but one for training"),
+], ids=[
+    "ragged", "ragged rows", "lists", "uneven", "objects", "infinity", "masked", "text", "iterator", "four parts",
+    "other evaluation",
+])  # fmt: skip
+def test_what_cannot_be_trained_on_is_told_how_to_become_so(returned: Any, line: str) -> None:
     with refused(line):
         own_dataset(settings("arrays"), lambda config: returned)
 
@@ -158,15 +164,6 @@ def test_x_of_another_shape_than_the_models_input_is_told() -> None:
         construction._build_compiled(
             model, settings("arrays"), Dataset("x", NestedArrays(np.zeros((9, 7)), np.zeros(9)))
         )
-
-
-@pytest.mark.parametrize(("x", "y", "line"), [
-    ([1.0, 2.0], np.ma.masked_equal([1.0, -9999.0], -9999.0), "y is a masked array, whose masked values would be"),
-    ([1.0, 2.0], [1.0, np.inf], "y holds NaN or infinity, first in row 1"),
-])  # fmt: skip
-def test_values_that_are_none_are_refused(x: Any, y: Any, line: str) -> None:
-    with refused(line):
-        NestedArrays(np.array(x), np.asanyarray(y))
 
 
 def test_text_for_a_model_is_said_to_make_gpus_wait(monkeypatch: Patch, caplog: Log) -> None:
