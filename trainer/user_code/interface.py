@@ -34,7 +34,6 @@ class Trainable(Protocol):
         and has optimizers of Keras, as one written for `fit`, may take means over the rows that it gets: its gradients
         and scalars are averaged over replicas.
         """
-        ...
 
 
 class Evaluated(Protocol):
@@ -46,7 +45,6 @@ class Evaluated(Protocol):
         `data`: as that of train_step, without `batches_per_step`: (rows, …) of each part, the last batch smaller.
         Results of the model's `metrics` are those of all batches together; other scalars are averaged over rows.
         """
-        ...
 
 
 class Samples(Protocol):
@@ -60,7 +58,6 @@ class Samples(Protocol):
         The images are uint8, (count, height, width, 1 or 3), from 0 to 255, one for each row of the noise. Only a model
         with `generated_classes` gets labels, (count,) int32, from 0.
         """
-        ...
 
 
 class Generates(Protocol):
@@ -73,7 +70,6 @@ class Generates(Protocol):
 
         Of a model with `generated_classes` it takes [noise, labels], the latter (rows,) int32.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,12 @@ def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
     while cause is not None and cause not in chain:
         chain.append(cause)
         for frames in _stacks(cause):
-            if users := [frame for frame in frames if _is_users(frame[0])]:
-                file, line, function = users[-1]
-                inside = f" in {function}" if function and function != "<module>" else ""
-                return f"{os.path.abspath(file).removeprefix(os.getcwd() + os.sep)}:{line}{inside}", cause
+            for file, line, function in reversed(frames):
+                path = os.path.abspath(file)
+                installed = _INSTALLED.search(file) or path.startswith((_OURS, *_LIBRARIES))
+                if not installed or path.startswith(tuple(_installed_by_user)):
+                    inside = f" in {function}" if function and function != "<module>" else ""
+                    return f"{path.removeprefix(os.getcwd() + os.sep)}:{line}{inside}", cause
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return None
 
@@ -127,13 +129,6 @@ def _below_us(frames: list[_Frame]) -> list[_Frame]:
     """Returns the frames below the first one of this package: a script or a test that called it made no mistake."""
     first = next((at for at, frame in enumerate(frames) if os.path.abspath(frame[0]).startswith(_OURS)), 0)
     return frames[first:]
-
-
-def _is_users(file: str) -> bool:
-    if _INSTALLED.search(file) and not file.startswith(tuple(_installed_by_user)):
-        return False
-    path = os.path.abspath(file)
-    return path.startswith(tuple(_installed_by_user)) or not path.startswith((_OURS, *_LIBRARIES))
 
 
 def message_of(error: BaseException) -> str:
