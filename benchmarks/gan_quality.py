@@ -23,7 +23,7 @@ import tensorflow as tf
 from benchmarks.runner import count, make_parser, positive, print_table, program, save, some_of
 from benchmarks.trainer_loop import TrainingLoop, setup_of
 from trainer.base.errors import PlatformFault
-from trainer.base.run_files.records import read_json, write_json
+from trainer.base.run_files.job_files import read_json, write_json
 from trainer.base.settings.resolution import resolve
 from trainer.base.storage import write_whole
 from trainer.data.dataset import Examples

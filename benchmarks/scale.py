@@ -27,9 +27,9 @@ from deploy.report.html_page import write_report
 from tests.deploy.planted import noisy, plant
 from trainer.base.storage.local_files import Address
 from trainer.base.storage.staging import Staged
-from trainer.cluster import meeting as meeting_module
+from trainer.cluster import rendezvous
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import Peers, meet
+from trainer.cluster.rendezvous import Peers, meet
 from trainer.data.order import shuffled
 
 RUNS = {"seed": 0, "settings": {f"setting_{number}": "value" for number in range(100)}}  # a few kilobytes, as a run's
@@ -59,7 +59,7 @@ def met(workers: int) -> Iterator[tuple[list[Peers], list[str]]]:
 
         return meet(Cluster(addresses, index), RUNS, 600.0, on_loss)
 
-    quiet = patch.multiple(meeting_module, log=Mock(), LEAVE_SECONDS=0.0)
+    quiet = patch.multiple(rendezvous, log=Mock(), LEAVE_SECONDS=0.0)
     with quiet, patch.object(os, "_exit"), ThreadPoolExecutor(workers) as pool:
         found += pool.map(join, range(workers))
         yield found, lines

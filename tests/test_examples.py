@@ -10,7 +10,7 @@ import tensorflow as tf
 from examples import table
 from tests.own_runs import EXAMPLES, arguments_of
 from tests.support import largest_difference, real_data, refused, run_job, run_steps, weights
-from trainer.base.run_files.records import read_stats
+from trainer.base.run_files.job_files import read_stats
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sources import load_dataset

@@ -17,7 +17,7 @@ from typing import Any
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.log import log, on_vertex, set_verbose
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.records import GPU_CHECK, write_json
+from trainer.base.run_files.job_files import GPU_CHECK, write_json
 from trainer.base.settings.fields import Parser, whole
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from trainer.base.errors import DONE, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.run_files.records import write_json
+from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.fields import Parser
 from trainer.base.storage import local_path, make_writable
 from trainer.reporting.classification import write_classes

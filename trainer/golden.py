@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 
 from trainer.base.errors import DONE, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.log import log, set_verbose
-from trainer.base.run_files.records import read_json
+from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.fields import Parser
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import resolve

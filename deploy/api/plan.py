@@ -42,8 +42,8 @@ from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
 from trainer.base.errors import UserError, refuse
+from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
-from trainer.base.run_files.records import RESULT
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import expanded, make_writable

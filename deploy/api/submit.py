@@ -33,7 +33,7 @@ from deploy.platform.model_registry import checked_name, serving_image
 from deploy.tiers.gcp_config import NoMachines, needed_project, read_gcp_config, regions_in
 from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError, refuse
-from trainer.base.run_files.records import GPU_CHECK
+from trainer.base.run_files.job_files import GPU_CHECK
 
 # Flags with which a job is not followed: of several, the next could not be tried, and nobody ends a wait for machines.
 _UNFOLLOWED = {

@@ -22,7 +22,7 @@ from deploy.platform.vertex_api import WatchLine, console_page
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
 from trainer.base.errors import UserError, refuse
-from trainer.base.run_files.records import RESULT
+from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
 

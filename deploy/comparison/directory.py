@@ -9,7 +9,7 @@ from typing import Any
 from deploy.job.ledger import is_sent
 from deploy.report.collection import COMPARISON
 from trainer.base.errors import USER_MUST_CHANGE, UserError
-from trainer.base.run_files.records import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
+from trainer.base.run_files.job_files import CHECKPOINTS, RUN_INFO, STATS, read_json, read_result
 from trainer.base.storage import make_writable, write_whole
 
 

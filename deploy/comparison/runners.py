@@ -32,7 +32,7 @@ from deploy.platform.vertex_api import Clock, retried
 from deploy.report.collection import fetched
 from deploy.tiers.gcp_config import GcpConfig, needed_project, read_gcp_config
 from trainer.base.errors import INTERRUPTED, PlatformFault, UserError
-from trainer.base.run_files.records import RESULT, record_failure
+from trainer.base.run_files.job_files import RESULT, record_failure
 from trainer.base.settings.train_config import DATA_SOURCES, split_kind
 from trainer.base.storage import Address, expanded, write_whole
 from trainer.base.storage.gcs import connect

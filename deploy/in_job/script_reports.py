@@ -1,7 +1,7 @@
 """Records the numbers that a script reports, in the files of a job directory that reports and `watch` read.
 
-The directory is on this disk or in a bucket. These are the files and fields of trainer/base/run_files/records.py, which
-is not imported.
+The directory is on this disk or in a bucket. These are the files and fields of trainer/base/run_files/job_files.py,
+which is not imported.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from deploy.platform.vertex_api import Clock, JobStatus, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import PlatformFault, UserError, refuse
-from trainer.base.run_files.records import read_json
+from trainer.base.run_files.job_files import read_json
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
 from trainer.base.storage.local_files import is_running

@@ -19,7 +19,7 @@ from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.spec_rules import machine_of
 from trainer.base.errors import UserError, refuse
 from trainer.base.limit_watch import LIMITS
-from trainer.base.run_files.records import mapping, read_run_info
+from trainer.base.run_files.job_files import mapping, read_run_info
 from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
 

@@ -26,7 +26,7 @@ from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import INTERRUPTED, UserError, refuse
-from trainer.base.run_files.records import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
+from trainer.base.run_files.job_files import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
 from trainer.base.storage import expanded, parse
 
 KERAS_FILE = "model.keras"

@@ -19,7 +19,7 @@ from deploy.platform.vertex_api import STOPPED, ApiError, Clock, JobStatus, Watc
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
 from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError, reason
-from trainer.base.run_files.records import (
+from trainer.base.run_files.job_files import (
     BILLED,
     RESULT,
     RUN_INFO,

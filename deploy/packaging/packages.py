@@ -22,7 +22,7 @@ import trainer
 from deploy.packaging.sources import MOST_MB, user_sources
 from deploy.tiers.tier import COPIES, ROOT, beside
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import COMMIT_FILE, trainer_commit
+from trainer.base.run_files.job_files import COMMIT_FILE, trainer_commit
 from trainer.base.storage import expanded
 
 DIST = Path("dist")

@@ -11,7 +11,7 @@ from deploy.tiers.machine_table import Machines
 from deploy.tiers.tier import STRATEGIES, Tier
 from trainer.base.errors import UserError
 from trainer.base.run_files.plan_file import StepPlan
-from trainer.base.settings.cards import arithmetic
+from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 # Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in

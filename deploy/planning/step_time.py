@@ -18,7 +18,7 @@ from pathlib import Path
 from deploy.report.formatting import figures
 from deploy.tiers.machine_table import Accelerator, Machine, Rates
 from trainer.base.run_files.plan_file import FEW_CHANNELS, StepPlan, Work
-from trainer.base.settings.cards import arithmetic
+from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 

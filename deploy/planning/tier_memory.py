@@ -8,7 +8,7 @@ from deploy.planning.step_time import CONSTANTS, Interval, is_looped, step_secon
 from deploy.tiers.machine_table import Accelerator, Machines, load_machines
 from deploy.tiers.tier import Tier
 from trainer.base.run_files.plan_file import StepPlan, largest_rows, peak_of
-from trainer.base.settings.cards import arithmetic, lie_on_card, scratch_mib
+from trainer.base.settings.accelerators import arithmetic, lie_on_card, scratch_mib
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30

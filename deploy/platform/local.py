@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, refuse
-from trainer.base.run_files.records import CHECKPOINTS, LOGS, MODEL, step_of
+from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL, step_of
 
 
 @dataclass(frozen=True)

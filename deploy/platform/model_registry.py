@@ -21,7 +21,7 @@ from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import ApiError, Clock, backoff, console_page, retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address
 from trainer.base.errors import UserError, refuse
-from trainer.base.run_files.records import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
+from trainer.base.run_files.job_files import MODEL, RESULT, RUN_INFO, mapping, read_result, read_run_info
 from trainer.base.run_files.serving_file import SERVING, Servable, read_servable
 from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged

@@ -8,7 +8,7 @@ from typing import Any
 from deploy.report.run_reader import RunRecord
 from deploy.tiers.tier import TierFacts
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import BILLED, RUN_FILES, SAMPLE_FILES, items, number, read_json, whole
+from trainer.base.run_files.job_files import BILLED, RUN_FILES, SAMPLE_FILES, items, number, read_json, whole
 from trainer.base.storage import expanded, parse
 
 COMPARISON = "comparison.json"

@@ -14,7 +14,7 @@ from deploy.report.measures import TierSummary, summarize
 from deploy.report.plots import draw
 from deploy.report.table import notes, shown, to_csv, to_json, to_markdown, to_terminal
 from deploy.report.verdict import verdict
-from trainer.base.run_files.records import mapping, step_of
+from trainer.base.run_files.job_files import mapping, step_of
 from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")

@@ -17,8 +17,8 @@ from deploy.report.run_reader import RunRecord
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import check_tiers
 from trainer.base.run_files.goodput import share_of_steps
-from trainer.base.run_files.records import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
-from trainer.base.settings.cards import accelerator_of
+from trainer.base.run_files.job_files import RESULT, RUN_INFO, STATS, items, mapping, number, positive, whole
+from trainer.base.settings.accelerators import accelerator_of
 from trainer.base.settings.rules import FALLING
 
 LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.run_files.goodput import OTHER, classes_of
-from trainer.base.run_files.records import (
+from trainer.base.run_files.job_files import (
     BILLED,
     RESULT,
     RUN_INFO,

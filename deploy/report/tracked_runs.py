@@ -9,7 +9,7 @@ from deploy.report.collection import COMPARISON, fetched
 from deploy.report.measures import figures_of
 from deploy.report.run_reader import billed
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import RUN_FILES, RUN_INFO, items, read_json
+from trainer.base.run_files.job_files import RUN_FILES, RUN_INFO, items, read_json
 from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, open_tracker
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of

@@ -19,7 +19,7 @@ from trainer.base.run_files.goodput import (
     START,
     shares_in_words,
 )
-from trainer.base.run_files.records import mapping, number
+from trainer.base.run_files.job_files import mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
 _RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.base.settings.cards import TFLOPS
+from trainer.base.settings.accelerators import TFLOPS
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 from trainer.base.storage import expanded
@@ -58,7 +58,7 @@ FREE = Price(0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Holds what a data sheet promises: TFLOP/s, as in trainer.base.settings.cards, and bytes."""
+    """Holds what a data sheet promises: TFLOP/s, as in trainer.base.settings.accelerators, and bytes."""
 
     tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float

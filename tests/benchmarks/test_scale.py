@@ -7,9 +7,9 @@ import pytest
 from benchmarks import scale
 from deploy.platform.local import free_addresses
 from trainer.base.errors import PlatformFault
-from trainer.cluster import meeting
+from trainer.cluster import rendezvous
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import meet
+from trainer.cluster.rendezvous import meet
 
 
 def test_workers_meet_end_together_and_leave_when_one_is_lost() -> None:
@@ -17,7 +17,7 @@ def test_workers_meet_end_together_and_leave_when_one_is_lost() -> None:
 
 
 def test_the_chief_compares_each_worker_once() -> None:
-    with patch.object(meeting, "differing", return_value="") as compared, scale.met(24) as (job, _):
+    with patch.object(rendezvous, "differing", return_value="") as compared, scale.met(24) as (job, _):
         assert len(job) == 24
     assert compared.call_count == 23
 

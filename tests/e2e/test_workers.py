@@ -241,7 +241,7 @@ def npz(home: Path, level: int) -> None:
     np.savez(home / "data.npz", images=np.full((64, 16, 16), level, np.uint8))
 
 
-DIFFERENT = {  # of settings: tests/trainer/cluster/test_meeting.py
+DIFFERENT = {  # of settings: tests/trainer/cluster/test_rendezvous.py
     "files": "do not run the same job (sample of data: ",
     "environment": "do not run the same job (keras.json epsilon: '1e-07' on the chief, '1e-05' on the worker): start",
     "rows": "do not read the same data (training digest: ",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.golden import FOLDER, RUNS
-from trainer.base.run_files.records import read_json
+from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.resolution import resolve
 from trainer.checks.golden_file import CHANGED, compare_with_golden, read_golden
 from trainer.checks.golden_run import measure

@@ -21,7 +21,7 @@ from tests.fuzz import WORDS, at_most, examples, json_like, like, one_line
 from tests.support import refused
 from trainer.base.errors import DONE
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.records import drop_stats_after
+from trainer.base.run_files.job_files import drop_stats_after
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress

@@ -17,7 +17,7 @@ from examples import optuna_study
 from tests.deploy.conftest import ROOT, Job, output_of, put
 from tests.deploy.emulator import Emulator
 from tests.deploy.planted import plant
-from trainer.base.run_files.records import read_result, read_stats
+from trainer.base.run_files.job_files import read_result, read_stats
 from vertex_trainer import submit
 
 # SIGINT is ignored in processes of a shell's background, of which tests may be one.

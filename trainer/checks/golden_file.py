@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import finite, read_json
+from trainer.base.run_files.job_files import finite, read_json
 from trainer.base.storage import write_whole
 
 GOLDEN_FORMAT = 1

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from trainer.base.run_files.records import write_json
+from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.own_settings import own_sources
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.golden_file import losses_apart, moment

@@ -1,1 +1,1 @@
-"""Finds the devices and workers of a run: TF_CONFIG, the strategy over them, the meeting before TensorFlow starts."""
+"""Finds the devices and workers of a run: TF_CONFIG, the strategy, the rendezvous before TensorFlow starts."""

@@ -19,7 +19,7 @@ from typing import Any
 from trainer.base.errors import UserError, refuse
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
-from trainer.base.settings.cards import scratch_mib
+from trainer.base.settings.accelerators import scratch_mib
 
 _SCRATCH = "TF_CUDNN_WORKSPACE_LIMIT_IN_MB"
 _GPU_VARIABLES = (

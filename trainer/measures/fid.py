@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, reason
-from trainer.base.run_files.records import QualityOf
+from trainer.base.run_files.job_files import QualityOf
 from trainer.base.settings.rules import OF_IMAGES
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage.staging import stage

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.run_files.records import write_json
+from trainer.base.run_files.job_files import write_json
 
 CLASS_FORMULAS = 1  # counts the changes of what is computed from the same outputs
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.base.run_files.records import Scalars, StatsEntry
+from trainer.base.run_files.job_files import Scalars, StatsEntry
 
 _LEAST_SECONDS = 30.0  # of steps, before a worker is called slow
 _MUCH_LONGER = 0.1  # of the time of the steps

@@ -17,7 +17,7 @@ import tensorflow as tf
 from trainer.base.log import ProgressBar, duration, log, on_vertex
 from trainer.base.run_files.goodput import MUCH
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import (
+from trainer.base.run_files.job_files import (
     CLASSES,
     QualityOf,
     Result,

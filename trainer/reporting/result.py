@@ -19,7 +19,7 @@ from trainer.base.errors import USER_MUST_CHANGE, UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import RESULT, Result, RunInfo, last_reported_step, trainer_commit
+from trainer.base.run_files.job_files import RESULT, Result, RunInfo, last_reported_step, trainer_commit
 from trainer.base.settings.resolution import to_yaml
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment

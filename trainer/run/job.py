@@ -16,8 +16,8 @@ from trainer.base.limit_watch import LimitWatch, read_limits
 from trainer.base.log import duration, log, on_vertex
 from trainer.base.run_files.goodput import EVENTS, OTHER, RESTORE, SAVE, START, STEP
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
-from trainer.base.settings.cards import peak_tflops
+from trainer.base.run_files.job_files import RUN_INFO, SKIPPED_IMAGES, mapping, read_run_info
+from trainer.base.settings.accelerators import peak_tflops
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas

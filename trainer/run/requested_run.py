@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import CHECKPOINTS, MODEL, RUN_INFO, mapping, read_run_info, step_name
+from trainer.base.run_files.job_files import CHECKPOINTS, MODEL, RUN_INFO, mapping, read_run_info, step_name
 from trainer.base.run_files.serving_file import SERVING
 from trainer.base.settings.fields import (
     VERBOSE,

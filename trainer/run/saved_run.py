@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.base.run_files.records import CHECKPOINTS, MODEL, items, mapping, step_name
+from trainer.base.run_files.job_files import CHECKPOINTS, MODEL, items, mapping, step_name
 from trainer.base.run_files.serving_file import SERVING, read_servable
 from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_replicas

@@ -11,11 +11,11 @@ import tensorflow as tf
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.log import log
 from trainer.base.run_files.job_directory import JobDir, open_job_dir
-from trainer.base.run_files.records import items, mapping, number, read_run_info
+from trainer.base.run_files.job_files import items, mapping, number, read_run_info
 from trainer.base.run_files.tracking.sender import Tracking
 from trainer.base.settings.train_config import DATA_SOURCES, TrainConfig
 from trainer.cluster.cluster_spec import Cluster, read_cluster
-from trainer.cluster.meeting import Peers, arithmetic, meet
+from trainer.cluster.rendezvous import Peers, arithmetic, meet
 from trainer.cluster.strategy import Replicas, local_devices, make_replicas
 from trainer.data.fingerprint import differing, files_of
 from trainer.reporting.error_lines import one_line

@@ -14,7 +14,7 @@ import keras
 from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.run_files.goodput import COMPILATION, EVENTS, INPUT, OTHER, SAVE, STEP
-from trainer.base.run_files.records import Result, mapping
+from trainer.base.run_files.job_files import Result, mapping
 from trainer.base.settings.rules import OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
 from trainer.measures.evaluation import Evaluation, evaluation

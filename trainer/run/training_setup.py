@@ -13,7 +13,7 @@ from trainer.base.errors import UserError
 from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
-from trainer.base.settings.cards import lie_on_card
+from trainer.base.settings.accelerators import lie_on_card
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
 from trainer.data.batches import Schedule, batches, copied_ahead

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from trainer.base.errors import NotFinite, UserError, reason
 from trainer.base.log import log
+from trainer.base.run_files.job_files import CHECKPOINTS, MANIFEST, STEP_PREFIX, finite, step_name, step_of, write_json
 from trainer.base.run_files.mirror import Mirror
-from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, STEP_PREFIX, finite, step_name, step_of, write_json
 from trainer.base.storage import sync, whole_folder
 from trainer.base.storage.local_files import sha256_of
 from trainer.cluster.strategy import Replicas

@@ -15,7 +15,7 @@ from tests.deploy.conftest import JOB, WHERE, Capture, Command
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving_of
 from tests.trainer.base.run_files.tracking.runs import mlflow_files, mlflow_history, mlflow_runs, plant_run
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import write_json
+from trainer.base.run_files.job_files import write_json
 from trainer.base.run_files.tracking import vertex_runs
 from trainer.base.storage import keep_others_out
 

@@ -9,7 +9,7 @@ import pytest
 from deploy.in_job import script_reports
 from deploy.in_job.script_reports import Record
 from deploy.report.run_reader import RunRecord
-from trainer.base.run_files.records import read_stats
+from trainer.base.run_files.job_files import read_stats
 
 ABOUT: dict[str, Any] = {"config": {"script": "train.py"}, "cluster": {"workers": 1, "replicas": 1}}
 

@@ -21,7 +21,7 @@ from deploy.packaging.packages import Package, built, packages_with, trainer_pac
 from deploy.platform.errors import JobUnknown
 from tests.deploy.conftest import WHERE, Capture, Command, run, stand_in
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import trainer_commit
+from trainer.base.run_files.job_files import trainer_commit
 
 
 def mine(folder: Path, code: str = "def build(config, dataset): ...\n", name: str = "my_models") -> Path:

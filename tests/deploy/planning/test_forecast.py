@@ -38,7 +38,7 @@ from trainer.base.run_files.plan_file import (
     read_plan,
     write_plan,
 )
-from trainer.base.settings.cards import arithmetic
+from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
 CONFIG = TrainConfig(model="mlp", global_batch_size=64, steps=10_000, tf32=False)

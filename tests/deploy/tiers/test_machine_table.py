@@ -13,7 +13,7 @@ from deploy.tiers.spec_rules import ENUMS
 from deploy.tiers.tier import JOB_CONFIGS, SpecChanges, load_tier, machine_tier
 from tests.deploy.conftest import Command
 from trainer.base.errors import UserError
-from trainer.base.settings.cards import TFLOPS, accelerator_of, peak_tflops
+from trainer.base.settings.accelerators import TFLOPS, accelerator_of, peak_tflops
 from trainer.base.settings.train_config import TrainConfig
 
 

@@ -13,7 +13,7 @@ from tests.fixtures import Log, Make
 from tests.support import refused
 from tests.support import run_job as run
 from trainer.base.settings.train_config import TrainConfig
-from trainer.cluster.meeting import arithmetic
+from trainer.cluster.rendezvous import arithmetic
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset
 from trainer.data.fingerprint import content_of, files_of

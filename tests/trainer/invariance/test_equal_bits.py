@@ -12,7 +12,7 @@ from tests.fixtures import Capture, Patch
 from tests.support import refused, run_job, run_steps, small
 from trainer import check
 from trainer.base.errors import DONE, USER_MUST_CHANGE
-from trainer.base.run_files.records import read_result, read_run_info
+from trainer.base.run_files.job_files import read_result, read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.run.replica_check import ReplicaVerdict, compare_few_rows

@@ -9,7 +9,7 @@ import pytest
 from tests.fixtures import Patch
 from tests.step_memory import peak
 from tests.support import largest_difference, refused, run_job, run_steps, small, weights
-from trainer.base.run_files.records import read_run_info
+from trainer.base.run_files.job_files import read_run_info
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.layers import depends_on_replicas

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.support import run_job, small
 from tests.trainer.measures.test_evaluation import setup_of
 from trainer import evaluate
-from trainer.base.run_files.records import finite
+from trainer.base.run_files.job_files import finite
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset
 from trainer.measures.evaluation import MOST_CLASSES, confusion, counted_classes

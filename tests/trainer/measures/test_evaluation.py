@@ -12,7 +12,7 @@ from tests.fixtures import Log
 from tests.own_data import regression
 from tests.support import refused, run_job
 from tests.trainer.data.test_user_data import settings
-from trainer.base.run_files.records import read_stats
+from trainer.base.run_files.job_files import read_stats
 from trainer.cluster.strategy import make_replicas
 from trainer.measures.evaluation import Evaluation, evaluation
 from trainer.run.training_setup import TrainingSetup, build_setup

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tests.fixtures import Log, Patch
 from tests.support import prepared, refused
-from trainer.base.run_files.records import RUN_INFO
+from trainer.base.run_files.job_files import RUN_INFO
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset

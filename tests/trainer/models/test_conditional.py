@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.fixtures import Capture
 from tests.support import refused, run_job, run_steps, small
 from trainer import generate
-from trainer.base.run_files.records import read_result
+from trainer.base.run_files.job_files import read_result
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Arrays, Dataset, NestedArrays

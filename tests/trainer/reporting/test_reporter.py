@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from trainer.base.log import log, start_logging
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import append_stats, drop_stats_after
+from trainer.base.run_files.job_files import append_stats, drop_stats_after
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.sample_grids import encode_png, grid, to_uint8
 from trainer.reporting.progress import Progress, RunningMeans, StepLogs

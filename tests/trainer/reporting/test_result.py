@@ -8,7 +8,7 @@ import pytest
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.goodput import OTHER, SAVE, START, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
-from trainer.base.run_files.records import last_reported_step, read_result
+from trainer.base.run_files.job_files import last_reported_step, read_result
 from trainer.base.settings.train_config import TrainConfig
 from trainer.reporting.progress import Progress, WorkerWaits
 from trainer.reporting.result import RunResult, refuse_hopeless_restart

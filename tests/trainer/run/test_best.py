@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import small
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import finite
+from trainer.base.run_files.job_files import finite
 from trainer.run.training_run import Best
 from trainer.training.callbacks import EarlyStopping, restore_callbacks, state_of_callbacks
 

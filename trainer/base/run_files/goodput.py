@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from trainer.base.run_files.records import mapping, number
+from trainer.base.run_files.job_files import mapping, number
 
 STEP, START, COMPILATION, INPUT = "step", "training_prep", "program_startup", "data_loading_sync"
 SAVE, RESTORE = "unproductive_checkpoint_save_time", "unproductive_checkpoint_restore_time"

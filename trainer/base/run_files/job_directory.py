@@ -1,6 +1,6 @@
 """Opens a job directory, a local folder or an address of which a local scratch folder is the copy that is uploaded.
 
-Relies on `records.py` for the files, on `mirror.py` for the bucket. A directory that `open_job_dir` returns can be
+Relies on `job_files.py` for the files, on `mirror.py` for the bucket. A directory that `open_job_dir` returns can be
 written to, belongs to this run, and is locked against others on this machine.
 """
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.base.errors import UserError
-from trainer.base.run_files.mirror import Mirror
-from trainer.base.run_files.records import (
+from trainer.base.run_files.job_files import (
     CHECKPOINTS,
     LOGS,
     MODEL,
@@ -29,6 +28,7 @@ from trainer.base.run_files.records import (
     read_run_info,
     write_json,
 )
+from trainer.base.run_files.mirror import Mirror
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import (

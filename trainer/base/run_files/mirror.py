@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.log import log
-from trainer.base.run_files.records import MANIFEST, RUN_FILES
+from trainer.base.run_files.job_files import MANIFEST, RUN_FILES
 from trainer.base.storage.gcs import Conflict, RefusedToken, Remote, connect
 from trainer.base.storage.local_files import Address
 from trainer.base.storage.staging import in_parallel

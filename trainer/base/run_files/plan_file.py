@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import trainer
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import read_json
+from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.own_settings import is_dotted, own_sources
 from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from trainer.base.errors import UserError, reason
-from trainer.base.run_files.records import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
+from trainer.base.run_files.job_files import CHECKPOINTS, MANIFEST, MODEL, STEP_PREFIX
 from trainer.base.storage import Address, expanded, parse, write_whole
 from trainer.base.storage.gcs import connect
 from trainer.base.storage.local_files import sha256_of

@@ -11,7 +11,7 @@ import pytest
 from tests.support import refused
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.base.run_files.records import write_json
+from trainer.base.run_files.job_files import write_json
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import whole_folder, write_whole
 

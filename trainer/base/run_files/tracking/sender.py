@@ -1,7 +1,7 @@
 """Sends runs to trackers: a thread for each tracker follows the files of a running training and never delays it.
 
 stats.jsonl is the queue: what a tracker does not accept now is sent when it answers again, or by `python -m deploy
-track`. Relies on `records.py` for the files and on `tracker.py` for the interface. Each point is sent once.
+track`. Relies on `job_files.py` for the files and on `tracker.py` for the interface. Each point is sent once.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from typing import Any
 
 from trainer.base.errors import UserError, reason
 from trainer.base.log import log
-from trainer.base.run_files.records import (
+from trainer.base.run_files.job_files import (
     MODEL,
     SAMPLE_FILES,
     items,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.base.run_files.records import append_stats, write_json
+from trainer.base.run_files.job_files import append_stats, write_json
 
 
 def plant_run(folder: Path, steps: int = 30, *, state: str = "done", first: int = 0, **more: Any) -> Path:

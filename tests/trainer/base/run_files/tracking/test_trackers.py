@@ -24,7 +24,7 @@ from tests.trainer.base.run_files.tracking.runs import (
 from tests.trainer.base.storage.fault_proxy import serving
 from tests.workers import until
 from trainer.base.errors import UserError
-from trainer.base.run_files.records import append_stats, drop_stats_after, write_json
+from trainer.base.run_files.job_files import append_stats, drop_stats_after, write_json
 from trainer.base.run_files.tracking.sender import TAGS, RunFiles, Sender, Tracking
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, read_addresses
 

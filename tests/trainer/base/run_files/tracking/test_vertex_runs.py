@@ -10,7 +10,7 @@ from google.auth.credentials import AnonymousCredentials
 from deploy.__main__ import main
 from tests.trainer.base.run_files.tracking.experiments import Experiments, serving_of
 from tests.trainer.base.run_files.tracking.runs import LOSSES, plant_run
-from trainer.base.run_files.records import drop_stats_after
+from trainer.base.run_files.job_files import drop_stats_after
 from trainer.base.run_files.tracking import vertex_runs
 
 PARENT = "projects/my-proj/locations/us-central1"

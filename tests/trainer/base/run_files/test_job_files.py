@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.base.run_files.records import read_result, record_failure
+from trainer.base.run_files.job_files import read_result, record_failure
 
 
 def test_the_first_failure_is_recorded(tmp_path: Path) -> None:

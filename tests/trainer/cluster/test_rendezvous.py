@@ -18,9 +18,9 @@ from tests.support import refused
 from tests.workers import until
 from trainer.base.errors import FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.run_files.job_directory import open_job_dir
-from trainer.cluster import meeting
+from trainer.cluster import rendezvous
 from trainer.cluster.cluster_spec import Cluster
-from trainer.cluster.meeting import Peers, arithmetic, meet, warn_of_open_ports
+from trainer.cluster.rendezvous import Peers, arithmetic, meet, warn_of_open_ports
 from trainer.reporting.result import refuse_hopeless_restart, versions
 from trainer.run import job, start
 
@@ -95,7 +95,7 @@ def test_a_worker_that_comes_again_takes_the_place_of_its_dead_connection() -> N
 
 @pytest.mark.parametrize("answer", [b"", b"x" * 600_000, b'{"start": 1}\n', b'{"refused": ["x"]}\n', b"SSH-2.0\r\n"])
 def test_what_answers_in_the_chiefs_place_is_not_taken_for_it(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "_ANSWER_SECONDS", 0.0)
     addresses = free_addresses(2)
     host, port = addresses[0].split(":")
     with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
@@ -112,7 +112,7 @@ def test_what_follows_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     """The chief may fail right after it has told a worker to start."""
     addresses, codes = free_addresses(2), SimpleQueue[int]()
     monkeypatch.setattr(os, "_exit", codes.put)
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "LEAVE_SECONDS", 0.0)
     host, port = addresses[0].split(":")
     with ThreadPoolExecutor() as pool, socket.create_server((host, int(port))) as server:
         worker = pool.submit(meet, Cluster(tuple(addresses), 1), RUNS, 60.0)
@@ -158,7 +158,7 @@ LOST: list[tuple[str, int]] = []
 def met(monkeypatch: Patch) -> Iterator[tuple[Peers, Peers]]:
     """Yields a chief and a worker. The chief stops watching where it would end its process."""
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    monkeypatch.setattr(meeting, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(rendezvous, "LEAVE_SECONDS", 0.0)
     LOST.clear()
     addresses = tuple(free_addresses(2))
 
