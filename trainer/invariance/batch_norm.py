@@ -109,7 +109,7 @@ _groups: ContextVar[int] = ContextVar("groups", default=1)
 def separate_groups(count: int) -> AbstractContextManager[int]:
     """Makes batch norm within the block treat its inputs as `count` groups of equally many rows, in order.
 
-    As in `count` passes, one a group. Only for layers of `normalize_in_place` that keep Keras's `call`.
+    As in `count` calls, one a group. Only for layers of `normalize_in_place` that keep Keras's `call`.
     """
     return holding(_groups, count)
 
@@ -129,7 +129,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
         if not training or not layer.trainable:
             return original(inputs, training=training, mask=mask)
         step = running_step()
-        if step and step.virtual_replicas > 1 and step.parts == 1:
+        if step and step.virtual_replicas > 1 and step.micro_batch_count == 1:
             raise UserError(
                 f"{step.split}: {layer.name} normalises rows outside of current_step().accumulate: call it in there, "
                 "or drop --virtual_replicas"
@@ -168,7 +168,7 @@ def normalize_in_place(layer: keras.layers.BatchNormalization, *, synchronized: 
                 moved = tf.squeeze(moved, 0) if groups == 1 else tf.reduce_sum(moved, 0)
                 average.assign(average * momentum**groups + moved)
 
-        if step and step.parts > 1:  # all passes of a step make one update: value_i is then the mean over the passes
+        if step and step.micro_batch_count > 1:  # together they make one update: value_i is then their mean
             step.averaged.append((update, [means, variances]))
         else:
             update([means, variances])

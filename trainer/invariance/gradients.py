@@ -159,14 +159,14 @@ def all_reduce_sum(tensors: Sequence[Any]) -> list[Any]:
     """Returns each tensor summed over all replicas, None as None; with one replica, the tensors themselves.
 
     The gradient of such a sum is summed over replicas too. Call it in a replica, not while a model is built. With
-    --virtual_replicas it adds in their tree; raises UserError in a pass, which knows one of them alone.
+    --virtual_replicas it adds in their tree; raises UserError in a micro-batch, which knows one of them alone.
     """
     if (step := running_step()) and step.program and step.program.cut:
         raise NotCompilable("it sums over replicas before its update, as batch norm over all rows does")
     if step and step.virtual_replicas:
-        if step.parts > 1:
+        if step.micro_batch_count > 1:
             raise UserError(
-                f"{step.split}: the step sums over replicas within a pass, whose rows are those of one of them: drop "
+                f"{step.split}: the step sums over replicas within a micro-batch, whose rows are those of one: drop "
                 "--virtual_replicas, or use a loss that is a mean over rows"
             )
         return step.add_over_replicas(tensors)

@@ -53,20 +53,18 @@ def depends_on_replicas(
     for path, layer in layers_by_path(model).items():
         normalises = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         if normalises and virtual and "call" not in vars(layer):
-            reasons.append(f"{path} moves its averages in each pass, by code of its own")
+            reasons.append(f"{path} moves its averages in each micro-batch, by code of its own")
         elif normalises and not virtual:
             normalising.append(path)
             if replicas > 1 and not layer.synchronized:
                 reasons.append(f"{path} normalises one replica's rows: use --sync_batch_norm=true")
         if micro_batches > 1 and isinstance(layer, keras.layers.SpectralNormalization):
-            reasons.append(f"{path} makes an iteration in each of micro_batches={micro_batches} passes")
+            reasons.append(f"{path} makes an iteration in each of micro_batches={micro_batches}")
         kinds = [name for name in _DEPENDENT if isinstance(layer, getattr(keras.layers, name))]
         reasons.extend(f"{path} {_DEPENDENT[kind]}" for kind in kinds)
     if micro_batches > 1 and normalising:
         more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""
-        reasons.append(
-            f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} passes alone"
-        )
+        reasons.append(f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} alone")
     return reasons
 
 

@@ -1,6 +1,6 @@
-"""Reduces a Keras loss over the rows of all replicas and passes, as one device would over the global batch.
+"""Reduces a Keras loss over the rows of all replicas and micro-batches, as one device would over the global batch.
 
-`train_step` takes a replica's rows in passes, of micro-batches or of virtual replicas, and applies gradients once:
+`train_step` takes a replica's rows in micro-batches, with virtual replicas in one a shard, and applies gradients once:
 docs/decisions/10-micro-batches.md has the reasons.
 """
 
@@ -25,13 +25,13 @@ _MEANS = ("sum_over_batch_size", "mean", _BY_WEIGHT)
 
 
 def _count_over_replicas(count: Any) -> Any:
-    """Returns the sum of `count` over replicas; raises UserError in a pass, which does not know those of the others."""
+    """Returns the sum of `count` over replicas; raises UserError in a micro-batch, which knows none of the others."""
     step = running_step()
-    if step and step.parts > 1:
+    if step and step.micro_batch_count > 1:
         raise UserError(
             f"{step.split}: a loss within current_step().accumulate divides by a count of the global batch (of a mask, "
-            f"or the sum of sample weights), which no pass knows: drop --{step.split.partition('=')[0]}, or use a loss "
-            "that is a mean over rows"
+            f"or the sum of sample weights), which no micro-batch knows: drop --{step.split.partition('=')[0]}, or use a "
+            "loss that is a mean over rows"
         )
     return all_reduce_sum([count])[0]
 
@@ -47,10 +47,10 @@ def root_mean_square(values: Any) -> Any:
     gradient of the sum over replicas, a sum over replicas too, makes the parts' gradients add up to that of one device.
     A train_step that asks current_step() divides it by parts_of_batch(). All replicas must have the same number of
     rows. Outside of replicas, as in evaluation, the rows are all rows. As on one device, the gradient at 0 is NaN.
-    Raises UserError in a pass of `--micro_batches`, which ends before the rows of the next are known.
+    Raises UserError in a micro-batch, which ends before the rows of the next are known.
     """
     step, replica = running_step(), tf.distribute.get_replica_context()
-    if step and step.parts > 1:
+    if step and step.micro_batch_count > 1:
         raise UserError(
             f"{step.split}: root_mean_square needs all rows of the global batch at once: drop "
             f"--{step.split.partition('=')[0]}, or use a loss that is a mean over rows"
@@ -62,7 +62,7 @@ def root_mean_square(values: Any) -> Any:
 
 
 def parts_of_batch() -> int:
-    """Returns the number of parts of the global batch, of which each pass of each replica takes one."""
+    """Returns the number of parts of the global batch, of which each micro-batch of each replica is one."""
     if step := running_step():
         return step.global_batch_size // step.rows
     replica = tf.distribute.get_replica_context()
@@ -108,7 +108,7 @@ def reduce_over_replicas(
     itself divides the mean over a replica's rows by the number of replicas. That is not the mean over all rows where
     rows count differently: with masks, or with the reduction mean_with_sample_weight. A loss that is one number already
     counts as a mean over the replica's rows, or over all rows as `root_mean_square`. All replicas must have the same
-    number of rows. The same holds for passes.
+    number of rows. The same holds for micro-batches.
     """
     parts = parts_of_batch()
     if parts == 1 or reduction not in _MEANS:
@@ -136,14 +136,14 @@ def reduce_over_replicas(
 def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
     """Returns what the model's train_step returns for this replica's rows; call it within a step.
 
-    Keras's train_step runs on the rows of each pass, in which its metrics are updated; its updates are then made with
-    the sums of the gradients. Raises UserError if one of the user's own takes all rows at once, though the rows are to
-    be cut.
+    Keras's train_step runs on the rows of each micro-batch, in which its metrics are updated; its updates are then made
+    with the sums of the gradients. Raises UserError if one of the user's own takes all rows at once, though the rows
+    are to be cut.
     """
     step, interface = running_step(), ModelInterface.of(model)
-    if step is None or not step.in_passes or interface.own_step:
+    if step is None or not step.accumulates or interface.own_step:
         logs = model.train_step(data)
-        if step and step.in_passes and not step.uses[ACCUMULATED]:
+        if step and step.accumulates and not step.uses[ACCUMULATED]:
             raise UserError(
                 f"{step.split}: the train_step of {type(model).__name__} takes all rows at once: sum its gradients by "
                 f"current_step().accumulate(function, *rows), or drop --{step.split.partition('=')[0]}"
@@ -151,12 +151,12 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
         return logs
     counts, updates = list[Any](), list[Update]()
     if interface.counted_losses:
-        # By which the losses divide, over the rows of all passes and replicas, in their order. TensorFlow removes from
-        # these passes what the counts do not need: most often all but the masks.
+        # By which the losses divide, over the rows of all micro-batches and replicas, in their order. TensorFlow
+        # removes from them what the counts do not need: most often all but the masks.
         trial = replace(step, uses=Counter(step.uses))
         counts = all_reduce_sum(trial.accumulate(partial(counts_of_losses, model), data))
 
-    def one_pass(data: Any) -> Any:
+    def one_micro_batch(data: Any) -> Any:
         remaining = iter(counts)
         known = holding(_global_count, lambda count: next(remaining)) if counts else nullcontext()
         with postponed_updates() as postponed, known:
@@ -164,7 +164,7 @@ def train_step(model: keras.Model, data: Any) -> Mapping[str, Any]:
         updates[:] = postponed
         return logs, [update.gradients for update in postponed]
 
-    logs, gradients = step.accumulate(one_pass, data)
+    logs, gradients = step.accumulate(one_micro_batch, data)
     for update, summed in zip(updates, gradients, strict=True):
         update.apply(summed, update.variables)
     return logs

@@ -73,7 +73,7 @@ class NotCompilable(Exception):
     """Reports why XLA cannot compile a step so that its numbers stay the same."""
 
 
-# Moves averages of the rows by their mean over all passes; what a pass adds to that mean.
+# Moves averages of the rows by their mean over all micro-batches; what a micro-batch adds to that mean.
 Averaged = tuple[Callable[[list[Any]], None], list[Any]]
 
 
@@ -97,27 +97,27 @@ class StepContext:
     rows: int
     global_batch_size: int
     prefix: str = ""  # put before the name of every stream
-    micro_batches: int = 1  # passes in which `accumulate` takes the rows
+    micro_batches: int = 1  # in which `accumulate` takes the rows
     virtual_replicas: int = 0  # into which the global batch is cut whatever the number of replicas; 0: none
-    pass_number: int = 0  # of the pass that runs, from 0, on this replica
-    parts: int = 1  # virtual replicas, or passes of this replica, of which a pass is one; 1 outside of passes
+    micro_batch_number: int = 0  # of the micro-batch that runs, from 0, on this replica
+    micro_batch_count: int = 1  # virtual replicas, or micro-batches of this replica, while one runs; else 1
     graph: Any = field(default_factory=tf.compat.v1.get_default_graph, repr=False)  # in which the step is traced
     program: Program | None = field(default=None, repr=False)  # of which it is a step, if XLA compiles whole steps
     cut: bool = False  # whether XLA compiles parts of it, between which TensorFlow sums over replicas
     uses: Counter[str] = field(default_factory=Counter, repr=False)  # how often each numbered stream was used so far
-    averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a pass leaves for the end of all passes
+    averaged: list[Averaged] = field(default_factory=list, repr=False)  # what a micro-batch leaves for the end
 
     @property
-    def in_passes(self) -> bool:
-        """Returns whether `accumulate` takes the rows in passes, perhaps a single one."""
+    def accumulates(self) -> bool:
+        """Returns whether `accumulate` takes the rows in micro-batches, perhaps a single one."""
         return self.micro_batches > 1 or self.virtual_replicas > 0
 
     @property
     def split(self) -> str:
-        """Returns the setting that cuts the rows into passes, for messages."""
+        """Returns the setting that cuts the rows into micro-batches, for messages."""
         if self.virtual_replicas:
             return f"virtual_replicas={self.virtual_replicas}"
-        return f"micro_batches={max(self.micro_batches, self.parts)}"
+        return f"micro_batches={max(self.micro_batches, self.micro_batch_count)}"
 
     @property
     def is_part(self) -> bool:
@@ -141,41 +141,42 @@ class StepContext:
         return tf.reduce_sum(values) / self.global_batch_size
 
     def accumulate(self, function: Callable[..., Any], *rows: Any) -> Any:
-        """Returns the sum, over the passes of this replica, of what `function` returns for the rows of each.
+        """Returns the sum, over this replica's micro-batches, of what `function` returns for the rows of each.
 
-        rows: nests of tensors (rows, …) and None, of which a pass gets its part. function: takes these parts and
+        rows: nests of tensors (rows, …) and None, of which a micro-batch gets its part. function: takes these and
         returns a nest of losses, gradients or other tensors that are sums over rows; None stays None. While it runs,
         `current_step()` is the step of its rows, with their random numbers. With --virtual_replicas the sum is that of
         a tree, of which any number of replicas has whole branches: `add_over_replicas` adds these.
         """
         self.uses[ACCUMULATED] += 1
-        if not self.in_passes:
+        if not self.accumulates:
             return function(*rows)
-        sums: list[tuple[int, Any]] = []  # of how many passes each is
+        sums: list[tuple[int, Any]] = []  # of how many micro-batches each is
         for number in range(self.micro_batches):
-            # A pass begins once the sums so far are there: the memory of the pass before is free by then.
+            # A micro-batch begins once the sums so far are there: the memory of the one before is free by then.
             before = tf.nest.flatten(sums[-1][1], expand_composites=True) if sums else []
             with tf.control_dependencies([tf.group(*filter(tf.is_tensor, before))] if sums else []):
-                step = self.of_pass(number)
+                step = self.micro_batch(number)
                 with in_step(step):
                     result = function(*tf.nest.map_structure(step.part, rows))
-                total, passes = (result, [values for _, values in step.averaged]), 1
+                total, count = (result, [values for _, values in step.averaged]), 1
                 if self.virtual_replicas:
                     total = tf.nest.map_structure(dense, total)
-                while sums and (sums[-1][0] == passes or not self.virtual_replicas):
-                    earlier_passes, earlier = sums.pop()
-                    total, passes = tf.nest.map_structure(_added, earlier, total), passes + earlier_passes
-                sums.append((passes, total))
+                while sums and (sums[-1][0] == count or not self.virtual_replicas):
+                    earlier_count, earlier = sums.pop()
+                    total = tf.nest.map_structure(_added, earlier, total)
+                    count += earlier_count
+                sums.append((count, total))
         self.uses.update(step.uses - self.uses)
         result, averages = sums[0][1]
         for (update, _), values in zip(step.averaged, averages, strict=True):
-            update([value / step.parts for value in self.add_over_replicas(values)])
+            update([value / step.micro_batch_count for value in self.add_over_replicas(values)])
         return result
 
     def add_over_replicas(self, tensors: Sequence[Any]) -> list[Any]:
         """Returns each tensor added over replicas in the tree of --virtual_replicas, without which it stays as it is.
 
-        None stays None. Raises UserError in a pass, whose rows are those of one virtual replica.
+        None stays None. Raises UserError in a micro-batch, whose rows are those of one virtual replica.
         """
         replica = tf.distribute.get_replica_context()
         present = [tf.expand_dims(tensor, 0) for tensor in tensors if tensor is not None]
@@ -191,20 +192,20 @@ class StepContext:
         summed = iter(sums)
         return [None if tensor is None else next(summed) for tensor in tensors]
 
-    def of_pass(self, number: int) -> "StepContext":
-        """Returns the step of the rows of one pass, as that of a replica with these rows."""
+    def micro_batch(self, number: int) -> "StepContext":
+        """Returns the step of the rows of one micro-batch, as that of a replica with these rows."""
         rows = self.rows // self.micro_batches
         with on_host_at_once():
             first = self.first_row + number * rows
-        parts = self.virtual_replicas or self.micro_batches
-        step = replace(self, first_row=first, rows=rows, micro_batches=1, pass_number=number, parts=parts)
-        return replace(step, uses=Counter(self.uses), averaged=[])
+        count = self.virtual_replicas or self.micro_batches
+        step = replace(self, first_row=first, rows=rows, micro_batches=1, micro_batch_number=number)
+        return replace(step, micro_batch_count=count, uses=Counter(self.uses), averaged=[])
 
     def part(self, values: Any) -> Any:
-        """Returns this pass's rows of `values`, which hold those of all passes."""
+        """Returns this micro-batch's rows of `values`, which hold those of all micro-batches."""
         if values is None:
             return None
-        first = self.pass_number * self.rows
+        first = self.micro_batch_number * self.rows
         return values[first : first + self.rows]
 
     def numbered(self, stream: str) -> str:

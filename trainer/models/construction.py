@@ -202,7 +202,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
     # One step is traced without running it: which variables does each optimizer get, and is current_step called?
     trained: dict[int, list[Any]] = {}
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    rows, passes = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
+    rows, micro_batches = config.rows_per_replica(replicas), config.micro_batches_on(replicas)
     interface = ModelInterface.of(model)
     shape = (interface.batches_per_step, rows) if interface.stacked else (rows,)
     wants_replicas = False
@@ -214,7 +214,7 @@ def prepare_own_step(model: keras.Model, config: TrainConfig, dataset: Dataset) 
         nonlocal wants_replicas
         zero = tf.constant(0, tf.int64)
         context = StepContext(
-            config.seed, zero, 0, rows, config.global_batch_size, micro_batches=passes,
+            config.seed, zero, 0, rows, config.global_batch_size, micro_batches=micro_batches,
             virtual_replicas=config.virtual_replicas,
         )  # fmt: skip
         with in_step(context):

@@ -295,7 +295,7 @@ class GAN(keras.Model):
             labels_by_update = [*tf.unstack(labels), labels[-1]]
             noise = with_class(noise, tf.stack(labels_by_update, axis=1), self.generated_classes)
         generated = [Generated(noise=drawn) for drawn in tf.unstack(noise, axis=1)]
-        if len(generated) > 2 and not step.in_passes:
+        if len(generated) > 2 and not step.accumulates:
             generated[:-1] = map(Generated, self.fakes(*(update.noise for update in generated[:-1])))
         return [update._replace(labels=y) for update, y in zip(generated, labels_by_update, strict=True)]
 
@@ -317,13 +317,13 @@ class GAN(keras.Model):
         reals: (rows, height, width, channels) in [0, 255]; others: (rows, …), what else `critic_gradients` takes.
         """
 
-        def critic_pass(reals: Any, fakes: Generated, *others: Any) -> Any:
+        def of_micro_batch(reals: Any, fakes: Generated, *others: Any) -> Any:
             generated = self.generator(fakes.noise, training=True) if fakes.images is None else fakes.images
             images = self.augmented(from_uint8(reals), generated)
             gradients_of = self._compiled_gradients if step.cut else self._critic_gradients
             return gradients_of(*images, *others, step.global_batch_size, fakes.labels)
 
-        losses, gradients = step.accumulate(critic_pass, reals, fakes, *others)
+        losses, gradients = step.accumulate(of_micro_batch, reals, fakes, *others)
         self.critic_optimizer.apply(gradients, self.critic.trainable_variables)
         return losses
 

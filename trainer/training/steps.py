@@ -286,7 +286,7 @@ class StepRunner:
         context, data = self._context(step), self._rows_of(batch, replica)
         if not context.virtual_replicas or self._interface.stacked:
             return self._changed(data, context)
-        shards = map(context.of_pass, range(context.micro_batches))
+        shards = map(context.micro_batch, range(context.micro_batches))
         changed = [self._changed(tf.nest.map_structure(shard.part, data), shard) for shard in shards]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, 0), *changed)
 

@@ -27,7 +27,7 @@ NORMAL = ("--model=tests.trainer.invariance.test_micro_batches:normalised",)
 
 
 class Norm(keras.layers.BatchNormalization):
-    """Has a `call` of its own, which moves the averages in each pass."""
+    """Has a `call` of its own, which moves the averages in each micro-batch."""
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
         return super().call(inputs, training=training, mask=mask)
@@ -103,7 +103,7 @@ def test_two_workers_have_the_bits_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("model", "line"), [
     ("mixed_rows", "/mix_up mixes the rows of one replica: drop that, or"),
-    ("own_norm", "moves its averages in each pass, by code of its own: drop that, or --virtual_replicas"),
+    ("own_norm", "moves its averages in each micro-batch, by code of its own: drop that, or --virtual_replicas"),
     ("mean_loss", "virtual_replicas=4: the train_step of _MeanLoss takes all rows at once: sum its gradients by"),
 ])  # fmt: skip
 def test_what_cannot_be_cut_is_refused(model: str, line: str) -> None:

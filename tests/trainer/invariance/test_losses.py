@@ -89,12 +89,12 @@ class Accumulates(keras.Model):
     """Takes passes in a train_step of its own."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        def one_pass(x: Any, y: Any, weight: Any) -> Any:
+        def one_micro_batch(x: Any, y: Any, weight: Any) -> Any:
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(y=y, y_pred=self(x, training=True), sample_weight=weight)
             return loss, tape.gradient(loss, self.trainable_variables)
 
-        loss, gradients = current_step().accumulate(one_pass, *keras.utils.unpack_x_y_sample_weight(data))
+        loss, gradients = current_step().accumulate(one_micro_batch, *keras.utils.unpack_x_y_sample_weight(data))
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
 

@@ -42,7 +42,7 @@ ONE_REPLICA_TOO = (
     ]),
 ])  # fmt: skip
 def test_in_float64_passes_agree_to_1e_10(flags: tuple[str, ...], monkeypatch: Patch) -> None:
-    """Networks have no batch norm here, which normalises each pass."""
+    """Networks have no batch norm here, which normalises each micro-batch."""
     monkeypatch.setattr("trainer.models.gan._batch_norm", lambda x: x)
     ways = WAYS if flags == ONE_REPLICA_TOO else WAYS[1:]
     one, *others = (run_steps(small(*flags, "--precision=float64", *way), 3) for way in ((), *ways))
@@ -72,7 +72,7 @@ def test_batch_norm_normalises_each_pass_and_moves_its_averages_once() -> None:
     assert np.any(variances[1] < 0.99 * variances[0])
     (line,) = depends_on_replicas(several, 1, 4)
     assert "batch_normalization" in line
-    assert line.endswith("normalises the rows of one of micro_batches=4 passes alone")
+    assert line.endswith("normalises the rows of one of micro_batches=4 alone")
     assert depends_on_replicas(several, 1) == []
 
 
