@@ -30,8 +30,8 @@ def _count_over_replicas(count: Any) -> Any:
     if step and step.micro_batch_count > 1:
         raise UserError(
             f"{step.split}: a loss within current_step().accumulate divides by a count of the global batch (of a mask, "
-            f"or the sum of sample weights), which no micro-batch knows: drop --{step.split.partition('=')[0]}, or use a "
-            "loss that is a mean over rows"
+            f"or the sum of sample weights), which no micro-batch knows: drop --{step.split.partition('=')[0]}, or use "
+            "a loss that is a mean over rows"
         )
     return all_reduce_sum([count])[0]
 
