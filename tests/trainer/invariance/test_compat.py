@@ -1,4 +1,8 @@
-"""Tests that only invariance/compat.py uses private names of Keras and TensorFlow, and what happens without them."""
+"""Tests the meaning of all that the package relies on in Keras and TensorFlow beyond their documentation.
+
+It is the first file to run on a new release (`make test-next`): a test that fails names facts that no longer hold, and
+FACTS in trainer/invariance/compat.py says what is wrong without each. It also tests that these lists are complete.
+"""
 
 import ast
 import importlib
@@ -6,6 +10,9 @@ import inspect
 import pkgutil
 import random
 import re
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +24,18 @@ import tensorflow as tf
 
 import trainer
 from tests.fixtures import Patch
+from trainer.base.settings.train_config import LAYERS
 from trainer.invariance import compat
-from trainer.invariance.draws import draw_by_row_everywhere
-from trainer.invariance.gradients import sum_first
+from trainer.invariance.batch_norm import normalize_in_place
+from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
+from trainer.invariance.gradients import all_reduce_sum, sum_and_build, sum_first, use_averages
+from trainer.invariance.losses import reduce_over_replicas
+from trainer.invariance.remat import recompute
+from trainer.invariance.sharded_slots import shard_optimizers
+from trainer.invariance.step import StepContext, in_step
+from trainer.measures.evaluation import outputs_kept
 from trainer.models.optimizers import StepSchedule
+from trainer.training.step_operations import flops_of
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "trainer").rglob("*.py"))
@@ -172,6 +187,144 @@ def test_what_is_missing_fails_in_one_line(monkeypatch: Patch, last: str, prepar
     assert "\n" not in str(caught.value)
 
 
+def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
+    (name,) = (name for name in LISTED if name.endswith("._initialize_local_devices"))
+    remove(monkeypatch, name)
+    with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
+        pass
+
+
+def test_a_seed_that_keras_takes_from_elsewhere_is_noticed(monkeypatch: Patch) -> None:
+    seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
+    monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
+    monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
+    with pytest.raises(compat.Missing, match="python_random is missing"):
+        compat.seed_initializers(7)
+
+
+TESTED: list[str] = []  # of which each is the end of a fact, or a message
+
+
+def meaning(*ends: str) -> Any:
+    """Notes that a test fails if these facts no longer hold."""
+    TESTED.extend(ends)
+    return lambda test: test
+
+
+def two_replicas() -> Any:
+    compat.separate_collectives()
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def on_each(strategy: Any, function: Any) -> list[Any]:
+    """Returns what `function(replica's number)` gives on each replica, as arrays."""
+
+    def on_replica() -> Any:
+        return function(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+
+    results = tf.function(lambda: strategy.run(on_replica), autograph=False)()
+    return [tf.nest.map_structure(np.asarray, result) for result in strategy.experimental_local_results(results)]
+
+
+def in_step_of(first_row: int, rows: int, function: Any) -> Any:
+    """Returns what `function()` gives in a traced step of these rows, of a global batch of 4."""
+
+    def step() -> Any:
+        with in_step(StepContext(7, tf.constant(3, tf.int64), first_row, rows, 4)):
+            return function()
+
+    return tf.nest.map_structure(np.asarray, tf.function(step, autograph=False)())
+
+
+@meaning("reset_uids", "python_random")
+def test_names_and_seeds_are_those_of_a_new_process() -> None:
+    keras.layers.Flatten()
+    compat.reset_layer_names()
+    keras.utils.set_random_seed(7)
+    compat.seed_initializers(7)
+    random.random()  # as another thread may draw
+    assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
+    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+
+
+class Noise(keras.layers.Layer):
+    """Adds numbers by row, and others that all rows share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seeds = [keras.random.SeedGenerator(number) for number in range(2)]
+
+    def call(self, inputs: Any) -> Any:
+        by_row = keras.random.normal(keras.ops.shape(inputs), seed=self.seeds[0])
+        return inputs + by_row + keras.random.normal(inputs.shape[-1:], seed=self.seeds[1])
+
+
+@meaning("tensorflow.random", "Layer.call", "Layer.__dict__")
+def test_two_parts_of_a_batch_get_the_noise_of_the_whole() -> None:
+    """Two rows of two features: without the layer's call, the shared numbers would be taken for numbers by row."""
+    draw_by_row_everywhere()
+    layer, inputs = Noise(), tf.zeros((4, 2))
+    draw_by_row(layer, "noise")
+    assert [generator.name for generator in layer.seeds] == ["noise", "noise#1"]
+    parts = [in_step_of(first, 2, lambda: layer(inputs[first : first + 2])) for first in (0, 2)]  # noqa: B023
+    np.testing.assert_array_equal(np.concatenate(parts), in_step_of(0, 4, lambda: layer(inputs)))
+
+
+@meaning("Layer.call")
+def test_batch_norm_spans_replicas_and_remat_computes_twice() -> None:
+    with (strategy := two_replicas()).scope():
+        layer = keras.layers.BatchNormalization(epsilon=0.75)
+        layer.build((None, 1))
+    normalize_in_place(layer, synchronized=True)
+    outputs = on_each(strategy, lambda replica: layer(tf.fill((1, 1), float(replica)), training=True))
+    np.testing.assert_allclose(np.ravel(outputs), [-0.5, 0.5], rtol=1e-6)  # 0 and 1, of variance 0.25
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "tanh", name="dense")])
+    recompute(model, f"{LAYERS}dense")
+
+    def kinds() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(tf.ones((4, 2)), training=True))
+        tape.gradient(loss, model.trainable_variables)
+        return sum(operation.type == "Tanh" for operation in tf.compat.v1.get_default_graph().get_operations())
+
+    assert in_step_of(0, 4, kinds) == 2
+
+
+@meaning("numpy.signbit")
+def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) -> None:
+    module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
+    theirs = inspect.unwrap(module.signbit)
+    monkeypatch.setattr(module, "signbit", theirs)
+    compat.compare_signs_on_device.__wrapped__()
+    values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
+    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
+        x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
+        np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
+    graph = tf.function(keras.ops.argmax, autograph=False).get_concrete_function(tf.TensorSpec((2, 3))).graph
+    assert [op.outputs[0].dtype.name for op in graph.get_operations() if op.type == "Bitcast"] == ["uint32"]
+
+
+@meaning("Layer.add_weight", "__float__", "__int__")
+def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
+    compat.lora_in_float64()
+    compat.floats_of_variables()
+    layer = keras.layers.Dense(2, dtype="float64")
+    layer.build((None, 3))
+    layer.enable_lora(1)
+    assert {weight.dtype for weight in layer.weights} == {"float64"}
+    with two_replicas().scope():
+        variable = keras.Variable(2.5)
+    assert (float(variable.value), int(variable.value)) == (2.5, 2)
+
+
+@meaning("_collective_key_base")
+def test_a_second_strategy_sums_other_types_in_another_order() -> None:
+    for kinds in ((tf.float32, tf.int64), (tf.int64, tf.float64)):
+        sums = on_each(two_replicas(), lambda replica: all_reduce_sum([tf.cast(replica + [1, 1], x) for x in kinds]))  # noqa: B023
+        np.testing.assert_array_equal(sums, 3)
+
+
+@meaning("_flatten_layers")
 def test_layers_have_paths_of_their_own() -> None:
     class Own(keras.Model):
         def __init__(self, *parts: keras.layers.Layer, name: str) -> None:
@@ -185,39 +338,249 @@ def test_layers_have_paths_of_their_own() -> None:
     ]  # fmt: skip
 
 
-def test_nothing_is_looked_up_for_one_device_per_worker(monkeypatch: Patch) -> None:
-    (name,) = (name for name in LISTED if name.endswith("._initialize_local_devices"))
-    remove(monkeypatch, name)
-    with compat.cpu_devices_per_worker(0), compat.cpu_devices_per_worker(1):
-        pass
+@meaning(
+    "_losses", "_symbolic_build", "compute_metrics", "scale_loss_for_distribution", "unscale_loss_for_distribution"
+)
+def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None:
+    dense = keras.layers.Dense(1, kernel_initializer="ones", activity_regularizer=keras.regularizers.L2(1.0))
+    model = keras.Sequential([keras.Input((2,)), dense])
+    model.compile(keras.optimizers.Adam(0.0), loss="mse", metrics=["mae"])
+    batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
+    compat.build_compiled(model, batch)
+    assert (model.optimizer.built, len(model.metrics_variables)) == (True, 4)
+    model(batch[0])
+    with compat.losses_kept(model):
+        model(3.0 * batch[0])
+    assert [float(loss) for loss in model.losses] == [4.0]  # of 1 + 1
+    with outputs_kept(model) as outputs:
+        model.test_step(batch)
+    assert np.asarray(outputs).tolist() == [[[2.0]]]
+    with compat.losses_reduced_by(lambda original, *given, **named: original(*given, **named), lambda: 4):
+        assert float(model.compute_loss(x=batch[0], y=batch[1], y_pred=model(batch[0]))) == (4.0 + 4.0) / 4
+        assert float(model.train_step(batch)["loss"]) == 8.0
 
 
-def test_names_and_seeds_are_those_of_a_new_process() -> None:
-    keras.layers.Flatten()
-    compat.reset_layer_names()
-    keras.utils.set_random_seed(7)
-    compat.seed_initializers(7)
-    random.random()  # as another thread may draw
-    assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
-    assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
+@meaning("reduce_weighted_values")
+def test_a_loss_with_weights_is_that_of_all_rows() -> None:
+    loss, weights = keras.losses.MeanSquaredError("mean_with_sample_weight"), np.array([[3.0], [1.0]])
+    with compat.losses_reduced_by(reduce_over_replicas):
+        parts = on_each(two_replicas(), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica]))
+    assert sum(parts) == (3.0 * 1.0 + 1.0 * 4.0) / 4.0
 
 
-def test_a_seed_that_keras_takes_from_elsewhere_is_noticed(monkeypatch: Patch) -> None:
-    seeds = pkgutil.resolve_name("keras.src.random.seed_generator")
-    monkeypatch.setattr(seeds, "make_default_seed", lambda: random.randint(1, int(1e9)))
-    monkeypatch.setattr("keras.src.backend.random.make_default_seed", seeds.make_default_seed)
-    with pytest.raises(compat.Missing, match="python_random is missing"):
-        compat.seed_initializers(7)
+@meaning("Optimizer.apply", "_all_reduce_sum_gradients")
+def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both() -> None:
+    with (strategy := two_replicas()).scope():
+        weight = keras.Variable([1.0])
+        optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], "mixed_float16")
+    for gradients in ((0.25, 0.5), (0.25, np.inf)):
+        scaled = [optimizer.scale_loss(tf.constant([gradient])) for gradient in gradients]
+        on_each(strategy, lambda replica: optimizer.apply([scaled[replica]], [weight]))  # noqa: B023
+        assert weight.numpy() == 1.0 - 0.25 - 0.5
 
 
-def test_sign_bits_are_those_of_keras(monkeypatch: Patch) -> None:
-    module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
-    ours = module.signbit
-    compat.compare_signs_on_device.__wrapped__()
-    assert module.signbit is not ours
-    monkeypatch.setattr(module, "signbit", ours)  # in the end
-    theirs = inspect.unwrap(ours)
-    values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
-    for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
-        x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
-        np.testing.assert_array_equal(module.signbit(x), theirs(x), err_msg=dtype)
+@meaning(
+    "update_step",
+    "_get_variable_index",
+    "Adam._momentums",
+    "Adam._velocities",
+    "RMSprop._momentums",
+    "RMSprop._velocities",
+)
+@pytest.mark.parametrize("make", [
+    lambda: keras.optimizers.Adam(0.01, beta_1=0.5), lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
+    lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+])  # fmt: skip
+def test_an_update_is_one_operation_with_the_slots_of_its_variable(make: Any) -> None:
+    variables = []
+    for ours in (False, True):
+        weights, optimizer = [keras.Variable(np.linspace(-1.0, 1.0, count)) for count in (2, 5)], make()
+        optimizer.build(weights)
+        if ours:
+            sum_first(optimizer)
+        update = tf.function(lambda: optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights]))  # noqa: B023
+        for _ in range(3):
+            update()
+        variables.append(np.concatenate([np.ravel(variable) for variable in (*optimizer.variables, *weights)]))
+    np.testing.assert_allclose(variables[1], variables[0], rtol=2e-5, atol=1e-9)
+    kinds = [operation.type for operation in update.get_concrete_function().graph.get_operations()]
+    assert sum(kind.startswith("ResourceApply") for kind in kinds) == 2
+
+
+@meaning("_trainable_variables", "_model_variables_moving_average")
+def test_averages_replace_the_weights_that_they_are_of() -> None:
+    weights = [keras.Variable([value]) for value in (0.0, 10.0)]
+    optimizer = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    for _ in range(2):
+        optimizer.apply([tf.ones(1), tf.ones(1)], weights)
+    use_averages(optimizer)
+    assert [weight.numpy().tolist() for weight in weights] == [[-1.5], [8.5]]  # of -1 and -2, of 9 and 8
+
+
+@meaning("Optimizer.__dict__", "_backend_update_step", "_var_key", "_value", "__class__")
+def test_each_replica_updates_its_part_of_all_slots() -> None:
+    shape, finals = (64, 32), []
+    gradient = tf.reshape(tf.sin(tf.range(2048.0)), shape)
+    for sharded in (False, True):
+        with (strategy := two_replicas()).scope():
+            model = keras.Sequential(
+                [keras.Input((64,)), keras.layers.Dense(32, use_bias=False, kernel_initializer="ones")]
+            )
+            model.optimizer = sum_and_build(keras.optimizers.Adam(0.1), model.trainable_variables, "float32")
+            if sharded:
+                shard_optimizers(model)
+        on_each(strategy, lambda replica: model.optimizer.apply([gradient / 2.0], model.trainable_variables))  # noqa: B023
+        finals.append([tf.convert_to_tensor(x).numpy() for x in (*model.optimizer.variables, *model.weights)])
+    for whole, part in zip(*finals, strict=True):
+        np.testing.assert_array_equal(part, whole)
+    assert [slot.value.shape for slot in model.optimizer.variables if tuple(slot.shape) == shape] == [(1024,)] * 2
+
+
+@meaning("_inputs")
+def test_batches_are_told_from_examples() -> None:
+    examples = tf.data.Dataset.from_tensor_slices(np.zeros((4, 3)))
+    batches = examples.batch(2, drop_remainder=True)
+    assert [
+        compat.makes_batches(kind) for kind in (examples, batches, batches.map(lambda x: x), batches.unbatch())
+    ] == [False, True, True, False]
+
+
+@meaning("_get_function", "GraphOrParentsInXlaContext", "CondBranchFuncGraph")
+def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
+    seen = []
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(x: Any) -> Any:
+        seen.append(compat.compiled_by_xla())
+        return tf.matmul(x, x)
+
+    @tf.function(autograph=False)
+    def outer(x: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        seen.append(compat.compiled_by_xla())
+
+        def branch() -> Any:
+            inside = tf.compat.v1.get_default_graph()
+            seen.append(inside is not graph and compat.outside_conditions(inside) is graph)
+            return compiled(x)
+
+        return compiled(x) + tf.cond(x[0, 0] > 0, branch, lambda: x)
+
+    graph = outer.get_concrete_function(tf.TensorSpec((2, 2))).graph
+    assert seen == [False, True, True]
+    assert flops_of(graph, 1) == 2 * 2**3  # without branches
+
+
+@meaning("get_keras_mask", "set_keras_mask")
+def test_masks_go_with_tensors() -> None:
+    outputs = keras.layers.Embedding(3, 1, embeddings_initializer="ones", mask_zero=True)(np.array([[1, 0, 2]]))
+    assert np.asarray(compat.mask_of(outputs)).tolist() == [[True, False, True]]
+    values = tf.constant([[[1.0], [5.0], [3.0]]])
+    compat.set_mask(values, tf.constant([[True, False, True]]))
+    assert keras.layers.GlobalAveragePooling1D()(values).numpy() == 2.0
+
+
+@meaning("_use_merge_call", "apply_aggregation_replica_context")
+def test_xla_compiles_a_replicas_update() -> None:
+    with (strategy := two_replicas()).scope():
+        weight = keras.Variable([1.0])
+        optimizer = sum_and_build(keras.optimizers.Adam(0.1), [weight], "float32")
+        optimizer = keras.optimizers.Adam(0.1)
+        optimizer.build([weight])
+        compat.disable_gradient_sum(optimizer)
+
+    def update(replica: int) -> None:
+        with compat.without_merging(strategy):
+            tf.function(lambda: optimizer.apply([tf.ones(1)], [weight]), jit_compile=True, autograph=False)()
+
+    on_each(strategy, update)
+    assert (int(optimizer.iterations.value.numpy()), weight.numpy()) == (1, pytest.approx(0.9, rel=1e-5))
+
+
+@meaning("IsMklEnabled", "XSpace")
+def test_the_processors_kernels_are_known_and_a_profile_is_read(tmp_path: Path) -> None:
+    """TensorFlow measures the memory of a CPU with oneDNN alone."""
+    try:
+        measured = bool(tf.config.experimental.get_memory_info("CPU:0"))
+    except ValueError:
+        measured = False
+    assert compat.uses_onednn() == measured
+    with tf.profiler.experimental.Profile(str(tmp_path)):
+        tf.matmul(tf.ones((2, 2)), tf.ones((2, 2)))
+    (file,) = tmp_path.rglob("*.xplane.pb")
+    names = [
+        event.name
+        for plane in compat.parse_profile(file.read_bytes()).planes
+        for event in plane.event_metadata.values()
+    ]
+    assert any("MatMul" in name for name in names)
+
+
+WORKER = """
+import sys
+import tensorflow as tf
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from trainer.invariance import compat
+compat.await_silent_workers(70)
+cluster = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
+resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
+with compat.cpu_devices_per_worker(2):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+context = tf.distribute.get_replica_context
+total = strategy.run(lambda: context().all_reduce("SUM", tf.cast(1 + context().replica_id_in_sync_group, tf.float32)))
+limit = compat._private("tensorflow.python.eager.context.context")().coordination_service.heartbeat_timeout_in_ms
+print([float(part) for part in strategy.experimental_local_results(total)], limit)
+"""
+
+
+@meaning("_initialize_local_devices", "context.context", "configure_coordination_service")
+def test_a_worker_has_several_devices_and_waits_for_silent_ones() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        address = f"localhost:{server.getsockname()[1]}"
+    command = [sys.executable, "-c", WORKER, address]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split("\n")[-2:] == ["[3.0, 3.0] 70000", ""], done.stderr[-2000:]
+
+
+def in_a_layer() -> Any:
+    return keras.layers.Lambda(lambda x: x + tf.zeros(3))(tf.zeros(2))
+
+
+@tf.function
+def rewritten() -> Any:
+    return {}["missing"]
+
+
+FAILURES = {
+    "Received a label value of": lambda: tf.nn.sparse_softmax_cross_entropy_with_logits([9], [[0.0, 1.0]]),
+    "is not in [0, ": lambda: tf.gather(tf.zeros(2), [5]),
+    "was expected to be a float tensor but is a double": lambda: tf.raw_ops.AddV2(
+        x=tf.zeros(1), y=tf.zeros(1, tf.float64)
+    ),
+    "numpy() is only available when eager execution is enabled": tf.function(lambda: tf.Variable(1.0).numpy()),
+    "in user code:": rewritten,
+    "Exception encountered when calling": in_a_layer,
+    "incompatible with the layer": lambda: keras.layers.LSTM(1)(tf.zeros(2)),
+    "Detected unsupported operations": tf.function(lambda: tf.unique_with_counts(tf.zeros(2)), jit_compile=True),
+    "Could not locate ": lambda: keras.saving.deserialize_keras_object(
+        {"module": "nowhere", "class_name": "Nothing", "registered_name": "Nothing", "config": {}}
+    ),
+    "not compatible with expected shape": lambda: tf.ensure_shape(tf.zeros(2), (3,)),
+    "OOM when allocating": lambda: tf.zeros(2**45),
+}
+
+
+@meaning(*FAILURES)
+@pytest.mark.parametrize("text", [
+    *list(FAILURES)[:-1], pytest.param("OOM when allocating", marks=pytest.mark.slow)  # TensorFlow waits for ten seconds
+])  # fmt: skip
+def test_errors_are_told_apart_by_their_texts(text: str) -> None:
+    with pytest.raises(Exception, match=re.escape(text)):
+        FAILURES[text]()
+
+
+def test_each_fact_has_a_test_of_its_meaning() -> None:
+    relied_on = {**compat.FACTS, **compat.MESSAGES}
+    assert [fact for fact in relied_on if not fact.endswith(tuple(TESTED))] == []
+    assert [end for end in TESTED if not any(fact.endswith(end) for fact in relied_on)] == []
