@@ -2,7 +2,6 @@
 
 import unittest
 import warnings
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -22,81 +21,6 @@ def make_strategy(replicas: int) -> Any:
     separate_collectives()
     names = [f"CPU:{index}" for index in range(replicas)]
     return tf.distribute.MirroredStrategy(names) if replicas > 1 else tf.distribute.get_strategy()
-
-
-def update(replicas: int, precision: str, gradient_of: Any) -> tuple[Any, Any]:
-    """Returns a weight of ones after one SGD step of size 1 with gradient_of(replica), and the optimizer."""
-    strategy = make_strategy(replicas)
-    with strategy.scope():
-        weight = keras.Variable(np.ones(2, np.float32))
-        optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], precision)
-
-    def on_replica() -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        gradient = gradient_of(tf.cast(replica, tf.float32))
-        optimizer.apply([optimizer.scale_loss(gradient)], [weight])
-
-    tf.function(partial(strategy.run, on_replica))()
-    return weight.numpy(), optimizer
-
-
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-def test_the_update_is_the_sum_over_replicas(replicas: int, precision: str) -> None:
-    weight, _ = update(replicas, precision, lambda replica: tf.stack([0.25 * (replica + 1), 0.5]))
-    expected = [1 - 0.25 * sum(range(1, replicas + 1)), 1 - 0.5 * replicas]
-    np.testing.assert_allclose(weight, expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_an_overflow_on_one_replica_skips_the_update_on_all(broken: int) -> None:
-    gradients = [[np.inf, 1.0], [0.5, 0.5]]
-    weight, optimizer = update(2, "mixed_float16", lambda replica: tf.where(replica == broken, *gradients))
-    assert weight.tolist() == [1.0, 1.0]
-    assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 2
-
-
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.5),
-    "adamw": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 9), weight_decay=0.1),
-    "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5),
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, use_ema=True, ema_momentum=0.7),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5),
-}
-AS_KERAS: dict[str, Callable[[], Any]] = {
-    "amsgrad": lambda: keras.optimizers.Adam(0.01, amsgrad=True),
-    "centered": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
-    "without momentum": lambda: keras.optimizers.RMSprop(0.01),
-    "subclass": lambda: type("Mine", (keras.optimizers.Adam,), {})(0.01),
-}
-
-
-def trained(make: Callable[[], Any], dtype: str, *, fused: bool) -> tuple[list[Any], set[str]]:
-    """Returns variables of an optimizer and weights after some updates, and the operations of one."""
-    weights = [keras.Variable(np.linspace(-1.0, 1.0, count), dtype=dtype) for count in (2, 5)]
-    optimizer = make()
-    optimizer.build(weights)
-    if fused:
-        sum_first(optimizer)
-    step = tf.function(lambda: optimizer.apply([tf.sin(3.0 * weight.value) for weight in weights], weights))
-    for _ in range(5):
-        step()
-    names = {operation.type for operation in step.get_concrete_function().graph.get_operations()}
-    return [variable.numpy() for variable in [*optimizer.variables, *weights]], names
-
-
-@pytest.mark.parametrize(("name", "dtype"), [
-    *((name, dtype) for name in OPTIMIZERS for dtype in ("float32", "float64")),
-    *((name, "float32") for name in AS_KERAS),
-])  # fmt: skip
-def test_keras_own_optimizers_update_in_one_operation_as_keras_does(name: str, dtype: str) -> None:
-    """Adam's operation has 1 - beta_2 of the rounded beta_2, as in its powers; Keras rounds 0.001, and float64 too."""
-    make = {**OPTIMIZERS, **AS_KERAS}[name]
-    (ours, operations), (of_keras, _) = (trained(make, dtype, fused=fused) for fused in (True, False))
-    assert any(operation.startswith("ResourceApply") for operation in operations) == (name in OPTIMIZERS)
-    tolerance = 2e-5 if name.startswith("adam") else 2e-6
-    for variable, other in zip(ours, of_keras, strict=True):
-        np.testing.assert_allclose(variable, other, rtol=tolerance, atol=1e-9)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

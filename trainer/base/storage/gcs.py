@@ -137,7 +137,7 @@ class Gcs:
             login = None if os.environ.get("STORAGE_EMULATOR_HOST") else credentials(anew=True)
             self.client = storage.Client(project=None, credentials=login)
         for scheme in ("https://", "http://"):  # one pooled connection per worker
-            self.client._http.mount(scheme, HTTPAdapter(pool_maxsize=self.limits.workers))
+            self.client._http.mount(scheme, HTTPAdapter(pool_maxsize=self.limits.workers))  # noqa: SLF001
 
     def list(self, below: Address, most: int | None = None) -> list[Remote]:
         """Returns the objects below an address, sorted by name; at most `most` of them."""
