@@ -71,23 +71,43 @@ def test_a_watch_shows_progress_and_money_that_can_be_recomputed(
     assert shown[-1].endswith(f", about {hours * 3.6:.2f} USD")
 
 
-def test_jobs_are_listed_with_progress(cloud: Emulator, priced: Job, session: Session, capsys: Capture) -> None:
-    uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
-    assert jobs.main([*SDK, "--region=us-central1"], session) == 0
-    _, _, _, line = capsys.readouterr().out.splitlines()
-    assert line.startswith("  step 30 of 1,000 (3%), ")
-    assert line.endswith("; 1.80 USD so far, 36.00 at most")
-
-
-def test_jobs_of_several_regions_are_listed_in_the_order_given(
+def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money(
     cloud: Emulator, priced: Job, session: Session, capsys: Capture
 ) -> None:
+    uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
+    labels = {"submission": "t", **PRICE, "user": "ana", "team": "vision"}
+    done = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": labels})
+    done |= {"createTime": "2026-11-20T09:58:00Z", "startTime": "2026-11-20T10:00:00Z",
+             "endTime": "2026-11-20T11:30:00Z", "state": "JOB_STATE_SUCCEEDED"}  # fmt: skip
     elsewhere = PARENT.replace("us-central1", "europe-west4")
-    other = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "t"}})
-    assert jobs.main([*SDK, "--region=us-east4,europe-west4,us-central1"], session) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("  ")]
-    assert lines[0] == "no jobs of this package in us-east4"
-    assert [line.split()[-1] for line in lines[1:]] == ["job", other["name"], "job", priced["name"]]
+    waited = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "w"}})
+    cloud.end(waited, "EXPIRED")
+    cloud.create(PARENT, {"displayName": "not ours", "jobSpec": SPEC})
+
+    def listed(*flags: str) -> list[str]:
+        assert jobs.main([*SDK, *flags], session) == 0
+        return capsys.readouterr().out.splitlines()
+
+    header, first, _, progress, second, about = listed("--region=us-central1")
+    assert header.startswith("created (UTC)  ")
+    assert first.endswith(priced["name"])
+    assert progress.startswith("  step 30 of 1,000 (3%), ")
+    assert progress.endswith("; 1.80 USD so far, 36.00 at most")
+    assert second.split() == ["2026-11-20", "09:58", "SUCCEEDED", "1:30:00", "5.40", "USD", "demo", done["name"]]
+    assert about == "  g2-standard-12 with 1 NVIDIA_L4 in us-central1, user=ana, team=vision"
+    none, _, expired, *_ = listed("--region=us-east4,europe-west4")
+    assert none == "no jobs of this package in us-east4"
+    assert expired.endswith(f"{waited['name']}: it got no machines while it waited (--max_wait)")
+    for flag, names in {
+        "--state=running": ["x"],
+        "--limit=1": ["x"],
+        "--labels=user=ana": ["demo"],
+        "--labels=a=": [],
+    }.items():
+        lines = listed("--region=us-central1", flag)
+        assert [line.split()[-2] for line in lines if "/customJobs/" in line] == names
+        shows_more = lines[-1] == "the newest 1 of 2: --limit= shows more, --state= those in one state"
+        assert shows_more == (flag == "--limit=1")
 
 
 def test_progress_that_cannot_be_read_ends_no_watch(

@@ -10,14 +10,14 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.__main__ import main
-from deploy.cli import jobs, submit
+from deploy.cli import submit
 from deploy.planning.forecast import PricedEstimate
 from deploy.planning.step_time import Interval
 from deploy.platform.gcloud_and_sdk import Session, to_yaml
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import load_tier
 from tests.deploy.conftest import JOB, WHERE, Capture, Command
-from tests.deploy.emulator import PARENT, Emulator, ends
+from tests.deploy.emulator import Emulator, ends
 from trainer.base.errors import UserError
 
 SDK = [*WHERE, *JOB, "--backend=sdk"]
@@ -213,19 +213,3 @@ def test_tiers_and_regions_in_turn_cost_what_one_of_them_may_and_prices_of_anoth
     shown = capsys.readouterr().out
     assert "no price for" not in shown
     assert "at most together" not in shown
-
-
-def test_jobs_are_listed_by_state_and_number(cloud: Emulator, session: Session, capsys: Capture) -> None:
-    made = [
-        cloud.create(PARENT, {"displayName": f"j{n}", "jobSpec": {}, "labels": {"submission": f"s{n}"}})
-        for n in range(3)
-    ]
-    cloud.begin(made[1])
-    for flags, names in {("--state=running",): ["j1"], ("--limit=2",): ["j2", "j1"], (): ["j2", "j1", "j0"]}.items():
-        assert jobs.main(["--backend=sdk", "--region=us-central1", *flags], session) == 0
-        header, *lines = capsys.readouterr().out.splitlines()
-        assert header.startswith("created (UTC)")
-        assert [line.split()[-2] for line in lines if "/customJobs/" in line] == names
-        assert (lines[-1] == "the newest 2 of 3: --limit= shows more, --state= those in one state") == (
-            "--limit=2" in flags
-        )
