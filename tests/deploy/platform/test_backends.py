@@ -24,18 +24,11 @@ PARENT = "projects/my-proj/locations/us-central1"
 KEY = f"{PARENT}/keyRings/r/cryptoKeys/k"
 REQUEST = CustomJob("a job", SPEC, {"submission": "s1", "usd-per-hour": "1-5"}, KEY)
 POSTS = f"POST /v1/{PARENT}/customJobs"
-SLOW = [needs_gcloud, pytest.mark.slow]
 
 
 @pytest.fixture(params=[pytest.param("gcloud", marks=needs_gcloud), "sdk"])
 def backend(request: pytest.FixtureRequest, session: Session) -> Platform:
     return session.open(request.param, "my-proj", "us-central1")
-
-
-def both(*cases: object, quick_gcloud: object) -> list[object]:
-    """Returns every case for the SDK, and for gcloud one quick test, the others as slow tests."""
-    slow = [pytest.param("gcloud", case, marks=SLOW) for case in cases if case != quick_gcloud]
-    return [*(("sdk", case) for case in cases), pytest.param("gcloud", quick_gcloud, marks=needs_gcloud), *slow]
 
 
 # Both backends read, and use buckets, by one client.
@@ -93,7 +86,10 @@ def test_the_location_of_a_bucket_may_be_hidden(cloud: Emulator) -> None:
     assert buckets.location("gs://my-bucket") == ""
 
 
-@pytest.mark.parametrize(("backend", "code"), both(400, 401, 403, 404, 429, quick_gcloud=403), indirect=["backend"])
+REJECTED = [*(("sdk", code) for code in (400, 401, 403, 404, 429)), pytest.param("gcloud", 403, marks=needs_gcloud)]
+
+
+@pytest.mark.parametrize(("backend", "code"), REJECTED, indirect=["backend"])
 def test_a_rejected_request_has_its_status(backend: Platform, cloud: Emulator, code: int) -> None:
     cloud.faults = [Fault(POSTS, code, times=9, message="not like this")]
     with pytest.raises(ApiError) as caught:
