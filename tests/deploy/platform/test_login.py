@@ -80,15 +80,23 @@ def default_alone(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", key(DESK))
 
 
-def use_everything(backend: Platform, cloud: Emulator, tmp_path: Path, flying: FlyingClock) -> None:
-    """Uploads, submits and watches, while the token expires in each of them."""
+@pytest.mark.slow
+@needs_gcloud
+@pytest.mark.parametrize(("login", "kind"), [("gcloud_alone", Sdk), ("default_alone", Gcloud)])
+def test_one_login_alone_does_everything(
+    login: str, kind: type[Platform], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
+    flying: FlyingClock, capsys: Capture,
+) -> None:  # fmt: skip
+    """Uploads, submits and watches, while the token expires in each of them; no token is printed, logged or kept."""
+    request.getfixturevalue(login)
+    backend = kind("my-proj", "us-central1")
     wheel = tmp_path / "a.whl"
     wheel.write_bytes(b"wheel")
     cloud.expires_at = "POST .*upload"
     buckets.upload(wheel, "gs://my-bucket/a.whl")
     assert cloud.objects["my-bucket/a.whl"] == b"wheel"
     cloud.expires_at = "GET .*/o$"
-    assert [found.size for found in gcs.connect().list(Address("my-bucket", ""))] == [5]
+    assert [item.size for item in gcs.connect().list(Address("my-bucket", ""))] == [5]
     name = backend.create(REQUEST)
     job = cloud.jobs[name.rsplit("/", 1)[-1]]
     cloud.begin(job)
@@ -103,28 +111,12 @@ def use_everything(backend: Platform, cloud: Emulator, tmp_path: Path, flying: F
     flying.sleep(3595)
     session = Session(Clock(lambda: flying.time, flying.sleep), lambda *_: backend)
     assert watch.main([name, "--project=my-proj"], session) == 0
-
-
-def no_token_is_left(tmp_path: Path, shown: str) -> None:
-    """Looks at what was printed, at gcloud's logs, and for files of tokens."""
-    logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))
-    assert "Loaded Command Group" in logs
-    assert not re.search(SECRET, shown + logs)
-    assert list((tmp_path / "tmp").iterdir()) == []
-
-
-@pytest.mark.slow
-@needs_gcloud
-@pytest.mark.parametrize(("login", "backend"), [("gcloud_alone", Sdk), ("default_alone", Gcloud)])
-def test_one_login_alone_does_everything(
-    login: str, backend: type[Platform], request: pytest.FixtureRequest, cloud: Emulator, tmp_path: Path,
-    flying: FlyingClock, capsys: Capture,
-) -> None:  # fmt: skip
-    request.getfixturevalue(login)
-    use_everything(backend("my-proj", "us-central1"), cloud, tmp_path, flying)
     shown = capsys.readouterr()
     assert "the last words" in shown.out
-    no_token_is_left(tmp_path, shown.out + shown.err)
+    logs = "".join(file.read_text() for file in Path(os.environ["CLOUDSDK_CONFIG"], "logs").rglob("*.log"))
+    assert "Loaded Command Group" in logs
+    assert not re.search(SECRET, shown.out + shown.err + logs)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_a_file_with_a_token_is_a_login_too(
