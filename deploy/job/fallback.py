@@ -83,8 +83,9 @@ class SubmittedJob(VertexJob):
                                       self.session.clock))  # fmt: skip
                 return
             except KeyboardInterrupt:
-                if self.record.attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
-                    self._take(self.record.attempts[-1].job)
+                attempts = self.record.attempts  # none yet, if it came before the first was recorded
+                if attempts and attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
+                    self._take(attempts[-1].job)
                 raise
             except ApiError as error:
                 if not (error.unavailable and self.jobs[1:]):
