@@ -1,5 +1,6 @@
 """Tests submissions that are interrupted or killed: no job is lost or doubled, no job directory stays locked."""
 
+import itertools
 import json
 import os
 import re
@@ -8,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -260,3 +263,38 @@ def test_kill_9_between_reservation_and_request_locks_nothing(backend: str, clou
     _, error = again.communicate(timeout=100)
     assert (again.returncode, error.count("looks for it")) == (0, 0), error
     assert len(cloud.jobs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [False, True], ids=["answered", "lost"])
+def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
+    lost: bool, cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same command again follows the job or sends it; of a job that was detached already it says so."""
+    command, left = ["cpu", *SDK, "--detach", "--name=dup"], 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("job/fallback.py", "job/ledger.py", "job/sending.py")):
+            return None
+        left -= event == "line"
+        if not left and event == "line":
+            raise KeyboardInterrupt
+        return trace
+
+    for number in itertools.count(1):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        cloud.jobs, cloud.objects, left = {}, {}, number
+        cloud.faults = [Fault(POSTS, 503, after=True)] * lost
+        with suppress(KeyboardInterrupt):
+            sys.settrace(trace)
+            submit.main(command, session)
+        sys.settrace(None)
+        cloud.faults = []
+        if left > 0:  # it has no more lines
+            break
+        with suppress(UserError):
+            submit.main(command, session)
+        assert len(cloud.jobs) == 1, number
+    assert number > 100
