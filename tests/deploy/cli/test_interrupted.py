@@ -277,9 +277,10 @@ def test_ctrl_c_at_every_line_of_a_submission_makes_one_job(
         nonlocal left
         if not frame.f_code.co_filename.endswith(("job/fallback.py", "job/ledger.py", "job/sending.py")):
             return None
-        left -= event == "line"
-        if not left and event == "line":
-            raise KeyboardInterrupt
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
         return trace
 
     for number in itertools.count(1):

@@ -76,8 +76,10 @@ def test_jobs_are_listed_region_by_region_with_machine_labels_progress_and_money
 ) -> None:
     uploads(cloud, priced, [report(10, 0), report(20, 300), report(30, 601)])
     done = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC})
-    done |= {"labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"}, "createTime": "2026-11-20T09:58:00Z", "startTime": "2026-11-20T10:00:00Z",
-             "endTime": "2026-11-20T11:30:00Z", "state": "JOB_STATE_SUCCEEDED"}  # fmt: skip
+    done |= {
+        "labels": {"submission": "t", **PRICE, "user": "ana", "team": "vision"}, "createTime": "2026-11-20T09:58:00Z",
+        "startTime": "2026-11-20T10:00:00Z", "endTime": "2026-11-20T11:30:00Z", "state": "JOB_STATE_SUCCEEDED",
+    }  # fmt: skip
     elsewhere = PARENT.replace("us-central1", "europe-west4")
     waited = cloud.create(elsewhere, {"displayName": "y", "jobSpec": SPEC, "labels": {"submission": "w"}})
     cloud.end(waited, "EXPIRED")
