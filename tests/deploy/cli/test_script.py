@@ -253,23 +253,6 @@ def test_the_spec_of_a_scripts_job_does_not_train_a_recipe_here(capsys: Capture)
     assert "spec: a script's job, whose code is in the bucket: name the code: --script=FILE" in capsys.readouterr().err
 
 
-def test_the_archive_that_a_spec_names_is_uploaded_with_it(cloud: Emulator, session: Session) -> None:
-    script("print('trains')")
-    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--project=p", "--out=job.yaml"], session) == 0
-    spec, (name, starter) = Path("job.yaml").read_text(), cloud.objects
-    assert f'"code": ["gs://{name}"' in spec
-    assert f"  - gs://{starter}\n" in spec
-    assert not cloud.jobs
-
-
-def test_a_failure_on_vertex_has_the_scripts_own_status(vertex: Emulator, session: Session, capsys: Capture) -> None:
-    script("import sys\nsys.exit(7)")
-    assert submit.main(["cpu", "--script=mine/train.py", *WHERE, "--backend=sdk"], session) == 1
-    assert "exited with a non-zero status of 7." in capsys.readouterr().err
-    (found,) = [json.loads(content) for name, content in vertex.objects.items() if name.endswith("/result.json")]
-    assert (found["state"], found["exit_code"]) == ("failed", 7)
-
-
 def test_numbers_that_cannot_be_written_end_no_script(vertex: Emulator, session: Session, capsys: Capture) -> None:
     """The job's account may not write to the bucket: that is said once."""
     script(REPORTS + "\nprint('reaches its end')")

@@ -13,7 +13,6 @@ import pytest
 import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
-from deploy.__main__ import main
 from deploy.api.submit import describe
 from deploy.job.cost import cost_question
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, workload_on
@@ -275,6 +274,8 @@ def test_a_job_dir_is_an_address(given: str) -> None:
     made = job("cpu", DIGITS, f"--job_dir={given}")
     assert (made.output, made.spec["baseOutputDirectory"]) == ("gs://my-bucket/here", {"outputUriPrefix": made.output})
     assert not any("job_dir" in argument for argument in task(made)["args"])
+    deep = dataclasses.replace(GCP, bucket="gs://my-bucket/deep")
+    assert job("cpu", DIGITS, gcp=deep).output == "gs://my-bucket/deep/jobs/demo"
 
 
 def test_the_kinds_of_data_are_the_trainers() -> None:
@@ -371,16 +372,6 @@ def test_a_package_of_ones_own_may_be_named() -> None:
     (start,) = (variable["value"] for variable in task(made)["env"] if variable["name"] == "TRAINER_START")
     wheels = [uri.rsplit("/", 1)[-1] for uri, _ in json.loads(start)["packages"]]
     assert wheels == ["my_models-0-py3-none-any.whl", "vertex_trainer-1.0-py3-none-any.whl"]
-
-
-def test_the_verb_prints_a_spec_that_the_sdk_takes(capsys: Capture) -> None:
-    flags = ["--region=us-central1", "--bucket=gs://my-bucket/deep/", "--project=p", "--name=demo"]
-    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags]) == 0
-    spec = yaml.safe_load(capsys.readouterr().out)
-    CustomJobSpec.from_json(json.dumps(spec))
-    assert spec["baseOutputDirectory"]["outputUriPrefix"] == "gs://my-bucket/deep/jobs/demo"
-    assert main(["submit", "--spec", "l4x4", *FLAGS, *flags[:-1], "--name=a/b"]) == 2
-    assert "it names a folder too" in capsys.readouterr().err
 
 
 def test_a_region_that_no_page_has_is_refused_and_one_page_is_enough() -> None:
