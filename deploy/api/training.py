@@ -68,10 +68,10 @@ def fit(
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
         result = train(model, data, options, job_dir=job_dir, stream=log, progress=progress)
         return Fitted(result.history, result, 0.0, job_dir, job_dir)
-    bar = _notebook_bar() if progress else None
+    advance = _progress_bar(progress)
 
     def show(line: WatchLine) -> None:
-        if not _advance(bar, line.text):
+        if not advance(line.text):
             say(str(line))
 
     with printed_on(stream, command=progress):
@@ -101,33 +101,31 @@ def train(
     words = [f"--{name}={text}" for name, text in named.items() if text]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
     check_arguments(words)
-    folder, bar = local_path(job_dir, "job_dir"), _notebook_bar() if progress else None
+    folder = local_path(job_dir, "job_dir")
+    advance = _progress_bar(progress)
 
     def show(line: str) -> None:
         if stream:
             print(line, file=stream, flush=True)
-        _advance(bar, line)
+        advance(line)
 
     run_program("trainer.task", words, show)
     return RunResult.read((folder / RESULT).read_text(encoding="utf-8"), job_dir)
 
 
-def _advance(bar: Callable[[str, int, int], None] | None, line: str) -> bool:
-    """Shows how far the training is by its line; returns False without a bar, or for another line."""
-    step = _STEP.match(line) if bar else None
-    if bar and step:
-        bar(step[1], *(int(count.replace(",", "")) for count in step.groups()[1:]))
-    return step is not None
-
-
-def _notebook_bar() -> Callable[[str, int, int], None] | None:
-    """Returns what shows a step or epoch of all in a notebook; None elsewhere."""
-    if "ipykernel" not in sys.modules:
-        return None
+def _progress_bar(progress: bool) -> Callable[[str], bool]:
+    """Returns what shows a line on how far a training is as a bar in a notebook; it returns False for other lines."""
+    if not progress or "ipykernel" not in sys.modules:
+        return lambda line: False
     display: Any = importlib.import_module("IPython.display")
+    handle = display.display(display.HTML("<progress></progress>"), display_id=True)
 
-    def html(unit: str, done: int, total: int) -> Any:
-        return display.HTML(f'<progress value="{done}" max="{total}"></progress> {unit} {done:,} of {total:,}')
+    def advance(line: str) -> bool:
+        step = _STEP.match(line)
+        if step:
+            done, total = (int(count.replace(",", "")) for count in step.groups()[1:])
+            bar = f'<progress value="{done}" max="{total}"></progress> {step[1]} {done:,} of {total:,}'
+            handle.update(display.HTML(bar))
+        return step is not None
 
-    handle = display.display(html("step", 0, 1), display_id=True)
-    return lambda unit, done, total: handle.update(html(unit, done, total))
+    return advance
