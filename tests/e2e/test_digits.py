@@ -30,14 +30,18 @@ def judge_of(images: Any, labels: Any) -> keras.Model:
         layers.Dropout(0.3), layers.Dense(10),
     ])  # fmt: skip
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.fit(images, labels, batch_size=64, epochs=30, verbose=0)
+    model.fit(images, labels, batch_size=64, epochs=12, verbose=0)
     return model
 
 
 def labelled_digits(count: int) -> tuple[Any, Any]:
-    """Returns the first `count` real digits as the recipe takes them, and their labels."""
+    """Returns the first `count` real digits as the recipe takes them, and their labels, in a random order.
+
+    The last of the data set are those of writers whom a judge of the first would not know.
+    """
     images, labels = load_digits(resolve(["--recipe=wgan_gp_digits"]).config).train.first(count)
-    return images, labels
+    order = np.random.default_rng(0).permutation(count)
+    return images[order], labels[order]
 
 
 def generated(generator: keras.Model, labels: Any) -> Any:
@@ -62,5 +66,6 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     features = keras.Model(judge.inputs, judge.get_layer("features").output)
     both = [features.predict(each, verbose=0).astype(float) for each in (images, generated(generator, labels))]
     found = neighbour_metrics(*both)
+    print(f"{np.mean(read == asked):.3f} as asked, coverage {found['coverage']:.3f}")
     assert np.mean(read == asked) >= 0.95
     assert found["coverage"] >= 0.82  # 0.868; after all steps 0.91 to 0.93 of three seeds
