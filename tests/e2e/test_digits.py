@@ -68,4 +68,4 @@ def test_digits_are_those_that_were_asked_for_and_not_copies_or_one_mode(tmp_pat
     found = neighbour_metrics(*both)
     print(f"{np.mean(read == asked):.3f} as asked, coverage {found['coverage']:.3f}")
     assert np.mean(read == asked) >= 0.95
-    assert found["coverage"] >= 0.82  # 0.868; after all steps 0.91 to 0.93 of three seeds
+    assert found["coverage"] >= 0.82  # 0.87; after all steps 0.91 to 0.93 of three seeds

@@ -1,8 +1,7 @@
 """Tests golden files: verdicts on small runs of a user's own model, and what is refused."""
 
+import importlib
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.fixtures import Capture
+from tests.fixtures import Capture, Patch
 from trainer import golden
 from trainer.base.errors import DONE, USER_MUST_CHANGE, UserError
 from trainer.base.settings.resolution import resolve
@@ -238,44 +237,49 @@ def model(config, dataset, *, units: int = 4):
 FLAGS = ["--model=mine:model", "--data=mine:data", "--steps=4"]
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Runs trainer.golden in a folder, as its user does."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parents[3]}", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run([sys.executable, "-m", "trainer.golden", *words], cwd=folder, env=environment,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
-
-
 @pytest.mark.slow
-def test_a_users_model_is_recorded_checked_and_found_changed(tmp_path: Path) -> None:
+def test_a_users_model_is_recorded_checked_and_found_changed(
+    tmp_path: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[3]}")  # of the processes that measure
+
+    def command(*words: str) -> tuple[int, str, str]:
+        """Returns the exit code, and what is printed to stdout and to stderr."""
+        sys.modules.pop("mine", None)
+        importlib.invalidate_caches()
+        return golden.main(words), *capsys.readouterr()
+
     (tmp_path / "mine.py").write_text(MODEL)
-    assert command(tmp_path, "record", *FLAGS, "--out=golden/mine.json").returncode == DONE
+    assert command("record", *FLAGS, "--out=golden/mine.json")[0] == DONE
     assert (tmp_path / "golden" / "mine.json").stat().st_size < 12_000
-    same = command(tmp_path, "check", "golden/mine.json", "--replicas=1,2", "--workers=2")
-    assert same.returncode == DONE, same.stderr
-    assert same.stdout.startswith("mine   equal bits on 1 replica")
+    code, out, err = command("check", "golden/mine.json", "--replicas=1,2", "--workers=2")
+    assert code == DONE, err
+    assert out.startswith("mine   equal bits on 1 replica")
     file = tmp_path / "golden" / "mine.json"
     here = next(iter(read_golden(file).digests))
     file.write_text(file.read_text().replace(f'"{here}"', '"of-another"'))
-    again = command(tmp_path, "record", *FLAGS, "--out=golden/mine.json")
-    assert f"holds these numbers already: the bits of {here} are added" in again.stdout
+    _, out, _ = command("record", *FLAGS, "--out=golden/mine.json")
+    assert f"holds these numbers already: the bits of {here} are added" in out
     assert read_golden(file).digests.keys() == {"of-another", here}
     # Names do not count, and the bits are those of another processor.
     (tmp_path / "mine.py").write_text(MODEL.replace("network", "net").replace('"relu")', '"relu", name="first")'))
     file.write_text(file.read_text().replace(f'"{here}"', '"of-a-third"'))
-    other = command(tmp_path, "check", "golden/mine.json")
-    assert other.returncode == DONE
-    assert other.stdout.startswith("mine   rounding on 1 replica: 0.0 of 3 times")
-    assert other.stdout.endswith(f"instruction sets differ: of-another and of-a-third -> {here})\n")
+    code, out, _ = command("check", "golden/mine.json")
+    assert code == DONE
+    assert out.startswith("mine   rounding on 1 replica: 0.0 of 3 times")
+    assert out.endswith(f"instruction sets differ: of-another and of-a-third -> {here})\n")
     (tmp_path / "mine.py").write_text(
         MODEL.replace("Adam(config.learning_rate)", "Adam(config.learning_rate, epsilon=2e-7)")
     )
-    changed = command(tmp_path, "check", "golden/mine.json", "--junit=out.xml")
-    assert changed.returncode == USER_MUST_CHANGE
-    assert "CHANGED from step 1, first in" in changed.stderr
-    assert "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets" in changed.stderr
+    code, _, err = command("check", "golden/mine.json", "--junit=out.xml")
+    assert code == USER_MUST_CHANGE
+    assert "CHANGED from step 1, first in" in err
+    assert "settings equal, data equal, sources differ: mine.py, packages equal, instruction sets" in err
     suite = ElementTree.parse(tmp_path / "out.xml").getroot()
     assert (suite.get("failures"), suite[0][0].get("message", "")[:7]) == ("1", "CHANGED")
     (tmp_path / "mine.py").unlink()
-    gone = command(tmp_path, "check", "golden/mine.json")
-    assert (gone.returncode, len(gone.stderr.splitlines())) == (USER_MUST_CHANGE, 1)
-    assert "golden/mine.json: " in gone.stderr
+    code, _, err = command("check", "golden/mine.json")
+    assert (code, len(err.splitlines())) == (USER_MUST_CHANGE, 1)
+    assert "golden/mine.json: " in err
