@@ -63,16 +63,11 @@ def test_in_float64_replicas_agree_to_1e_10(name: str, replicas: int) -> None:
     assert logs.means().keys() == set(STEP_METRICS.get(small(*flags).model, ("loss", "accuracy")))
 
 
-_ADVERSE = f"{__name__}:adverse"
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "data"), [
-    ("tests.models:own_batch_norm", _ADVERSE), ("cnn", _ADVERSE), ("dcgan", _ADVERSE), ("wgan_gp", _ADVERSE),
-])  # fmt: skip
-def test_in_float32_replicas_differ_by_rounding_alone(name: str, data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["tests.models:own_batch_norm", "cnn", "dcgan", "wgan_gp"])
+def test_in_float32_replicas_differ_by_rounding_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     flags = [flag for flag in FAMILIES.get(name, (f"--model={name}",)) if not flag.startswith("--augment")]
-    flags += [f"--data={data}", "--channels=3"] if data != "digits" else []
+    flags += [f"--data={__name__}:adverse", "--channels=3"] + ["--critic_steps=2"] * (name == "wgan_gp")
     alone, together = (weights(run_steps(small(*flags, f"--replicas={n}"), 20)[0]) for n in (1, 2))
     controls = []
     for seed in (7, 8, 9):
@@ -103,12 +98,13 @@ def test_dcgans_first_losses_are_those_of_a_guess() -> None:
 @pytest.mark.slow  # a compiled model: tests/trainer/run/test_export.py
 @pytest.mark.exports
 def test_saved_models_load_without_this_package(tmp_path: Path) -> None:
-    for name, flags in FAMILIES.items():
-        model, _ = run_steps(small(*flags), 0)
+    names = ("mlp", "wgan_gp", "conditional")
+    for name in names:
+        model, _ = run_steps(small(*FAMILIES[name]), 0)
         export(model, tmp_path / name, tf.TensorSpec((None, 24, 24, 1)))
     program = (
         "import sys, keras, tensorflow as tf\n"
-        f"for folder in ({', '.join(repr(str(tmp_path / name)) for name in FAMILIES)}):\n"
+        f"for folder in ({', '.join(repr(str(tmp_path / name)) for name in names)}):\n"
         "    for name in ('model.keras', 'model.h5'): keras.models.load_model(f'{folder}/{name}')\n"
         "    tf.saved_model.load(f'{folder}/saved_model')\n"
         "assert 'trainer' not in sys.modules"
