@@ -212,21 +212,13 @@ def test_bad_images_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [{"skip_bad_images": True}, {"evaluation_fraction": 0.5}])
 def test_a_class_that_keeps_no_image_stops_the_run(tmp_path: Path, flags: dict[str, Any]) -> None:
-    """The second class has one image: damaged, or held back for evaluation by one of these seeds."""
+    """The second class has one image: damaged, or held back for evaluation by this seed."""
     for i in range(3):
         save(tmp_path / "many" / f"{i}.png", (9, 9, 9))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "0.png").write_bytes(b"" if "skip_bad_images" in flags else png(1))
-    seeds, line = range(8), "class one would have no image to train on"
-    errors = []
-    for seed in seeds:
-        try:
-            load(tmp_path, seed=seed, **flags)
-        except UserError as error:
-            errors.append(str(error))
-    assert errors
-    assert all(line in error for error in errors)
-    assert len(errors) == len(seeds) or flags.get("evaluation_fraction")
+    with refused("class one would have no image to train on"):
+        load(tmp_path, seed=1, **flags)
 
 
 def write_tfrecord(path: Path, examples: list[dict[str, Any]], compression: str = "") -> None:

@@ -86,7 +86,8 @@ def test_one_value_a_channel_gives_no_nan_even_if_the_kernels_variance_is(dynami
 def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **settings: Any) -> Callable[..., Any]:
     """Returns a function of (inputs, upstream gradient, mask) of all rows, which one layer normalises in training.
 
-    It returns outputs and gradients by the inputs, of all rows, and the new moving statistics.
+    It returns outputs, gradients by the inputs and those of a penalty on these, of all rows, and the new moving
+    statistics.
     """
     strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
     with strategy.scope():
@@ -98,10 +99,14 @@ def over_replicas(replicas: int, precision: str, shape: tuple[int, ...], **setti
         each = ROWS // replicas
         first = tf.distribute.get_replica_context().replica_id_in_sync_group * each
         own, up = (tf.cast(x[first : first + each], precision) for x in (inputs, upstream))
-        with tf.GradientTape() as tape:
-            tape.watch(own)
-            outputs = layer(own, training=True, mask=None if mask is None else mask[first : first + each])
-        return outputs, tape.gradient(outputs, own, output_gradients=up)
+        with tf.GradientTape() as outer:
+            outer.watch(own)
+            with tf.GradientTape() as tape:
+                tape.watch(own)
+                outputs = layer(own, training=True, mask=None if mask is None else mask[first : first + each])
+            gradient = tape.gradient(outputs, own, output_gradients=up)
+            penalty = tf.reduce_sum(tf.square(gradient))
+        return outputs, gradient, outer.gradient(penalty, own)
 
     run = tf.function(lambda *given: strategy.run(step, given))
 
@@ -195,31 +200,8 @@ def test_a_gradients_gradient_is_that_of_keras(traced: bool) -> None:
 def test_a_gradients_gradient_over_replicas_is_that_of_one() -> None:
     """In float32 TensorFlow's kernel normalises images, whose second derivative is the formula's."""
     shape = (ROWS, 3, 4, 5)
-    inputs = RANDOM.normal(1.0, 2.0, shape).astype(np.float32)
-
-    def second(replicas: int) -> Any:
-        strategy = make_replicas(TrainConfig(replicas=replicas, global_batch_size=ROWS)).strategy
-        with strategy.scope():
-            layer = keras.layers.BatchNormalization()
-            layer.build(shape)
-        normalize_in_place(layer, synchronized=True)
-
-        def step() -> Any:
-            rows = ROWS // replicas
-            first = tf.distribute.get_replica_context().replica_id_in_sync_group * rows
-            part = tf.constant(inputs)[first : first + rows]
-            with tf.GradientTape() as outer:
-                outer.watch(part)
-                with tf.GradientTape() as inner:
-                    inner.watch(part)
-                    loss = tf.reduce_sum(tf.sin(3.0 * layer(part, training=True)))
-                penalty = tf.reduce_sum(tf.square(inner.gradient(loss, part)))
-            return outer.gradient(penalty, part)
-
-        parts = strategy.experimental_local_results(tf.function(lambda: strategy.run(step))())
-        return np.concatenate([np.asarray(part) for part in parts])
-
-    one, two = second(1), second(2)
+    inputs, upstream = (RANDOM.normal(1.0, 2.0, shape).astype(np.float32) for _ in range(2))
+    one, two = (over_replicas(replicas, "float32", shape)(inputs, upstream)[2] for replicas in (1, 2))
     np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-3 * np.abs(one).max())
 
 
