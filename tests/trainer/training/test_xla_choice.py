@@ -73,7 +73,11 @@ LOOPED = {
     "clipped": ("--data=digits", "--image_size=8", "--global_batch_size=8", f"--model={__name__}:clipped"),
     "masks": ("--model=tests.own_data:masked_text", "--data=tests.own_data:next_tokens", *TABLE[1:]),
 }  # fmt: skip
-GANS_CUT = {name: ("--data=digits", *FAMILIES[name]) for name in ("wgan_gp", "r3gan")}
+TRANSFORMER = (f"--model={__name__}:transformer", "--data=digits", "--image_size=8", "--global_batch_size=8")
+CUT = {
+    **LOOPED, "transformer": TRANSFORMER, "scaled": (*TRANSFORMER, "--scaled"),
+    **{name: ("--data=digits", *FAMILIES[name]) for name in ("wgan_gp", "r3gan")},
+}  # fmt: skip
 
 
 def looped(
@@ -145,15 +149,28 @@ def clipped(config: TrainConfig, dataset: Dataset) -> keras.Model:
     return model
 
 
+def transformer(config: TrainConfig, dataset: Dataset, *, scaled: bool = False) -> keras.Model:
+    """Takes the pixels for words. scaled: with loss scaling, of which the factor grows."""
+    pixels = keras.Input(dataset.image_shape)
+    words = keras.layers.Embedding(256, 4)(keras.layers.Flatten()(pixels))
+    attended = words + keras.layers.MultiHeadAttention(2, 2, dropout=0.1)(words, words)
+    mean = keras.layers.GlobalAveragePooling1D()(keras.layers.LayerNormalization()(attended))
+    model, optimizer = keras.Model(pixels, keras.layers.Dense(10)(mean)), keras.optimizers.Adam(1e-2)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=1024.0, dynamic_growth_steps=3)
+    model.compile(optimizer, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 @pytest.mark.parametrize(("name", "replicas"), [
     ("table", 2),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        ("mlp", 4), ("embedding", 2), ("clipped", 2), ("wgan_gp", 2), ("r3gan", 2),
+        ("mlp", 4), ("embedding", 2), ("clipped", 2), ("transformer", 2), ("scaled", 2), ("wgan_gp", 2), ("r3gan", 2),
     )),
 ])  # fmt: skip
 def test_on_several_replicas_a_step_is_cut_into_programs_and_agrees_with_one_replica(name: str, replicas: int) -> None:
     """Killed there, and resumed on another number of replicas. Of a GAN the critic's gradients are a program."""
-    flags = (*(LOOPED | GANS_CUT)[name], "--precision=float64")
+    flags = (*CUT[name], "--precision=float64")
     alone, _ = looped(1, (8,), *flags)
     then = [f"--replicas={replicas // 2}"]
     together, _ = looped(1, (3, 5), *flags, f"--replicas={replicas}", killed_at=3, then=then)
