@@ -19,24 +19,23 @@ def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
     return "CLOUD_ML_JOB_ID" in environment
 
 
-class _Print(logging.Handler):
-    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the lines."""
+class _Console(logging.Handler):
+    """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the lines.
+
+    As plain text, or as JSON: https://cloud.google.com/logging/docs/structured-logging
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        to_stderr = record.levelno >= logging.ERROR and not on_vertex()
-        stream = sys.stderr if to_stderr else sys.stdout
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # it may lack characters of a file name
-        print(self.format(record).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
-
-
-class _Formatter(logging.Formatter):
-    """Formats a record as plain text, or as JSON: https://cloud.google.com/logging/docs/structured-logging"""
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
+        text, stream = self.format(record), sys.stdout
         if on_vertex():
-            return json.dumps({"severity": record.levelname, "message": text})
-        return f"{record.levelname.lower()}: {text}" if record.levelno >= logging.WARNING else text
+            text = json.dumps({"severity": record.levelname, "message": text})
+        else:
+            if record.levelno >= logging.WARNING:
+                text = f"{record.levelname.lower()}: {text}"
+            if record.levelno >= logging.ERROR:
+                stream = sys.stderr
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # it may lack characters of a file name
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def set_verbose(verbose: bool) -> None:
@@ -46,9 +45,7 @@ def set_verbose(verbose: bool) -> None:
 
 def start_logging() -> None:
     """Sends this package's log to the console, as JSON on Vertex AI and as plain text elsewhere."""
-    handler = _Print()
-    handler.setFormatter(_Formatter())
-    log.handlers[:] = [handler]
+    log.handlers[:] = [_Console()]
     log.propagate = False
     log.setLevel(logging.INFO)
 

@@ -24,6 +24,11 @@ class Watched:
         """Lets time pass with the GPUs used so much, until the job is told to end."""
         self.planted.percent, until = percent, self.planted.now + seconds
         while self.planted.now < until and not self.watch.reason:
+            self.look_again(LOOK_S)
+
+    def look_again(self, seconds: float) -> None:
+        """Lets time pass, whatever the job was told."""
+        for _ in range(int(seconds / LOOK_S)):
             self.planted.now += LOOK_S
             self.watch.look()
 
@@ -36,26 +41,14 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.M
     reason = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
     told = [f"half of the time is over until this job ends itself: {reason}", f"stops: {reason}", "end"]
     assert (job.watch.reason, job.done) == (reason, told)
-    job.planted.now += GRACE_S - 1
-    job.watch.look()
-    assert job.done == told
-    job.planted.now += 1
-    job.watch.look()
-    assert job.done == [*told, "leave"], "it hangs"
-
-
-def test_saving_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Watched(monkeypatch, IDLE)
-    job.spend(1800, 0.0)
     monkeypatch.setattr(job.watch, "saves", lambda: True)
-    for _ in range(100):
-        job.planted.now += LOOK_S
-        job.watch.look()
-    assert job.done[-1] == "end"
+    job.look_again(10 * GRACE_S)
+    assert job.done == told, "saving is no hang"
     monkeypatch.setattr(job.watch, "saves", lambda: False)
-    job.planted.now += GRACE_S
-    job.watch.look()
-    assert job.done[-1] == "leave"
+    job.look_again(GRACE_S - LOOK_S)
+    assert job.done == told
+    job.look_again(LOOK_S)
+    assert job.done == [*told, "leave"], "it hangs"
 
 
 def test_time_without_work_for_gpus_and_with_unknown_use_neither_counts_nor_ends_a_count(

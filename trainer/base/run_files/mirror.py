@@ -115,14 +115,6 @@ class Mirror:
                 gcs.limits.workers,
             )
 
-    def restore(self, folder: Path, select: Callable[[list[str]], list[str]]) -> None:
-        """Downloads those files of an outlined folder which `select` returns of their names."""
-        if address := self.address_of(folder):
-            remotes = {remote.address.name.removeprefix(address.prefix): remote for remote in connect().list(address)}
-            for name in select([*remotes]):
-                folder.mkdir(parents=True, exist_ok=True)
-                connect().download(remotes[name], folder / name)
-
     def begin(self, logs: Path) -> None:
         """Starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:

@@ -18,10 +18,8 @@ from trainer.base.storage import whole_folder, write_whole
 
 def test_every_folder_is_in_job_dir(tmp_path: Path) -> None:
     job_dir = open_job_dir(TrainConfig(job_dir=str(tmp_path / "a" / "b")), {"AIP_MODEL_DIR": "/elsewhere/model/"})
-    assert job_dir.root == tmp_path / "a" / "b"
+    assert {folder.parent for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model)} == {tmp_path / "a" / "b"}
     assert not job_dir.samples.exists()  # the first grid creates it
-    for folder in (job_dir.checkpoints, job_dir.logs, job_dir.model):
-        assert folder.parent == job_dir.root
 
 
 def test_without_a_flag_the_folders_of_vertex_ai_are_used(tmp_path: Path) -> None:
