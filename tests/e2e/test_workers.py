@@ -1,8 +1,10 @@
 """Tests several worker processes: they give the numbers of one, one of them writes, and none waits for a lost one."""
 
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
