@@ -46,8 +46,8 @@ def evaluate(run: RequestedRun) -> tuple[dict[str, float], int, Classification |
     replicas = _replicas(config)
     set_precision_and_seed(config)
     dataset = load_dataset(config, trains=False)
-    examples = _used_part(run, dataset)
-    dataset = _as_the_run_saw_it(run, dataset)
+    examples = _examples_to_use(run, dataset)
+    dataset = _with_classes_of_run(run, dataset)
     model = _saved_network(run, weights, replicas, compiled=True)
     if model is None or not model.compiled:
         model = _rebuilt(run, run.model_config, dataset, weights, replicas)
@@ -74,7 +74,7 @@ def predict(run: RequestedRun) -> tuple[dict[str, Any], int]:
         trained_on = load_dataset(run.trained, trains=False)
         network = ModelInterface.of(_rebuilt(run, run.trained, trained_on, weights, replicas)).templates()["model"]
     dataset = load_dataset(config, trains=False)
-    examples = _used_part(run, dataset)
+    examples = _examples_to_use(run, dataset)
     batch = config.evaluation_batch
     if run.options.same_bytes:  # the rows of each call of a server of this model
         if "evaluation_batch_size" in run.flags or not (weights.parent / SERVING).is_file():
@@ -130,14 +130,14 @@ def _replicas(config: TrainConfig) -> Replicas:
     return make_replicas(dataclasses.replace(config, global_batch_size=devices * config.evaluation_batch))
 
 
-def _used_part(run: RequestedRun, dataset: Dataset) -> AnyExamples:
+def _examples_to_use(run: RequestedRun, dataset: Dataset) -> AnyExamples:
     """Returns the evaluation part if there is one, else all rows of the data that the command names."""
     if dataset.evaluation is None and not run.has_other_data:
         raise UserError(f"{run.name}: its data {run.config.data} have no evaluation part: use --data")
     return dataset.evaluation or dataset.train
 
 
-def _as_the_run_saw_it(run: RequestedRun, dataset: Dataset) -> Dataset:
+def _with_classes_of_run(run: RequestedRun, dataset: Dataset) -> Dataset:
     """Returns the dataset with the classes of the run. Raises UserError if its examples or classes are others."""
     about = mapping(run.info, "data")
     x, trained_x = (shape.split(" -> ")[0] for shape in (dataset.shape, str(about.get("example", dataset.shape))))
