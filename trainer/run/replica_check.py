@@ -202,7 +202,7 @@ def compare_few_rows(config: TrainConfig, state: Path | None = None) -> dict[str
 
 
 def _few_rows_compared(config: TrainConfig, state: Path | None, first_rows: int) -> dict[str, Any]:
-    """Does so with the rows of the steps from `first_rows` on."""
+    """Compares steps of few rows, or of all where few fail; their rows are those of the steps from `first_rows` on."""
     passes = config.virtual_replicas or 2 * config.micro_batches
     few, whole = (max(rows // passes, 2) * passes for rows in (_FEW_ROWS, config.global_batch_size))
     for rows in (few, whole):
@@ -221,10 +221,13 @@ def _few_rows_compared(config: TrainConfig, state: Path | None, first_rows: int)
         reason = f"the log tells of a dependence already: {'; '.join(warnings)}"
         return {"agrees": None, "reason": reason, "by_settings": True}
     plain = config.sync_batch_norm and config.micro_batches == 1
-    compared = "" if plain else "with --sync_batch_norm=true and --micro_batches=1"
-    equal_bits = bool(config.virtual_replicas and not problems)
-    of_steps = {"equal_bits": equal_bits, "draws": [] if problems else draws}
-    return {"agrees": not problems, "problems": problems, "reason": compared, **of_steps}
+    return {
+        "agrees": not problems,
+        "problems": problems,
+        "reason": "" if plain else "with --sync_batch_norm=true and --micro_batches=1",
+        "equal_bits": bool(config.virtual_replicas and not problems),
+        "draws": [] if problems else draws,
+    }
 
 
 def compare_bits(config: TrainConfig, replicas: int, state: Path | None = None, first_rows: int = 0) -> list[str]:
