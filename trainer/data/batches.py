@@ -68,9 +68,6 @@ def batches(
         shape = (schedule.batches_per_step, replicas.local, replicas.rows, *leaf.shape[2:])
         return tf.transpose(tf.reshape(local_rows, shape), (1, 0, *range(2, len(shape))))
 
-    def shares(*parts: Any) -> Any:
-        return tf.nest.map_structure(share, parts)
-
     def together(steps: tf.data.Dataset) -> tf.data.Dataset:
         return steps.batch(at_once, drop_remainder=True).prefetch(1) if at_once > 1 else steps
 
@@ -78,7 +75,8 @@ def batches(
         # One pass after another is cut into steps; the rows left over at the end of a pass are dropped.
         one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
         steps = one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
-        return together(steps.map(shares, num_parallel_calls=2, deterministic=True).prefetch(4))
+        shares = steps.map(lambda *parts: tf.nest.map_structure(share, parts), num_parallel_calls=2, deterministic=True)
+        return together(shares.prefetch(4))
     assert isinstance(examples, Examples)
 
     gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs

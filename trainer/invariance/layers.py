@@ -32,7 +32,8 @@ def make_independent(model: keras.Model, config: TrainConfig) -> None:
     for path, layer in layers_by_path(model).items():
         draw_by_row(layer, path)
         if isinstance(layer, keras.layers.BatchNormalization):
-            normalize_in_place(layer, synchronized=synchronized(config))
+            several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+            normalize_in_place(layer, synchronized=config.sync_batch_norm and several)
     if config.virtual_replicas and (reasons := depends_on_replicas(model, 2, 2, virtual=True)):
         raise UserError(f"virtual_replicas={config.virtual_replicas}: {reasons[0]}: drop that, or --virtual_replicas")
     if config.remat:
@@ -66,11 +67,6 @@ def depends_on_replicas(
         more = f" (and {len(normalising) - 1} more of batch norm)" if normalising[1:] else ""
         reasons.append(f"{normalising[0]}{more} normalises the rows of one of micro_batches={micro_batches} alone")
     return reasons
-
-
-def synchronized(config: TrainConfig) -> bool:
-    """Returns whether batch norm spans several replicas. Call it under the strategy's scope."""
-    return config.sync_batch_norm and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 
 def refresh_normalization(model: keras.Model) -> None:
