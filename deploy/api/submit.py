@@ -11,7 +11,7 @@ from typing import TextIO
 from deploy.api.keywords import read_call
 from deploy.base.console import printed_on, say
 from deploy.base.options import Value, option, switch
-from deploy.job.cost import cost_question, price_and_limit
+from deploy.job.cost import cost_confirmation, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, Program, job_of, workload_on
 from deploy.job.ledger import Submission
@@ -105,12 +105,14 @@ def prepare(
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
     jobs = _candidates(asked, program, order, unfollowed)
-    question = partial(cost_question, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True)
+    confirmation = partial(
+        cost_confirmation, [(job.tier, 1) for job in jobs], planned_usd(jobs), asked, alternatives=True
+    )
     sources = list(dict.fromkeys(package.uri(job.gcp.bucket) for job in jobs for package in job.packages))
     record = Submission(order.submission, command=command, sources=sources)
     works = [] if asked.check else [job.workload for job in jobs]
     memory = memory_lines(works, plan=asked.plan, force=asked.force)  # which makes the plans that are missing
-    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], question, register)
+    return SubmittedJob(jobs, record, session, [*describe(jobs), *memory], confirmation, register)
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:

@@ -10,7 +10,7 @@ from deploy.api.submit import check_wait, describe, new_submission
 from deploy.base.options import parsed
 from deploy.cli.parsing import parser
 from deploy.cli.submit import run
-from deploy.job.cost import cost_question
+from deploy.job.cost import cost_confirmation
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import job_of
 from deploy.job.ledger import Submission
@@ -84,5 +84,5 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     order = Order(asked, f"predict-{version.name.rsplit('/', 1)[-1]}", new_submission())
     job = job_of(work, gcp, order)
     record = Submission(order.submission, command=command_line("predict", arguments), sources=[str(version)])
-    question = partial(cost_question, [(job.tier, 1)], [None], asked, alternatives=True)
-    return run(SubmittedJob([job], record, session, describe([job]), question), args, "predict")
+    confirmation = partial(cost_confirmation, [(job.tier, 1)], [None], asked, alternatives=True)
+    return run(SubmittedJob([job], record, session, describe([job]), confirmation), args, "predict")

@@ -64,7 +64,7 @@ def run(submission: SubmittedJob, flags: argparse.Namespace, verb: str) -> int:
     """Submits and follows the job, or shows it with --dry_run; returns the exit code."""
     say(*submission.about)
     if flags.dry_run:
-        asked = submission.question().lines()
+        asked = submission.confirmation().lines()
         say(*asked, "nothing was sent: the same command without --dry_run checks login, bucket, data and quota, and "
                     "sends it")  # fmt: skip
         _write_requests(submission, flags, verb, [*submission.about, *asked])

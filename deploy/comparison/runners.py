@@ -17,7 +17,7 @@ from pathlib import Path
 
 from deploy.base.console import printed_on, say
 from deploy.comparison.directory import is_begun
-from deploy.job.cost import CostQuestion, cost_question, price_and_limit
+from deploy.job.cost import CostConfirmation, cost_confirmation, price_and_limit
 from deploy.job.fallback import SubmittedJob
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_in
@@ -146,11 +146,11 @@ class VertexRunner:
         limit = "" if asked.max_cost else "; --max_cost=USD limits each of them"
         yield f"all jobs together: {most:.2f} USD at most{more}{limit}"
         if self._dry_run:
-            yield from self._question(jobs).lines()
+            yield from self._confirmation(jobs).lines()
 
-    def _question(self, jobs: Sequence[tuple[Job, int]]) -> CostQuestion:
+    def _confirmation(self, jobs: Sequence[tuple[Job, int]]) -> CostConfirmation:
         counts = [(job.tier, count) for job, count in jobs]
-        return cost_question(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
+        return cost_confirmation(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
         """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""
@@ -170,7 +170,7 @@ class VertexRunner:
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
                 counts = Counter(job.tier.name for job in new)
                 tiers = {job.tier.name: job for job in new}
-                self._question([(job, counts[name]) for name, job in tiers.items()]).agree()
+                self._confirmation([(job, counts[name]) for name, job in tiers.items()]).confirm()
             for bucket in {job.output.split("/")[2] for job in jobs}:
                 connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
             backend = self._session.open(self._order.asked.backend, self._gcp.project, self._gcp.region)

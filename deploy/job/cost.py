@@ -1,4 +1,4 @@
-"""Knows what a job costs: per hour, at most, and up to now, and whether that is so much that it is asked about."""
+"""Knows what a job costs: per hour, at most, and up to now, and whether that is so much that it needs confirmation."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -31,35 +31,35 @@ def price_and_limit(tier: Tier) -> str:
 
 
 # In USD. Much is what exceeds the first by the upper end of its plan or, without a plan, the second until its timeout.
-PLAN_UNASKED, LIMIT_UNASKED = 50.0, 500.0
+UNCONFIRMED_PLAN_USD, UNCONFIRMED_TIMEOUT_USD = 50.0, 500.0
 
 
-class CostQuestion(NamedTuple):
-    """Holds what jobs may cost, in a sentence, and the refusal if nobody agrees to pay it; "": nobody is asked."""
+class CostConfirmation(NamedTuple):
+    """Holds what jobs may cost, in a sentence, and the refusal unless somebody confirms it; "": nobody has to."""
 
     text: str
     refusal: str
 
-    def agree(self) -> None:
-        """Prints what the jobs may cost; asks about much. Raises UserError if nobody agrees."""
+    def confirm(self) -> None:
+        """Prints what the jobs may cost, and asks for confirmation if that is much. Raises UserError without it."""
         answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
         refuse((self.refusal and not (answers and agrees(f"{self.text}: submit it?")), self.refusal))
         say(f"# {self.text}")
 
     def lines(self) -> list[str]:
-        """Returns a line for a dry run if somebody would be asked."""
-        return [f"{self.text}: it is asked about, and refused where nobody answers"] if self.refusal else []
+        """Returns a line for a dry run if the jobs would need confirmation."""
+        return [f"{self.text}: needs confirmation; refused in non-interactive use"] if self.refusal else []
 
 
-def cost_question(
+def cost_confirmation(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
     *, alternatives: bool, transfer_usd: float = 0.0,
-) -> CostQuestion:  # fmt: skip
-    """Returns what is to be asked about so many jobs on each tier.
+) -> CostConfirmation:  # fmt: skip
+    """Returns the cost confirmation for jobs, each a tier and how many of its jobs.
 
-    `plans`: the least and the most USD of one by its plan; `alternatives`: only one of the jobs is created, and
-    nothing is asked with max_cost; else it is of each, and nothing is asked if their sum is not much; `transfer_usd`:
-    what each pays beside its plan for data of another region.
+    `plans`: the least and the most USD of one job by its plan; `alternatives`: only one of the jobs is created, and
+    max_cost makes confirmation unnecessary; without it all are created, and max_cost does so if their sum is not much;
+    `transfer_usd`: what each pays beside its plan for data of another region.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
@@ -77,16 +77,16 @@ def cost_question(
     refusal = f"{text}: not submitted: set a limit, such as --max_cost=20"
     if not alternatives:
         refusal = f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at once: " \
-                  f"together {LIMIT_UNASKED:.0f} USD at most"  # fmt: skip
-    allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= LIMIT_UNASKED)
-    much = not allowed and (limit > LIMIT_UNASKED if high is None else high > PLAN_UNASKED)
+                  f"together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"  # fmt: skip
+    allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= UNCONFIRMED_TIMEOUT_USD)
+    much = not allowed and (limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD)
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
         advice = f"{unknown}: not submitted: give it, as --prices=FILE"
         text = f"{unknown}; without it {text}" if limit else unknown
         refusal = f"{advice}; without it {refusal}" if much else advice
         much = much or any(tier.accelerators for tier in unpriced)
-    return CostQuestion(text, refusal if much and not asked.check else "")
+    return CostConfirmation(text, refusal if much and not asked.check else "")
 
 
 def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:

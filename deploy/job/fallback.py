@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from deploy.base.console import say
-from deploy.job.cost import CostQuestion
+from deploy.job.cost import CostConfirmation
 from deploy.job.job import Job, job_of
 from deploy.job.ledger import Submission, find_interrupted
 from deploy.job.sending import check_resources, look_for, submit_job, upload_packages
@@ -26,20 +26,25 @@ class SubmittedJob(VertexJob):
 
     `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
     where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
-    a model, and the image that serves it; `question`: returns what is to be asked about the cost.
+    a model, and the image that serves it; `confirmation`: returns the cost confirmation.
     """
 
     def __init__(
         self, jobs: Sequence[Job], record: Submission, session: Session, about: Sequence[str] = (),
-        question: Callable[..., CostQuestion] = lambda **_: CostQuestion("", ""), register: tuple[str, str] = ("", ""),
+        confirmation: Callable[..., CostConfirmation] = lambda **_: CostConfirmation("", ""),
+        register: tuple[str, str] = ("", ""),
     ) -> None:  # fmt: skip
-        self.jobs, self.record, self.about, self.question, self._register = jobs, record, about, question, register
+        self.jobs = jobs
+        self.record = record
+        self.about = about
+        self.confirmation = confirmation
+        self._register = register
         super().__init__("", jobs[0].gcp, jobs[0].order.asked.backend, session, None)
 
     def send(self) -> "SubmittedJob":
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
 
-        Raises UserError if it may cost much, without --max_cost, and nobody agrees.
+        Raises UserError if it may cost much, without --max_cost, and nobody confirms that.
         """
         with api_errors(self.gcp):
             earlier = find_interrupted(self.record.command, self.record.sources)
@@ -49,8 +54,8 @@ class SubmittedJob(VertexJob):
                     earlier.attempts[-1].state = "SUBMITTED"
                     earlier.write()
             else:
-                transfer_usd = check_resources(self.jobs)  # before the question, which counts it
-                self.question(transfer_usd=transfer_usd).agree()
+                transfer_usd = check_resources(self.jobs)  # before the confirmation, which counts it
+                self.confirmation(transfer_usd=transfer_usd).confirm()
                 upload_packages(self.jobs)
                 self.create()
         return self

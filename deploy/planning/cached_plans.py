@@ -97,7 +97,7 @@ def estimate(job: Job) -> PricedEstimate | None:
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
-    """Returns the least and the most USD of each job by its plan, as `cost_question` takes them."""
+    """Returns the least and the most USD of each job by its plan, as `cost_confirmation` takes them."""
     return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
 
 

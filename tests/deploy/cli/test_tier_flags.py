@@ -182,7 +182,7 @@ def test_what_costs_much_is_asked_about(
     monkeypatch.setattr("deploy.planning.cached_plans.estimate", lambda job: offer)
     command = [tier, *SDK, IMAGE, "--detach", *flags]
     assert submit.main([*command, "--dry_run"], session) == 0
-    assert ("it is asked about, and refused where nobody answers" in capsys.readouterr().out) == asks
+    assert ("needs confirmation; refused in non-interactive use" in capsys.readouterr().out) == asks
     if asks:
         with pytest.raises(UserError, match=r"may cost .* USD until the timeout; .*: not submitted: set a limit"):
             submit.main(command, session)

@@ -158,7 +158,7 @@ def test_an_interrupted_comparison_finds_its_jobs_again(
     for job in cloud.jobs.values():
         assert f"{job['name']} is still running; cancel it: python -m deploy cancel {job['name']}" in shown
     resume.set()
-    monkeypatch.setattr("deploy.job.cost.LIMIT_UNASKED", 0.0)
+    monkeypatch.setattr("deploy.job.cost.UNCONFIRMED_TIMEOUT_USD", 0.0)
     command("l4x1", "l4x2")
     assert len(cloud.jobs) == 2
     assert [row.state for row in rows(tmp_path)] == ["done", "done"]

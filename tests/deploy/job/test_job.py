@@ -14,7 +14,7 @@ import yaml
 from google.cloud.aiplatform_v1.types import CustomJobSpec
 
 from deploy.api.submit import describe
-from deploy.job.cost import cost_question
+from deploy.job.cost import cost_confirmation
 from deploy.job.job import NCCL_SETTINGS, Job, job_of, workload_on
 from deploy.job.sending import check_resources
 from deploy.job.workload import JobOptions, Order, Training
@@ -96,8 +96,8 @@ def test_reading_data_from_another_region_is_priced_and_the_question_counts_it(
     monkeypatch.setattr(buckets, "_MANY", 1)  # a listing would be long
     assert check_resources([made]) == 0
     assert capsys.readouterr().out.endswith("#network-buckets)\n")
-    question = cost_question([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
-    assert "by plan 8.00 to 9.00 USD" in question.text
+    confirmation = cost_confirmation([(made.tier, 1)], [(1.0, 2.0)], JobOptions(), alternatives=True, transfer_usd=7.0)
+    assert "by plan 8.00 to 9.00 USD" in confirmation.text
 
 
 H200, GB200 = ("a3-ultragpu-8g", "NVIDIA_H200_141GB:8"), ("a4x-highgpu-4g", "NVIDIA_GB200:4")
