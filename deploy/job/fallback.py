@@ -77,27 +77,27 @@ class SubmittedJob(VertexJob):
             job_of(job.workload, job.gcp, dataclasses.replace(job.order, submission=earlier.submission)) for job in left
         ]
         self.record = earlier
-        self._take(attempt.job)
+        self._set_job(attempt.job)
         return True
 
     def create(self) -> None:
         """Creates the job, or the next one for which there are machines. Raises as `submit_job` does."""
         while True:
             try:
-                self._take(submit_job(self.jobs[0], self.record, partial(self.session.open, self.kind),
+                self._set_job(submit_job(self.jobs[0], self.record, partial(self.session.open, self.kind),
                                       self.session.clock))  # fmt: skip
                 return
             except KeyboardInterrupt:
                 attempts = self.record.attempts  # none yet, if it came before the first was recorded
                 if attempts and attempts[-1].state == "INTERRUPTED":  # the job was created and goes on
-                    self._take(attempts[-1].job)
+                    self._set_job(attempts[-1].job)
                 raise
             except ApiError as error:
                 if not (error.unavailable and self.jobs[1:]):
                     raise
-            self._turn()
+            self._try_next()
 
-    def _take(self, name: str) -> None:
+    def _set_job(self, name: str) -> None:
         """Takes the job with this name for that of the record's last attempt."""
         attempt = self.record.attempts[-1]
         self.name, self.attempt = name, (self.record, attempt)
@@ -120,7 +120,7 @@ class SubmittedJob(VertexJob):
                 self.record.record_status(attempt, status, self.session.clock.now())
                 if not (self.jobs[1:] and stocked_out(status)):
                     break
-                self._turn()
+                self._try_next()
                 try:
                     self.create()
                 except KeyboardInterrupt:
@@ -147,6 +147,6 @@ class SubmittedJob(VertexJob):
             error.exit_code = code
             raise error
 
-    def _turn(self) -> None:
+    def _try_next(self) -> None:
         say(f"{self.jobs[0].name}: {self.record.attempts[-1].error}", "tries the next")
         self.jobs = self.jobs[1:]

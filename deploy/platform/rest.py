@@ -16,7 +16,7 @@ REQUEST_TIMEOUT_S = 60.0  # of one request
 
 
 class Platform:
-    """Represents Vertex AI, Cloud Logging and Artifact Registry for one project and region.
+    """Represents Vertex AI and Cloud Logging for one project and region.
 
     Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
     callers retry with `deploy.platform.vertex_api.retried`, except `create`, which `deploy.job.sending` repeats only
