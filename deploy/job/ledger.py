@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -146,14 +147,19 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
     """
     records: dict[str, Submission] = {}
     for status in sorted(retried(backend.jobs, clock), key=lambda status: status.created or 0.0):
-        submission = status.labels.get(LABEL, "").rpartition("-")[0]
+        submission, _, number = status.labels.get(LABEL, "").rpartition("-")
+        if not re.fullmatch(r"\d{1,3}", number):
+            continue  # another program wrote this label
         attempt = Attempt("", gcp.project, gcp.region, usd_per_hour(status), status.output, "SUBMITTED", status.name)
         attempt.name = status.display_name
         if status.over:
             attempt.state = status.state
             attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, clock.now())[1]
-        records.setdefault(submission, Submission(submission)).attempts.append(attempt)
-    records.pop("", None)  # jobs whose label another program wrote
+        attempts = records.setdefault(submission, Submission(submission)).attempts
+        # Labels count attempts: those before it that this region does not list keep their places.
+        unlisted = int(number) - 1 - len(attempts)
+        attempts += [Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED")] * unlisted
+        attempts.append(attempt)
     known = find_attempt(job, reversed(records.values()))
     if known:
         record, _ = known

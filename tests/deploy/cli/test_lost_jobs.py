@@ -258,6 +258,18 @@ def test_sigterm_answers_as_ctrl_c(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_a_second_attempt_is_billed_by_its_own_label_from_another_folder_too(
+    cloud: Emulator, session: Session, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """The first one was in another region."""
+    job = cloud.create(PARENT, {"displayName": "demo", "jobSpec": SPEC, "labels": {"submission": "s-2"}})
+    monkeypatch.setattr(bill, "billed_usd", lambda table, labels, clock: dict.fromkeys(labels, 0.5))
+    words = [job["name"], "--table=p.d.gcp_billing_export_v1_0A", "--backend=sdk", "--project=my-proj", "--json"]
+    assert bill.main(words, session) == 0
+    (billed,) = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]
+    assert (billed["submission"], billed["job"]) == ("s-2", job["name"])
+
+
 @pytest.mark.parametrize("kind", ["submission", "display name", "number", "name"])
 def test_a_job_is_found_from_another_folder_by_any_of_its_names(
     cloud: Emulator, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, capsys: Capture
