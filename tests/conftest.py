@@ -4,14 +4,12 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from deploy.packaging import packages
-from tests import fuzz
 from tests.trainer.base.storage.emulator import fake_gcs, find_binary
 from trainer.base.errors import UserError
 from trainer.base.log import log, warn_once
@@ -48,27 +46,6 @@ def pytest_configure() -> None:
 def pytest_unconfigure() -> None:
     for folder in _cache:
         folder.cleanup()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Adds to a test's report how many inputs it tried; reports come from other processes too."""
-    before = fuzz.tried
-    try:
-        return (yield)
-    finally:
-        if fuzz.tried > before:
-            item.user_properties.append(("inputs", fuzz.tried - before))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line of all inputs that hypothesis made."""
-    reports = [report for found in terminalreporter.stats.values() for report in found]
-    calls = [dict(report.user_properties) for report in reports if getattr(report, "when", "") == "call"]
-    inputs = [properties["inputs"] for properties in calls if "inputs" in properties]
-    if inputs:
-        terminalreporter.write_line(f"hostile input: {sum(inputs):,} inputs tried, in {len(inputs)} tests")
 
 
 @pytest.fixture(autouse=True)

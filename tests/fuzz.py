@@ -1,10 +1,8 @@
 """Hostile input by hypothesis: nasty values, how many examples, and what may come of each.
 
-The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries at least so many of each kind. At the end of a
-run tests/conftest.py says how many were tried.
+The examples are the same in every run; TRAINER_FUZZ_EXAMPLES=5000 tries at least so many of each kind.
 """
 
-import functools
 import json
 import os
 import tracemalloc
@@ -19,7 +17,6 @@ from trainer.base.errors import PlatformFault, UserError
 
 MANY = int(os.environ.get("TRAINER_FUZZ_EXAMPLES", "0"))
 Result = TypeVar("Result")
-tried = 0  # inputs that tests of this process were given
 
 WORDS = (
     "", " ", ".", "..", "../../x", "/etc/x", "/", "~nobody-of-that-name/x", "a\nb", "a\0b", "a\\b", "\x1b[31m",
@@ -37,26 +34,12 @@ values = st.recursive(
 )
 
 
-def examples(quick: int) -> Callable[[Any], Any]:
-    """Stands above hypothesis's `given`: `quick` examples, or TRAINER_FUZZ_EXAMPLES if more; they are counted."""
-    profile = settings(
+def examples(quick: int) -> settings:
+    """Stands above hypothesis's `given`: `quick` examples, or TRAINER_FUZZ_EXAMPLES if more."""
+    return settings(
         max_examples=max(MANY, quick), deadline=None, derandomize=True, database=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-
-    def decorate(test: Any) -> Any:
-        body = test.hypothesis.inner_test
-
-        @functools.wraps(body)
-        def counted(*given: Any, **named: Any) -> Any:
-            global tried
-            tried += 1
-            return body(*given, **named)
-
-        test.hypothesis.inner_test = counted
-        return profile(test)
-
-    return decorate
 
 
 def one_line(call: Callable[[], Result]) -> Result | None:

@@ -26,10 +26,6 @@ def test_the_batch_is_described_in_one_sentence(config: TrainConfig, sentence: s
     assert replicas.strategy.num_replicas_in_sync == replicas.count == len(replicas.devices)
 
 
-def test_replicas_are_the_first_devices() -> None:
-    assert make_replicas(TrainConfig(replicas=2)).devices == ("CPU:0", "CPU:1")
-
-
 def test_gpus_that_are_hidden_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides them as trainer.check does: TensorFlow still lists them as physical devices."""
     gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")

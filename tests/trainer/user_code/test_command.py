@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.fixtures import Capture
-from trainer import check, evaluate, generate, predict, task
+from trainer import check, generate, task
 from trainer.base.errors import PlatformFault, UserError
 from trainer.data import prepare
 from trainer.user_code.command import run_command
@@ -45,20 +45,3 @@ def test_every_command_ends_so(main: object, capsys: Capture) -> None:
     assert callable(main)
     assert main(["--no-such-flag=1", "digits", "x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-@pytest.mark.parametrize(("main", "lines"), [
-    (check.main, [
-        "usage: python -m trainer.check", "on one and on two replicas", "--on_gpus", "--seconds INT", "--recipe",
-        "0 the steps agree; 2 they do not",
-    ]),
-    (evaluate.main, ["python -m trainer.evaluate", "(default: that of the run)", "0: all GPUs"]),
-    (predict.main, ["python -m trainer.predict", "(default: that of the run)", "0: all GPUs"]),
-])  # fmt: skip
-def test_each_command_has_help_of_its_own(main: Callable[[list[str]], int], lines: list[str], capsys: Capture) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert [line for line in lines if line not in shown] == []
-    assert "default: digits" not in shown or main is check.main
-    assert "trainer.task --recipe" not in shown

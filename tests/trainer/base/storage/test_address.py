@@ -1,11 +1,9 @@
 """Tests how paths are parsed, and the suggestions for typos."""
 
-from pathlib import Path
-
 import pytest
 
 from trainer.base.errors import UserError
-from trainer.base.storage import Address, local_path, output_address, parse
+from trainer.base.storage import Address, output_address, parse
 
 
 @pytest.mark.parametrize(("path", "address"), [
@@ -45,15 +43,3 @@ def test_typos(path: str, line: str) -> None:
 def test_what_is_written_below_the_mount_goes_to_the_bucket() -> None:
     assert output_address("/gcs/my-bucket/runs/7/", "job_dir") == Address("my-bucket", "runs/7")
     assert output_address("runs/7", "job_dir") is None
-
-
-def test_below() -> None:
-    assert str(Address("bucket", "") / "x") == "gs://bucket/x"
-    assert str(Address("bucket", "a") / "b/c") == "gs://bucket/a/b/c"
-    assert [Address("bucket", name).prefix for name in ("", "a")] == ["", "a/"]
-
-
-def test_where_only_local_paths_do() -> None:
-    assert local_path("runs", "out") == Path("runs")
-    with pytest.raises(UserError, match="only local paths"):
-        local_path("gs://bucket/x", "out")

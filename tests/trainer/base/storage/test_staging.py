@@ -77,11 +77,6 @@ def test_only_what_is_wanted_is_fetched(bucket: Bucket, tmp_path: Path) -> None:
     assert contents(found.fetch(lambda name: name == "2")) == {"1": b"\1", "2": b"\2", "3": b"\3"}
 
 
-def test_local_paths_pass(tmp_path: Path) -> None:
-    assert stage(str(tmp_path), "data") == tmp_path
-    assert stage("/gcs/bucket/photos", "data") == Path("/gcs/bucket/photos")
-
-
 def test_a_full_disk_is_refused_with_the_sizes(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket.put("d/x", b"x" * 1000)
     usage = shutil.disk_usage(tmp_path)
