@@ -37,13 +37,15 @@ test-versions: $(VENV)/.installed-dev
 test-floor: $(VENV)/.installed-dev
 	$(RUN) tests/versions.py 3.11
 
-# Newer than what setup.py admits: first what is relied on beyond documentation. Of Keras, a release candidate of
-# TensorFlow may need a nightly build.
+# Newer than what setup.py admits: of TensorFlow the newest release candidate, of Keras the nightly build that it needs.
+# First what is relied on beyond documentation.
 test-next:
 	$(PYTHON) -m venv --clear $(NEXT)
 	$(NEXT)/bin/python -m pip install --quiet --editable '.[test]'
 	$(NEXT)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement tests/requirements-gcs.txt
-	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre tensorflow keras
+	$(NEXT)/bin/python -m pip install --quiet --upgrade --pre tensorflow
+	$(NEXT)/bin/python -m pip uninstall --quiet --yes keras keras-nightly
+	$(NEXT)/bin/python -m pip install --quiet --pre --no-deps keras-nightly
 	$(NEXT)/bin/python -m pip list | grep -E '^(tensorflow|keras)'
 	$(NEXT)/bin/python -m pytest -q tests/trainer/invariance/test_compat.py
 	$(NEXT)/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "not slow" tests/trainer $(ARGS)
