@@ -216,12 +216,6 @@ def end_all(google: Emulator) -> None:
         google.end(job, "SUCCEEDED")
 
 
-def test_a_command_that_no_rule_covers_fails(session: Session) -> None:
-    for words in (("trainer.nothing",), ("deploy", "nothing")):
-        with pytest.raises(KeyError):
-            rule_of(Command("README.md", ("python", "-m", *words)))
-
-
 def test_make_bench_runs_every_benchmark(session: Session) -> None:
     """benchmarks.data is excepted, because it needs a folder of photos."""
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")

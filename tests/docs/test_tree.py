@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import yaml
 
 import trainer
@@ -31,13 +30,6 @@ def test_what_runs_on_other_versions_exists() -> None:
     for place in (*versions.ON_EVERY_PYTHON, *versions.ON_THE_FLOOR):
         file, _, name = place.partition("::")
         assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / file).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(("codes", "whole"), [([0, 0], 0), ([0, 1], 1), ([0, -9], 1), ([5, 0], 1)])
-def test_the_versions_pass_only_if_all_do(codes: list[int], whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code -9 means that pytest was killed."""
-    monkeypatch.setattr(versions, "run", lambda version: codes[version == "3.12"])
-    assert versions.main(["3.11", "3.12"]) == whole
 
 
 def test_the_floor_is_the_same_wherever_it_stands() -> None:

@@ -114,15 +114,6 @@ def test_a_dry_run_refuses_what_the_command_would_and_reports_that_all_is_done(
         command("l4x1", "--dry_run")
 
 
-def test_an_output_for_all_runs_of_a_tier_is_refused(command: Command, cloud: Emulator, tmp_path: Path) -> None:
-    tier = tmp_path / "mine.yaml"
-    into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
-    tier.write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
-    with pytest.raises(UserError, match="its baseOutputDirectory would be the job directory of every run: remove it"):
-        command(str(tier), "--repeats=2")
-    assert cloud.requests == []
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -133,10 +124,13 @@ def test_an_output_for_all_runs_of_a_tier_is_refused(command: Command, cloud: Em
         (["--on=vertex", *WHERE], "project is missing"),
         (["--on=vertex", *WHERE, "--project=p", "--initial_model=x/y"], "initial_model=x/y: the job's machines cannot"),
         (["--on=vertex", "--region=us-west2", "--bucket=gs://my-bucket", "--project=p"], "us-west2 has no NVIDIA_L4"),
+        (["mine.yaml", "--on=vertex", *WHERE, "--project=p"], "its baseOutputDirectory would be the job directory of"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(arguments: list[str], line: str, refused: Command) -> None:
-    assert line in refused("compare", "l4x1", *JOB, *arguments)
+    into = "baseOutputDirectory:\n  outputUriPrefix: gs://my-bucket/x\n"
+    Path("mine.yaml").write_text((JOB_CONFIGS / "cpu.yaml").read_text() + into)
+    assert line in refused("compare", "l4x1", *arguments, *JOB)
     assert not Path("runs").exists()
 
 
