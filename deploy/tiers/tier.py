@@ -130,10 +130,13 @@ class SpecChanges:
         scheduling = dict(changed.get("scheduling", {}))
         if self.spot:
             scheduling.pop("maxWaitDuration", None)
-        scheduling |= {"strategy": "SPOT"} if self.spot else {}
-        scheduling = {**_FLEXIBLE, **scheduling, "strategy": "FLEX_START"} if self.flex_start else scheduling
-        scheduling |= {"timeout": f"{math.ceil(self.timeout)}s"} if self.timeout else {}
-        changed |= {"scheduling": scheduling} if scheduling else {}
+            scheduling["strategy"] = "SPOT"
+        if self.flex_start:
+            scheduling = {**_FLEXIBLE, **scheduling, "strategy": "FLEX_START"}
+        if self.timeout:
+            scheduling["timeout"] = f"{math.ceil(self.timeout)}s"
+        if scheduling:
+            changed["scheduling"] = scheduling
         variables = {**self.env, **({SECRETS: json.dumps(self.secret)} if self.secret else {})}
         for pool in changed.get("workerPoolSpecs", []):
             if self.disk_gb:

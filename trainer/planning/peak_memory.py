@@ -150,14 +150,16 @@ def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[
     """Returns the bytes of the same allocation in `small` for those of `large`, by index."""
     partners: dict[int, int] = {}
     left = set(range(len(small))), set(range(len(large)))
-    for name in (_operation, _without_numbers):
+    for exact in (True, False):  # first by the whole name of the operation, then without its numbers
         groups: tuple[dict[object, list[int]], ...] = (defaultdict(list), defaultdict(list))
         for group, indices, allocations in zip(groups, left, (small, large), strict=True):
             for index in sorted(indices):
-                group[name(allocations[index])].append(index)
+                of = allocations[index]
+                name = of.operation if exact else re.sub(r"_\d+", "", of.operation)
+                group[(name, of.kind, of.type) if name or not exact else id(of)].append(index)
         for key, larger in groups[1].items():
             smaller = groups[0].get(key, [])
-            if name is _without_numbers:
+            if not exact:
                 smaller = sorted(smaller, key=lambda index: -small[index].bytes)
                 larger = sorted(larger, key=lambda index: -large[index].bytes)
             elif len(smaller) != len(larger):
@@ -167,14 +169,6 @@ def _partners(small: Sequence[Allocation], large: Sequence[Allocation]) -> dict[
                 left[0].discard(few)
                 left[1].discard(many)
     return partners
-
-
-def _operation(allocation: Allocation) -> object:
-    return (allocation.operation, allocation.kind, allocation.type) if allocation.operation else id(allocation)
-
-
-def _without_numbers(allocation: Allocation) -> object:
-    return re.sub(r"_\d+", "", allocation.operation), allocation.kind, allocation.type
 
 
 _LEVEL = 2  # of the trace: the first that has allocations
