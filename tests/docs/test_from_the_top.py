@@ -14,7 +14,7 @@ import pytest
 
 from docs import pictures
 from tests.docs.commands import Command, documented
-from tests.docs.prepared import run_module
+from tests.docs.forks import run_module
 from tests.docs.sources import ROOT
 from tests.docs.stand_ins import make_stand_ins
 from tests.support import of_model
