@@ -25,7 +25,7 @@ from trainer.training.step_operations import NO_KERNEL, operations
 def test_a_step_needs_what_was_predicted_and_its_largest_batch_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A U-Net at twice the largest number of rows: its order, and so its peak, differs from process to process."""
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "1")  # a CPU's kernels without oneDNN hold memory that no GPU does
-    case = tried("U-Net", rows=8)
+    case = tried("U-Net", rows=16)  # of fewer rows, what kernels take beside tensors may be more than the margin
     worst = case["predicted"]["worst_order"]
     for kind in ("device", "cpu"):
         assert 1 / worst < case["measured"][kind] / case["predicted"][kind] < worst
