@@ -102,6 +102,9 @@ def refuse_missing_module(name: str, origin: str) -> None:
     """
     top = name.partition(".")[0]
     missing = f"{origin}: cannot import {name} (No module named {top!r})"
+    if name.endswith(".py"):
+        right = name.removesuffix(".py").replace("/", ".")
+        raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
     with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
         if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]

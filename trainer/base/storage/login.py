@@ -75,7 +75,7 @@ def _credentials(*_environment: str) -> Any:
                 if self.token is not refused and self.valid:
                     return
                 try:
-                    # Its log would hold the token.
+                    # Without the log of gcloud, which would hold the token.
                     process = subprocess.run(
                         ["gcloud", "auth", "print-access-token", "--quiet"],
                         env={**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"},

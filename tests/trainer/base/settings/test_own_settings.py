@@ -187,9 +187,13 @@ def test_what_does_not_stand_in_a_source_has_no_settings(mine: Path, source: str
         resolve([OWN[0], "--a=3"])
 
 
-def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path) -> None:
-    with refused("cannot import mime.nets (No module named 'mime'); did you mean 'mine'?"):
-        refuse_missing_modules(TrainConfig(model="mime.nets:build"))
+@pytest.mark.parametrize(("model", "line"), [
+    ("mime.nets:build", "cannot import mime.nets (No module named 'mime'); did you mean 'mine'?"),
+    ("mine/nets.py:build", "a module has no .py: use --model=mine.nets:build"),
+])  # fmt: skip
+def test_a_module_that_is_not_there_is_refused_with_the_nearest(mine: Path, model: str, line: str) -> None:
+    with refused(line):
+        refuse_missing_modules(TrainConfig(model=model))
     refuse_missing_modules(TrainConfig(model="mine.nest:build", data="mine.data:load", callbacks="mine.nets:make"))
 
 

@@ -51,8 +51,7 @@ def test_files_and_folders_arrive(bucket: Bucket, proxy: Proxy, sender: Mirror, 
     at = "runs/7/checkpoints/step-00000005"
     assert bucket.names() == [f"{at}/index", f"{at}/manifest.json", f"{at}/model/data", "runs/7/result.json"]
     sent = [request for request in proxy.requests if "/upload/" in request]
-    assert len(sent) == 4
-    assert all("ifGenerationMatch=0" in request for request in sent)
+    assert ["ifGenerationMatch=0" in request for request in sent] == [True] * 4
 
 
 def test_the_manifest_comes_last_and_goes_first(bucket: Bucket, proxy: Proxy, sender: Mirror, root: Path) -> None:
