@@ -72,18 +72,13 @@ class Client:
     """Sends requests to a real server in a thread of this process, on loopback."""
 
     def __init__(self, load: Callable[[], ServedModel], stop: Callable[[Exception], None]) -> None:
-        config = uvicorn.Config(application(load, stop), port=0, log_level="error")
-        self.server = uvicorn.Server(config)
-        self.thread = threading.Thread(target=self.server.run)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self.server = uvicorn.Server(uvicorn.Config(application(load, stop), log_level="error"))
+        self.thread = threading.Thread(target=self.server.run, args=([listener],))
 
     def __enter__(self) -> "Client":
         self.thread.start()
-        for _ in range(500):
-            if self.server.started:
-                break
-            time.sleep(0.01)
-        (port,) = {listener.getsockname()[1] for one in self.server.servers for listener in one.sockets}
-        self.url = f"http://127.0.0.1:{port}"
         return self
 
     def __exit__(self, *_: object) -> None:
