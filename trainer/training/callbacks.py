@@ -41,7 +41,9 @@ class EarlyStopping(keras.callbacks.EarlyStopping):
             self.checked = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Counts the epochs without improvement."""
+        """Counts the epochs without improvement; NaN is none, although Keras takes any first value for the best."""
+        if self.best is None:
+            self.best = -math.inf if rises(self.model, self.monitor, "early_stopping") else math.inf
         super().on_epoch_end(epoch, logs)
         if self.stopped_epoch == epoch > 0:
             log.info(f"early stopping: {self.monitor} did not improve in {self.patience} epochs")

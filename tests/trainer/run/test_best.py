@@ -94,6 +94,13 @@ def test_early_stopping_refuses_what_has_no_better_side_after_the_first_call() -
         stopping.on_train_batch_end(1, {"wasserstein_distance": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("values", "last"), [([NAN, NAN, 1.0], 1), ([NAN, 3.0, 2.0, NAN, 1.0, 1.5, NAN], 6), ([1.0, NAN, NAN], 2)]
+)
+def test_nan_is_no_improvement_and_anything_improves_on_it(values: list[float], last: int) -> None:
+    assert stops_after(began("loss", keras.Model()), values) == last
+
+
 @pytest.mark.parametrize(("monitor", "continues"), [("loss", True), ("accuracy", False)])
 def test_early_stopping_starts_from_scratch_with_another_value(monitor: str, continues: bool) -> None:
     before, after = began("loss", keras.Model(), patience=9), began(monitor, keras.Model(), patience=9)

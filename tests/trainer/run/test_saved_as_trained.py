@@ -47,7 +47,7 @@ def model(config: Any, dataset: Any, *, kind: str = "plain") -> keras.Model:
 
 
 @pytest.mark.parametrize(("kind", "line"), [
-    ("loss", "in its loss (Huber): "), ("layer", "in its predictions: "),
+    ("loss", "in its loss (Huber): "), ("layer", "in its predictions, first after scaled"),
 ])  # fmt: skip
 def test_what_saving_loses_ends_the_run_before_it_trains(kind: str, line: str, small_config: Make) -> None:
     with refused(f"model={__name__}:model: {DIFFERS} {line}"):
