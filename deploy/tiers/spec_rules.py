@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.tiers.machine_table import load_machines
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -36,24 +36,28 @@ def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
     check_shape(spec, name)
     pools, table = spec.get("workerPoolSpecs", []), load_machines()
-    if not pools:
-        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
+    refuse((not pools, f"{name}: workerPoolSpecs is empty: pool 0 holds the chief"))
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
         where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
         task = pool.get("containerSpec") or pool.get("pythonPackageSpec", {})
-        if ("containerSpec" in pool) == ("pythonPackageSpec" in pool):
-            raise UserError(f"{where}: give one of containerSpec (your own image) and pythonPackageSpec")
-        if place == 0 and count != 1:
-            raise UserError(
-                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]"
-            )
-        for key in {"executorImageUri", "packageUris"} & task.keys():
-            raise UserError(
-                f"{where}.pythonPackageSpec: {key} is for Google's prebuilt images of TensorFlow, which have ended: "
+        ended = next((key for key in ("executorImageUri", "packageUris") if key in task), "")
+        refuse(
+            (
+                ("containerSpec" in pool) == ("pythonPackageSpec" in pool),
+                f"{where}: give one of containerSpec (your own image) and pythonPackageSpec",
+            ),
+            (
+                place == 0 and count != 1,
+                f"{where}.replicaCount={count}: pool 0 is the chief alone, so 1: move others to workerPoolSpecs[1]",
+            ),
+            (
+                ended,
+                f"{where}.pythonPackageSpec: {ended} is for Google's prebuilt images of TensorFlow, which have ended: "
                 "leave it out, and each start installs what the job needs, or name your image, as containerSpec: "
-                "{imageUri: …}"
-            )
+                "{imageUri: …}",
+            ),
+        )
         # Its machine, and the accelerators that this machine takes.
         where = f"{where}.machineSpec"
         kind, accelerator, gpus = machine_of(pool)
@@ -65,54 +69,64 @@ def check_spec(spec: Spec, name: str) -> None:
                 f"{where}.machineType={kind}: no such machine{hint} `python -m deploy machines --all` lists those with "
                 "prices"
             )
-        if accelerator and accelerator not in table.accelerators:
-            raise UserError(
+        has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
+        asked = f"{accelerator} x {gpus}" if accelerator else "none"
+        others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
+        advice = f"; {asked} comes with {' or '.join(others[:3])}" if others else ""
+        refuse(
+            (
+                accelerator and accelerator not in table.accelerators,
                 f"{where}.acceleratorType={accelerator}: not supported by this trainer: use one of "
-                f"{', '.join(table.accelerators)}"
-            )
-        if bool(accelerator) != bool(gpus):
-            raise UserError(
-                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither"
-            )
-        if (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()):
-            has = " or ".join(f"{name} x {'/'.join(map(str, counts))}" for name, counts in host.counts.items())
-            asked = f"{accelerator} x {gpus}" if accelerator else "none"
-            others = [name for name, machine in table.machines.items() if gpus in machine.counts.get(accelerator, ())]
-            advice = f"; {asked} comes with {' or '.join(others[:3])}" if others else ""
-            raise UserError(f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}")
-    if len({"containerSpec" in pool for pool in pools[:2]}) > 1:
-        raise UserError(
-            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none"
+                f"{', '.join(table.accelerators)}",
+            ),
+            (
+                bool(accelerator) != bool(gpus),
+                f"{where}: acceleratorType={accelerator or None} and acceleratorCount={gpus}: give both, or neither",
+            ),
+            (
+                (accelerator or not host.attached) and gpus not in host.counts.get(accelerator, ()),
+                f"{where}: {kind} takes {has or 'no accelerators'}, not {asked}{advice}",
+            ),
         )
     # When it may run, and for how long.
     scheduling = spec.get("scheduling", {})
     strategy, timeout = scheduling.get("strategy", "STANDARD"), scheduling.get("timeout", "86400s")
-    if strategy == "FLEX_START" and "maxWaitDuration" not in scheduling:
-        raise UserError(
+    refuse(
+        (
+            len({"containerSpec" in pool for pool in pools[:2]}) > 1,
+            f"{name}: workerPoolSpecs: one pool names an image and the other does not: give both one, or none",
+        ),
+        (
+            strategy == "FLEX_START" and "maxWaitDuration" not in scheduling,
             f"{name}: scheduling.strategy=FLEX_START without maxWaitDuration waits up to a day: limit the wait for "
-            'machines, as maxWaitDuration: "14400s"'
-        )
-    if float(timeout[:-1]) < LEAST_TIMEOUT_S:
-        raise UserError(
-            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"'
-        )
+            'machines, as maxWaitDuration: "14400s"',
+        ),
+        (
+            float(timeout[:-1]) < LEAST_TIMEOUT_S,
+            f'{name}: scheduling.timeout={timeout} ends the job at once, since starting takes minutes: write "86400s"',
+        ),
+    )
     for kind, accelerator, _ in map(machine_of, pools):
         only = table.machines[kind].strategies
-        if only and strategy not in only:
-            raise UserError(
+        refuse(
+            (
+                only and strategy not in only,
                 f"{name}: scheduling.strategy={strategy}: {kind} may be had only as {' or '.join(only)}: set the "
-                "strategy, or take a larger machine"
-            )
-        if strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator):
-            raise UserError(
+                "strategy, or take a larger machine",
+            ),
+            (
+                strategy == "FLEX_START" and not FLEX_START.fullmatch(accelerator),
                 f"{name}: scheduling.strategy=FLEX_START: not for {accelerator or 'machines without GPUs'}, only for "
-                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT"
-            )
-    if "tensorboard" in spec and "serviceAccount" not in spec:
-        raise UserError(
-            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
-            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
+                "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT",
+            ),
         )
+    refuse(
+        (
+            "tensorboard" in spec and "serviceAccount" not in spec,
+            f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
+            "NAME@PROJECT.iam.gserviceaccount.com to the tier",
+        )
+    )
 
 
 def check_shape(spec: Spec, name: str) -> None:

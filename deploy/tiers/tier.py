@@ -14,7 +14,7 @@ from typing import Any
 from deploy.base.options import option, seconds, switch
 from deploy.tiers.machine_table import FREE, HOURS_A_MONTH, Price, load_machines
 from deploy.tiers.spec_rules import FLEX_START, check_shape, check_spec, machine_of
-from trainer.base.errors import UserError
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
 
@@ -33,14 +33,18 @@ def read_labels(text: str) -> dict[str, str]:
     """Returns "team=vision,cost=42" as a dictionary. Raises UserError for what Vertex AI does not take as labels."""
     labels: dict[str, str] = {}
     for label in text.split(",") if text else ():
-        if not _LABEL.fullmatch(label) or label != label.lower():
-            raise UserError(
-                f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
-                "letters, digits, - and _, the key with a letter first"
-            )
         key, _, value = label.partition("=")
-        if key in (LABEL, PRICE_LABEL):
-            raise UserError(f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key")
+        refuse(
+            (
+                not _LABEL.fullmatch(label) or label != label.lower(),
+                f"labels={text}: {label!r} is no label: write --labels=KEY=VALUE,KEY=VALUE, both of up to 63 small "
+                "letters, digits, - and _, the key with a letter first",
+            ),
+            (
+                key in (LABEL, PRICE_LABEL),
+                f"labels={text}: `submit` sets the label {key} itself, to find the job: use another key",
+            ),
+        )
         labels[key] = value
     return labels
 
@@ -82,12 +86,17 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise UserError(f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _")
-        if _SET.fullmatch(name):
-            raise UserError(f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name")
-        if pairs.setdefault(name, value) != value:
-            raise UserError(f"{flag}={name}: it has two values: keep one of them")
+        refuse(
+            (
+                not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII),
+                f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _",
+            ),
+            (
+                _SET.fullmatch(name),
+                f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name",
+            ),
+            (pairs.setdefault(name, value) != value, f"{flag}={name}: it has two values: keep one of them"),
+        )
     return pairs
 
 
@@ -111,12 +120,18 @@ class SpecChanges:
 
     def __post_init__(self) -> None:
         """Raises UserError if two contradict each other."""
-        kinds = [name for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
-        if len(kinds) > 1:
-            raise UserError(f"--{kinds[0]} and --{kinds[1]} contradict each other: a job has machines of one kind")
+        kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
-        if self.reservation and not re.fullmatch(reserved, self.reservation):
-            raise UserError(f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME")
+        refuse(
+            (
+                len(kinds) > 1,
+                f"{' and '.join(kinds[:2])} contradict each other: a job has machines of one kind",
+            ),
+            (
+                self.reservation and not re.fullmatch(reserved, self.reservation),
+                f"reservation={self.reservation}: write projects/PROJECT/zones/ZONE/reservations/NAME",
+            ),
+        )
 
     def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
         """Returns a changed copy of `spec`, and `name` with the flags that changed it, for messages."""
