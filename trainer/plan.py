@@ -18,7 +18,7 @@ from trainer.base.settings.fields import Parser
 from trainer.base.settings.own_settings import refuse_missing_modules
 from trainer.base.settings.resolution import Command, resolve
 from trainer.base.storage import local_path
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 _USAGE = "%(prog)s --recipe=NAME [--out=FILE] [--setting=value …]"
 _EPILOG = """\
@@ -27,12 +27,6 @@ All settings but the first group are those of python -m trainer.task.
 Exit codes: 0 the plan is made; 2 you must change something; 1 a fault of this package or of the platform."""
 # TensorFlow's CPU then allocates as its GPUs do; one operation at a time, so that two runs agree.
 ENVIRONMENT = {"TF_CPU_ALLOCATOR_USE_BFC": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the plan; returns the exit code."""
-    flags = list(sys.argv[1:] if arguments is None else arguments)
-    return run_command(lambda: _run(flags), "starts from scratch")
 
 
 def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
@@ -45,8 +39,10 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, Command]:
     return options, resolve(settings, prog=own.prog, usage=_USAGE, description=__doc__, epilog=_EPILOG, parents=[own])
 
 
-def _run(flags: Sequence[str]) -> int:
-    own, request = parse(flags)
+@command("starts from scratch")
+def main(arguments: Sequence[str]) -> int:
+    """Makes the plan; returns the exit code."""
+    own, request = parse(arguments)
     set_verbose(request.verbose)
     config = request.config
     refuse_missing_modules(config)

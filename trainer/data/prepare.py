@@ -23,7 +23,7 @@ from trainer.base.log import ProgressBar, log, set_verbose
 from trainer.base.settings.fields import VERBOSE, Parser, refuse_unknown, whole
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig, split_kind
-from trainer.user_code.command import quiet_start, run_command
+from trainer.user_code.command import command, quiet_start
 
 with quiet_start():
     import keras
@@ -136,12 +136,9 @@ def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callabl
     return index
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@command("starts anew")
+def main(arguments: Sequence[str]) -> int:
     """Prepares SRC into DST with a progress bar. Returns the exit code."""
-    return run_command(lambda: _prepare(arguments), "starts anew")
-
-
-def _prepare(arguments: Sequence[str] | None) -> int:
     parser = Parser(prog="python -m trainer.data.prepare", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", metavar="SRC", help="a folder, a file or a name, as for --data")
     parser.add_argument("destination", metavar="DST", help="the folder for the pieces")
