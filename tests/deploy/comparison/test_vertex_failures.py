@@ -104,10 +104,6 @@ def test_a_job_that_fails_is_submitted_again_into_the_same_output(
 ) -> None:
     """The newest attempt's error is reported."""
     trained = cloud.run
-    cloud.faults = [Fault(POSTS, 429, times=1, message=QUOTA)]
-    assert "cpu, repeat 1: no quota left in us-central1" in command("cpu", code=2)
-    assert rows(tmp_path)[0].state == "failed"
-
     stocked_out = "Resources are insufficient in region: us-central1."
     cloud.run = lambda google, job: google.end(job, "FAILED", stocked_out)
     assert f"cpu, repeat 1: exit code 1: {stocked_out}; run the same command" in command("cpu", code=1)
