@@ -84,6 +84,8 @@ MESSAGES = {
     "Received a label value of": "a wrong label would end as a traceback, not as a line about the data",
     "is not in [0, ": "a wrong token would end as a traceback, not as a line about the data",
     "was expected to be a float tensor but is a double": "trainer.check would not say that a model lacks float64",
+    "type float32 that does not match type float64": "trainer.check would not say that a model lacks float64",
+    "[Op:": "a line about an error would end with the name of TensorFlow's operation",
     "numpy() is only available when eager execution is enabled": "a loop in NumPy would get no advice",
     "in user code:": "a mistake in a user's model would lack its file and line",
     "Exception encountered when calling": "a line about a user's mistake would end with the arguments of a layer",
@@ -388,13 +390,14 @@ def losses_reduced_by(reduce: Callable[..., Any], parts: Callable[[], int] | Non
     Within the block, `keras.losses.Loss.__call__` calls `reduce` with its original function as the first argument.
     `parts`: gives the number by which Keras divides other losses there, instead of the number of replicas.
     """
-    name, options = "keras.src.losses.loss.reduce_weighted_values", ("sample_weight", "mask", "reduction", "dtype")
+    options = dict.fromkeys(("sample_weight", "mask", "reduction", "dtype"))
     with ExitStack() as stack:
-        stack.enter_context(wrapped(name, reduce, 0, **dict.fromkeys(options)))
+        stack.enter_context(wrapped("keras.src.losses.loss.reduce_weighted_values", reduce, 0, **options))
         if parts:
-            divide, multiply = lambda original, value: value / parts(), lambda original, value: value * parts()
-            stack.enter_context(wrapped("keras.src.losses.loss.scale_loss_for_distribution", divide, 0))
-            stack.enter_context(wrapped("keras.src.losses.loss.unscale_loss_for_distribution", multiply, 0))
+            name = "keras.src.losses.loss.scale_loss_for_distribution"
+            stack.enter_context(wrapped(name, lambda original, value: value / parts(), 0))
+            name = "keras.src.losses.loss.unscale_loss_for_distribution"
+            stack.enter_context(wrapped(name, lambda original, value: value * parts(), 0))
         yield
 
 

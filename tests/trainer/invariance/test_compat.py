@@ -438,6 +438,10 @@ FAILURES: dict[str, Any] = {
     "was expected to be a float tensor but is a double": lambda: tf.raw_ops.AddV2(
         x=tf.zeros(1), y=tf.zeros(1, "double")
     ),
+    "type float32 that does not match type float64": tf.function(
+        lambda: tf.raw_ops.AddV2(x=tf.zeros(1, "double"), y=tf.zeros(1))
+    ),
+    "[Op:": lambda: tf.gather(tf.zeros(2), [5]),
     "numpy() is only available when eager execution is enabled": tf.function(lambda: tf.Variable(1.0).numpy()),
     "in user code:": tf.function(lambda: int("a")),
     "Exception encountered when calling": lambda: keras.layers.Lambda(lambda x: x + tf.zeros(3))(tf.zeros(2)),
