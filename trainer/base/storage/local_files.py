@@ -26,7 +26,7 @@ _INTENDED = re.compile(
 _PATH_ERRORS = frozenset({
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP,
 })  # fmt: skip
-_LOCKED: dict[Path, int] = {}  # descriptors of this process's lock files, never closed
+_LOCKED: dict[tuple[int, int], int] = {}  # device and inode of this process's lock files -> descriptors, never closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,12 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
-    lock = folder.resolve() / ".lock"
-    if lock in _LOCKED:
+    with writing(folder / ".lock"):
+        descriptor = os.open(folder / ".lock", os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) in _LOCKED:
+        os.close(descriptor)
         return
-    with writing(lock):
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -117,7 +118,7 @@ def keep_others_out(folder: Path, flag: str, shown: str) -> None:
         raise UserError(f"{flag}={shown}: another run is writing to it: wait, or use another --{flag}") from None
     except OSError:
         log.debug("%s: this file system has no locks", folder)
-    _LOCKED[lock] = descriptor
+    _LOCKED[status.st_dev, status.st_ino] = descriptor
 
 
 def is_locked(folder: Path) -> bool:
