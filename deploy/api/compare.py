@@ -22,7 +22,7 @@ from deploy.report.html_page import write_report
 from deploy.report.measures import FIGURES, figures_of
 from deploy.report.tracked_runs import track, trackers_in
 from deploy.tiers.tier import read_tiers
-from trainer.base.errors import DONE, UserError, refuse
+from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
 from trainer.base.storage import local_path
 
@@ -107,12 +107,8 @@ def compare_by_options(
     if not isinstance(program, Script):
         program = program.without("track")  # this machine sends all runs at the end, with their parent
     specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, asked)
-    refuse(
-        (
-            asked.baseline and asked.baseline not in (tier.name for tier in specs),
-            f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}",
-        )
-    )
+    if asked.baseline and asked.baseline not in (tier.name for tier in specs):
+        raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
     scaling = "script" if isinstance(program, Script) else asked.scaling  # its batch is not known
     plan = ComparisonRequest(specs, program, scaling, asked.repeats, command)
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"

@@ -46,13 +46,11 @@ def attach(
                 opened = session.open(backend or BACKENDS[0], last.project, last.region)
                 last.job = look_for(record.label, opened, session.clock, last.sent_at)
             record.write()
-        refuse(
-            (
-                not last.job,
+        if not last.job:
+            raise UserError(
                 f"submission {record.submission} has no job in {last.region} ({last.error or 'it was not requested'}): "
-                "submit it again, or see `python -m deploy jobs`",
+                "submit it again, or see `python -m deploy jobs`"
             )
-        )
         name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
     named = full_name[1] if full_name else ""

@@ -9,7 +9,7 @@ from typing import TypeVar
 from deploy.base.options import Value, options_of, read_texts, texts_of
 from deploy.job.job import Program
 from deploy.job.script import read_script
-from trainer.base.errors import refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import as_text, refuse_unknown, underscored
 from trainer.base.settings.own_settings import settings_of_models
 from trainer.base.settings.resolution import Overrides, flags_of
@@ -41,22 +41,17 @@ def check_arguments(arguments: Sequence[str]) -> None:
     optional = {name for name, default in usual.items() if default == ""} - {"recipe", "job_dir"}
     words = [*map(underscored, split_words(arguments)[0])]
     limits = dict.fromkeys(re.findall(r"^--max_cost[=\n](.*)", "\n".join(words), re.MULTILINE))
-    refuse(
-        (
-            len(limits) > 1,
-            f"max_cost is given twice, as {' and '.join(limits)}: give it once",
-        ),  # of other flags the last counts, but this one is money
-    )
+    # Of other flags the last one counts, but this one is money.
+    if len(limits) > 1:
+        raise UserError(f"max_cost is given twice, as {' and '.join(limits)}: give it once")
     before = ""
     for argument in words:
         flag, equals, value = argument.partition("=")
         name = flag[2:] if equals and flag.startswith("--") else before
-        refuse(
-            (
-                not (value if equals and flag.startswith("--") else argument).strip() and name not in optional,
-                f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)",
+        if not (value if equals and flag.startswith("--") else argument).strip() and name not in optional:
+            raise UserError(
+                f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
-        )
         before = flag[2:] if flag.startswith("--") and not equals else ""
 
 
@@ -68,7 +63,8 @@ def package_folder(package: str) -> str:
 def read_settings(texts: Mapping[str, str], first: str) -> Overrides:
     """Returns the settings of the trainer that a verb was given. Raises UserError for what a job or plan has not."""
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
-        refuse((texts.get(name, "false") != "false", f"--{name} {reason}: use it with `python -m trainer.task`"))
+        if texts.get(name, "false") != "false":
+            raise UserError(f"--{name} {reason}: use it with `python -m trainer.task`")
     return Overrides.read(
         {name: text for name, text in texts.items() if name not in ("print_config", "verbose")}, first
     )
@@ -84,16 +80,12 @@ def read_call(
     there None is "none", which replaces a recipe's value. Raises UserError for what the command refuses or prints.
     """
     for word in map(str, positional):
-        refuse((word.startswith("-"), f"{word}: flags of a function are keywords, as steps=100"))
+        if word.startswith("-"):
+            raise UserError(f"{word}: flags of a function are keywords, as steps=100")
     known, texts_by_name = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
     for name in ("dry_run", "out", "spec", "json"):
-        refuse(
-            (
-                (name not in known and texts_by_name.pop(name, []) not in ([], ["false"]))
-                or (settings or {}).get(name),
-                f"{name} is of the command, which prints and writes files: python -m deploy {verb} …",
-            )
-        )
+        if (name not in known and texts_by_name.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name):
+            raise UserError(f"{name} is of the command, which prints and writes files: python -m deploy {verb} …")
     words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts_by_name.items() for text in of_flag]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
     check_arguments(words := [*map(str, positional), *words])

@@ -41,7 +41,7 @@ from deploy.report.plots import pareto_front
 from deploy.tiers.gcp_config import GcpConfig, NoMachines, check_region, checked_address, checked_region
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import STRATEGIES, load_tier, read_tiers, tier_names
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.run_files.plan_file import StepPlan, plan_key, read_plan
 from trainer.base.settings.resolution import Overrides
@@ -279,25 +279,19 @@ def plan_by_options(
 
     dry_run: the job of --measure is shown and not sent, and the plan is without it.
     """
-    refuse(
-        (
-            asked.measure and asked.max_cost is None,
-            f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1",
-        )
-    )
+    if asked.measure and asked.max_cost is None:
+        raise UserError(f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1")
     if asked.measure:  # mistakes come before steps are measured here
         load_tier(asked.measure)
         checked_address("bucket", asked.bucket)
     elif asked.max_cost is not None or asked.bucket or dry_run:
         raise UserError("--max_cost, --bucket and --dry_run are for the job of --measure=TIER: add it, or drop them")
-    refuse(
-        (
-            asked.regions and "REGION" not in asked.prices,
+    if asked.regions and "REGION" not in asked.prices:
+        raise UserError(
             f"regions={asked.regions}: each has its prices in a file: give --prices=prices-REGION.yaml, in "
             "which REGION stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` "
-            "makes one",
+            "makes one"
         )
-    )
     # Each region with its price file, or "", for any, with the only one.
     regions = map(checked_region, asked.regions.split(",")) if asked.regions else [""]
     places = [(region, asked.prices.replace("REGION", region) if region else asked.prices) for region in regions]
@@ -306,13 +300,11 @@ def plan_by_options(
     if out:
         make_writable(out, "out")
     step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
-    refuse(
-        (
-            asked.plan and step_plan.key != plan_key(config, step_plan.versions),
+    if asked.plan and step_plan.key != plan_key(config, step_plan.versions):
+        raise UserError(
             f"plan={asked.plan}: it is of other settings or sources, of {step_plan.model} on {step_plan.data}: leave "
-            "it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE",
+            "it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
         )
-    )
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
     if asked.measure and (folder := _measured(asked, overrides, step_plan, config, command, session, dry_run)):

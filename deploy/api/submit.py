@@ -91,13 +91,11 @@ def prepare(
     """
     register, unfollowed = ("", ""), unfollowed or "detach" * asked.detach
     if asked.register:
-        refuse(
-            (
-                unfollowed or asked.check or isinstance(program, Script),
+        if unfollowed or asked.check or isinstance(program, Script):
+            raise UserError(
                 "--register needs a training that is followed to its end: drop --detach, --spec, --out, "
-                "--check or --script",
+                "--check or --script"
             )
-        )
         register = checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
         program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
@@ -118,12 +116,8 @@ def prepare(
 def order_of(asked: JobOptions, program: Program) -> Order:
     """Returns the order of a new submission, its packages read. Raises UserError if they do not fit."""
     check_asked_image(asked.image)
-    refuse(
-        (
-            asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name),
-            f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too",
-        )
-    )
+    if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
+        raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
     own_image = asked.image != "" and not installs(asked.image)
     if isinstance(program, Script):
         subject = program.subject
@@ -159,12 +153,8 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
     tiers = [load_tier(name, asked.prices, asked) for name in dict.fromkeys(asked.tiers)]
     tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)
-    refuse(
-        (
-            unfollowed and len(tiers) * len(regions) > 1,
-            f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED.get(unfollowed)}",
-        )
-    )
+    if unfollowed and len(tiers) * len(regions) > 1:
+        raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED.get(unfollowed)}")
     jobs, left_out = list[Job](), list[tuple[str, NoMachines]]()
     for tier in tiers:
         # Mistakes in the command come before those of the account.
@@ -179,7 +169,8 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
         in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
         named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *in_file}
-        refuse((not named, "recipe is missing: a job is paid for: name what it trains, by --recipe= or --model="))
+        if not named:
+            raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
         for region in regions:
             gcp = read_gcp_config(asked.project, region, asked.bucket)
             try:
@@ -200,12 +191,8 @@ def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
 
     `unfollowed`: the flag with which the job is not followed, if any.
     """
-    refuse(
-        (
-            unfollowed and max_wait and tier.strategy != "FLEX_START",
-            f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them",
-        )
-    )
+    if unfollowed and max_wait and tier.strategy != "FLEX_START":
+        raise UserError(f"--{unfollowed} contradicts --max_wait: nobody would cancel the job then: drop one of them")
 
 
 def describe(jobs: Sequence[Job]) -> list[str]:

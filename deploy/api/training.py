@@ -21,7 +21,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.vertex_api import WatchLine, console_page
 from deploy.report.collection import fetched
 from deploy.report.run_reader import billed
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
@@ -91,12 +91,9 @@ def train(
     shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for
     a run that failed.
     """
-    refuse(
-        (
-            not job_dir or (settings or {}).keys() & {"print_config", "help"},
-            "train needs a job_dir, and takes no print_config or help in settings",
-        ),  # which only print
-    )
+    # print_config and help only print.
+    if not job_dir or (settings or {}).keys() & {"print_config", "help"}:
+        raise UserError("train needs a job_dir, and takes no print_config or help in settings")
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
     words = [f"--{name}={text}" for name, text in named.items() if text]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]

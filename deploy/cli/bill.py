@@ -17,7 +17,7 @@ from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.rest import address, call, pages
 from deploy.platform.vertex_api import ApiError, Clock, retried, unreadable_as_lost
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import DONE, UserError, refuse
+from trainer.base.errors import DONE, UserError
 
 _FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
 _POLLS, _POLL_S = 60, 5.0
@@ -39,13 +39,11 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name, display name or number")
     cli.add_argument("--table", required=True, metavar="TABLE", help="the billing export, PROJECT.DATASET.TABLE")
     args = cli.parse_args(arguments)
-    refuse(
-        (
-            not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table),
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.:-]*\.\w+\.gcp_billing_export_\w+", args.table):
+        raise UserError(
             f"table={args.table}: write PROJECT.DATASET.gcp_billing_export_v1_XXXXXX_XXXXXX_XXXXXX, as BigQuery names "
-            "it",
+            "it"
         )
-    )
     jobs: dict[str, Attempt] = {}  # by label: all attempts of a submission, or the one of a job
     for run in args.runs:
         known = find_attempt(run)
@@ -108,6 +106,7 @@ def billed_usd(table: str, labels: Sequence[str], clock: Clock) -> dict[str, flo
 
         for row in pages("rows", page):
             label, currency, cost = (cell["v"] for cell in row["f"])
-            refuse((currency != "USD", f"{table} is in {currency}: only exports in USD can be compared with estimates"))
+            if currency != "USD":
+                raise UserError(f"{table} is in {currency}: only exports in USD can be compared with estimates")
             usd_by_label[label] = float(cost)
     return usd_by_label

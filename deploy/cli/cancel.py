@@ -8,7 +8,7 @@ from deploy.cli.parsing import add_target, parser, write_document
 from deploy.job.cost import describe_run
 from deploy.platform.gcloud_and_sdk import SESSION, Session
 from deploy.platform.vertex_api import JobStatus
-from trainer.base.errors import DONE, refuse
+from trainer.base.errors import DONE, UserError
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
@@ -21,7 +21,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     def confirm(status: JobStatus) -> None:
         ran, cost = describe_run(status, session.clock.now())
         question = f"cancel {status.display_name} ({status.state}, {ran}{cost and f', {cost} so far'})?"
-        refuse((not (args.yes or agrees(question)), "not cancelled: answer y, or use --yes"))
+        if not (args.yes or agrees(question)):
+            raise UserError("not cancelled: answer y, or use --yes")
 
     job = attach(args.job, args.project, args.region, args.backend, session)
     status = job.stop(confirm)

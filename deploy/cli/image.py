@@ -15,7 +15,7 @@ from deploy.packaging.packages import DIST, packages_with, write_copy
 from deploy.platform.errors import JobUnknown
 from deploy.platform.gcloud_and_sdk import not_installed
 from deploy.tiers.gcp_config import read_project
-from trainer.base.errors import DONE, FAULT, refuse
+from trainer.base.errors import DONE, FAULT, UserError
 from trainer.base.storage.login import gcloud_environment
 
 DEPLOY = Path(__file__).parents[1]
@@ -44,12 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     cli.add_boolean("dry_run", "print the command and stop")
     args = cli.parse_args(arguments)
-    refuse(
-        (
-            not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image),
-            f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG",
-        )
-    )
+    if not re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)+(/[a-z0-9._-]+){2,}:[\w.-]+", args.image):
+        raise UserError(f"image={args.image}: use REGION-docker.pkg.dev/PROJECT/REPOSITORY/NAME:TAG")
     packages = packages_with(args.package, args.max_package_mb, args.include)
     print("".join(f"# {package.about}\n" for package in packages if package.about), end="")
     folder = DIST / "image"

@@ -16,7 +16,7 @@ from deploy.job.job import workload_on
 from deploy.job.workload import JobOptions, Training
 from deploy.platform.local import LocalJob, checkpoint_step, local_workers, on_signals
 from deploy.tiers.tier import load_tier
-from trainer.base.errors import DONE, refuse
+from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
 from trainer.base.settings.resolution import Overrides
 from trainer.base.storage import local_path
@@ -34,14 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     tier = load_tier(args.spec, "")
     # In the place of a script's job the trainer would run here.
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
-        refuse(
-            (
-                isinstance(program, Overrides)
-                and variable["name"] == "TRAINER_START"
-                and '"script"' in variable["value"],
-                f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE",
-            )
-        )
+        if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
+            raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
     request = workload_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
     job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id

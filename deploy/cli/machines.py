@@ -9,7 +9,7 @@ from deploy.job.workload import JobOptions
 from deploy.report.formatting import terminal_table
 from deploy.tiers.machine_table import Price, load_machines
 from deploy.tiers.tier import Tier, load_tier, tier_names
-from trainer.base.errors import DONE, refuse
+from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import nearest, whole
 
 
@@ -42,19 +42,18 @@ def main(arguments: Sequence[str]) -> int:
         write_document(args, "machines", date=table.date, region=table.region, tiers=priced)
         return DONE
     part = args.accelerator.upper().replace("-", "_")
-    refuse(
-        (
-            part and not any(part in name for name in table.accelerators),
+    if part and not any(part in name for name in table.accelerators):
+        raise UserError(
             f"accelerator={args.accelerator}: unknown accelerator{nearest(part, table.accelerators)} "
-            f"Known: {', '.join(table.accelerators)}",
+            f"Known: {', '.join(table.accelerators)}"
         )
-    )
     options = [
         option
         for option in table.options()
         if (not part or (option.accelerator and part in option.accelerator.name)) and args.count in (None, option.count)
     ]
-    refuse((not options, f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}"))
+    if not options:
+        raise UserError(f"count={args.count}: no machine has that many {args.accelerator or 'accelerators'}")
     rows = []
     for option in options:
         machine, accelerator = option.machine, option.accelerator

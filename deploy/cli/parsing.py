@@ -11,7 +11,7 @@ from deploy.base.options import declare
 from deploy.job.job import Program
 from deploy.job.script import read_script
 from deploy.job.workload import JobOptions
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 
@@ -54,12 +54,8 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     """Returns the verb's own arguments and, with --script or --module, the script, else the trainer's settings."""
     flags, words = split_words(arguments)
     if not any(flag_values(flags, ("script", "module")).values()):
-        refuse(
-            (
-                len(flags) < len(arguments),
-                "what follows -- is for a script of yours: name it by --script=FILE or --module=NAME",
-            )
-        )
+        if len(flags) < len(arguments):
+            raise UserError("what follows -- is for a script of yours: name it by --script=FILE or --module=NAME")
         return parse(cli, arguments)
     cli.add_argument("--job_dir", default="", help=argparse.SUPPRESS)
     args, unknown = cli.parse_known_args(flags)

@@ -22,7 +22,7 @@ from deploy.platform.model_registry import find_version
 from deploy.platform.vertex_api import retried
 from deploy.tiers.gcp_config import GcpConfig, checked_address, needed_project, needed_region, read_project
 from deploy.tiers.tier import load_tier
-from trainer.base.errors import refuse
+from trainer.base.errors import UserError
 from trainer.base.run_files.serving_file import SAME_BYTES
 
 
@@ -69,12 +69,8 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     rows, out = checked_address("rows", args.rows), checked_address("out", args.out)
     gcp = GcpConfig(needed_project(read_project(args.project)), needed_region(args.region), out)
     tier = load_tier(args.tier, args.prices, asked)
-    refuse(
-        (
-            tier.workers > 1 or tier.accelerators > 1,
-            f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1",
-        )
-    )
+    if tier.workers > 1 or tier.accelerators > 1:
+        raise UserError(f"tier={tier.name}: one device answers rows, and it has {tier.devices}: use cpu or l4x1")
     check_wait(args.max_wait, tier, "detach" if args.detach else "")
     with api_errors(gcp):
         backend = session.open(args.backend, gcp.project, gcp.region)

@@ -18,7 +18,7 @@ from deploy.job.workload import CREATE, with_tensorboard
 from deploy.platform.errors import exit_code
 from deploy.platform.gcloud_and_sdk import SESSION, Gcloud, Session, to_yaml
 from deploy.platform.local import on_signals
-from trainer.base.errors import DONE, INTERRUPTED, refuse
+from trainer.base.errors import DONE, INTERRUPTED, UserError
 from trainer.base.storage import local_path, make_writable, write_whole
 
 
@@ -38,18 +38,10 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         ("spec", "out", "the one prints what the other writes"),
         ("dry_run", "out", "a dry run uploads nothing"),
     ):
-        refuse(
-            (
-                getattr(flags, flag) and getattr(flags, other),
-                f"--{flag} and --{other} contradict each other: {reason}: drop one of them",
-            )
-        )
-    refuse(
-        (
-            flags.spec and flags.tensorboard_instance == CREATE,
-            "--spec needs the name of the TensorBoard: use --out=FILE, which makes one",
-        )
-    )
+        if getattr(flags, flag) and getattr(flags, other):
+            raise UserError(f"--{flag} and --{other} contradict each other: {reason}: drop one of them")
+    if flags.spec and flags.tensorboard_instance == CREATE:
+        raise UserError("--spec needs the name of the TensorBoard: use --out=FILE, which makes one")
     unfollowed = "spec" if flags.spec else "out" if flags.out else ""
     submission = prepare(parsed(SubmitOptions, flags), program, command_line("submit", arguments), session, unfollowed)
     if flags.spec:

@@ -11,7 +11,7 @@ from deploy.job.workload import JobOptions
 from deploy.platform.vertex_api import JobStatus
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.tier import PRICE_LABEL, Tier
-from trainer.base.errors import refuse
+from trainer.base.errors import UserError
 from trainer.base.log import duration
 
 format_duration = partial(duration, hours_always=True)
@@ -43,7 +43,8 @@ class CostConfirmation(NamedTuple):
     def confirm(self) -> None:
         """Prints what the jobs may cost, and asks for confirmation if that is much. Raises UserError without it."""
         answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
-        refuse((self.refusal and not (answers and agrees(f"{self.text}: submit it?")), self.refusal))
+        if self.refusal and not (answers and agrees(f"{self.text}: submit it?")):
+            raise UserError(self.refusal)
         say(f"# {self.text}")
 
     def lines(self) -> list[str]:

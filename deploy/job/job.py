@@ -28,7 +28,7 @@ from deploy.tiers.gcp_config import GcpConfig, check_region, checked_address
 from deploy.tiers.machine_table import load_machines
 from deploy.tiers.spec_rules import check_format, check_same_region
 from deploy.tiers.tier import LABEL, PRICE_LABEL, USER_LABEL, Tier
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.settings.resolution import Overrides
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.storage import output_address
@@ -127,12 +127,10 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
     output = f"{gcp.bucket}/jobs/{order.asked.name or f'{order.subject}-{order.submission}'}"
     if work.job_dir:
         address = output_address(work.job_dir, "job_dir")
-        refuse(
-            (
-                address is None,
-                f"job_dir={work.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag",
+        if address is None:
+            raise UserError(
+                f"job_dir={work.job_dir}: {UNREACHABLE}: use --job_dir=gs://BUCKET/FOLDER, or drop the flag"
             )
-        )
         output = checked_address("job_dir", str(address))
     elif in_file := spec.get("baseOutputDirectory", {}).get("outputUriPrefix", ""):
         output = checked_address("baseOutputDirectory", in_file)
@@ -181,12 +179,10 @@ def _limited(tier: Tier, asked: JobOptions) -> Tier:
                 "--prices=FILE"
             )
         seconds = math.floor(asked.max_cost / hourly * 3600)
-        refuse(
-            (
-                seconds < START_S,
+        if seconds < START_S:
+            raise UserError(
                 f"max_cost={asked.max_cost:g} pays for {seconds} s of {tier.name} ({hourly:.2f} USD an hour), "
-                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier",
+                f"and a job takes minutes to start: give {hourly * START_S / 3600:.2f} or more, or use a cheaper tier"
             )
-        )
         scheduling["timeout"] = f"{min(seconds, int(tier.timeout_s))}s"
     return dataclasses.replace(tier, spec={**tier.spec, "scheduling": scheduling}) if scheduling else tier

@@ -26,7 +26,7 @@ from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import Clock, JobStatus, retried
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import PlatformFault, UserError, refuse
+from trainer.base.errors import PlatformFault, UserError
 from trainer.base.run_files.job_files import read_json
 from trainer.base.storage import write_whole
 from trainer.base.storage.gcs import Conflict, NoPermission
@@ -291,14 +291,12 @@ class Reservation:
                 )
             if jobs or now >= until:
                 return
-            refuse(
-                (
-                    not ended,
+            if not ended:
+                raise UserError(
                     f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
                     f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
-                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped",
+                    f"wait {format_duration(until - now)}, or remove {self._uri} if it was stopped"
                 )
-            )
             tell(f"looks for {until - now:.0f} s for a job of a submission that ended here")
             self._clock.sleep(until - now)
 

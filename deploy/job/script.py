@@ -17,7 +17,7 @@ from deploy.packaging.packages import DIST, CodeArchive, Package, built
 from deploy.packaging.sources import DISTRIBUTIONS, MOST_MB, missing_imports, user_sources
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.spec_rules import machine_of
-from trainer.base.errors import UserError, refuse
+from trainer.base.errors import UserError
 from trainer.base.limit_watch import LIMITS
 from trainer.base.run_files.job_files import mapping, read_run_info
 from trainer.base.settings.fields import nearest
@@ -75,13 +75,11 @@ class Script:
             listed = beside
         if listed:
             code["requirements.txt"] = listed
-        refuse(
-            (
-                not whole and self.command[0] not in code,
+        if not whole and self.command[0] not in code:
+            raise UserError(
                 f"script={self.name}: it would not go along: .gitignore or .gcloudignore names it, or it is a link out "
-                "of its folder",
+                "of its folder"
             )
-        )
         files = {f"code/{name}": content for name, content in code.items()}
         ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
         ours |= {f"ours/{name}": IN_JOB.parents[1] / name for name in _OF_TRAINER}
@@ -110,7 +108,8 @@ class ScriptRun(Workload):
         make_writable(job_dir, "job_dir")
         info, _ = read_run_info(job_dir)
         held = mapping(info, "config").get("script", "a recipe" if info else self.script.name)
-        refuse((held != self.script.name, f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir"))
+        if held != self.script.name:
+            raise UserError(f"job_dir={job_dir}: it holds a run of {held}: use another --job_dir")
 
     def choose_image(self, order: Order) -> Image:
         """Returns the image; never the one that was built in this folder, which holds the trainer."""
@@ -156,13 +155,11 @@ class ScriptRun(Workload):
             tensorflow if name.top in ("keras", "tensorflow") else DISTRIBUTIONS.get(name.top, name.top)
             for name in missing
         }
-        refuse(
-            (
-                missing,
+        if missing:
+            raise UserError(
                 f"script={self.script.name}: {image} has no {about}, and there is no requirements.txt: write one "
-                f"beside the script with the lines {', '.join(sorted(lines))}, or use --force",
+                f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
             )
-        )
 
     def _plan(self, job_dir: str) -> dict[str, Any]:
         """Returns what `script_worker` needs to know, but for the folder."""
@@ -176,11 +173,13 @@ class ScriptRun(Workload):
 
 def read_script(script: str, module: str, package: str, words: Sequence[str], job_dir: str = "") -> Script:
     """Returns the script of `--script` or `--module`. Raises UserError if there is none to run."""
-    refuse((script and module, "--script and --module contradict each other: drop one of them"))
+    if script and module:
+        raise UserError("--script and --module contradict each other: drop one of them")
     if script:
-        refuse(
-            (package, "--script and --package contradict each other: the script's folder goes along: drop --package")
-        )
+        if package:
+            raise UserError(
+                "--script and --package contradict each other: the script's folder goes along: drop --package"
+            )
         path, folder = expanded(script), expanded(script).parent.resolve()
         if not path.is_file() or path.suffix != ".py":
             hint = nearest(path.name, [file.name for file in folder.glob("*.py")])
@@ -190,11 +189,9 @@ def read_script(script: str, module: str, package: str, words: Sequence[str], jo
     folder = expanded(package or top).resolve()
     path = folder.joinpath(*inner)
     programs = [path / "__main__.py", *([path.with_suffix(".py")] if inner else [])]
-    refuse(
-        (
-            folder.name != top or not any(program.is_file() for program in programs),
+    if folder.name != top or not any(program.is_file() for program in programs):
+        raise UserError(
             f"module={module}: there is no such program in {folder}: name it as `python -m` takes it, as my.task, in a "
-            "folder here or in that of --package; a file is --script=",
+            "folder here or in that of --package; a file is --script="
         )
-    )
     return Script(module, folder, ("-m", module), tuple(words), job_dir)

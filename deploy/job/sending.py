@@ -16,7 +16,7 @@ from deploy.platform.rest import Platform
 from deploy.platform.vertex_api import TELL_S, ApiError, Clock, CustomJob, JobStatus, backoff, console_page, retried
 from deploy.tiers.gcp_config import transfer_usd_per_gib
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import PlatformFault, UserError, refuse
+from trainer.base.errors import PlatformFault, UserError
 
 SHUTDOWN_WAIT_S = 900.0  # for the machines to shut down
 CANCEL_POLL_S = 5.0
@@ -167,12 +167,8 @@ def check_resources(jobs: Sequence[Job]) -> float:
                 f"(https://cloud.google.com/storage/pricing#network-buckets){size}")  # fmt: skip
             usd_by_region[region] += usd if usd > 0 else 0.0
     for address, name in inputs.items():
-        refuse(
-            (
-                not buckets.exists(address),
-                f"{name}={address}: no objects found: check with `gcloud storage ls {address}`",
-            )
-        )
+        if not buckets.exists(address):
+            raise UserError(f"{name}={address}: no objects found: check with `gcloud storage ls {address}`")
     return max(usd_by_region.values(), default=0.0)
 
 

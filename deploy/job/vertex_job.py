@@ -25,7 +25,7 @@ from deploy.report.formatting import html_table
 from deploy.report.plots import axes
 from deploy.tiers.gcp_config import GcpConfig
 from deploy.tiers.tier import LABEL
-from trainer.base.errors import INTERRUPTED, UserError, refuse
+from trainer.base.errors import INTERRUPTED, UserError
 from trainer.base.run_files.job_files import MODEL, RESULT, STATS, mapping, number, parse_stats, read_stats
 from trainer.base.storage import expanded, parse
 
@@ -149,12 +149,8 @@ class VertexJob:
         `tail`: the newest lines alone; `worker`: 0 for the chief, 1 for the next, or as Vertex AI calls it, such as
         workerpool1-0; `since_s`: the seconds before now from which on.
         """
-        refuse(
-            (
-                not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker),
-                f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0",
-            )
-        )
+        if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
+            raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
         place = f"workerpool{min(int(worker), 1)}-{max(int(worker) - 1, 0)}" if worker.isdecimal() else worker
         since = self.session.clock.now() - since_s if since_s else 0.0
         with api_errors(self.gcp):
@@ -189,7 +185,8 @@ class VertexJob:
     def output(self) -> str:
         """Returns the job directory, gs://… Raises UserError for a job without one."""
         folder = self.attempt[1].output if self.attempt else self.status.output
-        refuse((not folder, f"{self.name}: it has no job directory"))
+        if not folder:
+            raise UserError(f"{self.name}: it has no job directory")
         return folder
 
     @property
@@ -218,12 +215,8 @@ def load_model(job_dir: str) -> Any:
     folder = expanded(job_dir) / MODEL
     if address:
         folder = Staged(address, "model").fetch(lambda below: below == KERAS_FILE, quiet=True)
-    refuse(
-        (
-            not (folder / KERAS_FILE).is_file(),
-            f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why",
-        )
-    )
+    if not (folder / KERAS_FILE).is_file():
+        raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the optimizer's state, which the file has only with --save_optimizer
         return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)

@@ -158,15 +158,13 @@ class Training(Workload):
         """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
         image = choose_image(self.tier, order.asked.image, order.built_image, order.packages)
         accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
-        refuse(
-            # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
-            (
-                image.plain and accelerator and not accelerator.tensorflow,
+        # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
+        if image.plain and accelerator and not accelerator.tensorflow:
+            raise UserError(
                 f"{self.tier.name}: TensorFlow's wheels do not run on {self.tier.accelerator_type} (Blackwell): use "
                 "--image=URI with an image of yours whose TensorFlow does, as NVIDIA's, or a tier of L4, A100, H100 or "
-                "H200",
-            ),
-        )
+                "H200"
+            )
         if image.plain or image.built:
             check_inputs(self.config, order.packages)
         for index, pool in enumerate(self.tier.spec["workerPoolSpecs"] if image.plain else ()):
@@ -357,13 +355,11 @@ def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> 
 
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """
-    refuse(
-        (
-            "serviceAccount" not in spec,
+    if "serviceAccount" not in spec:
+        raise UserError(
             f"tensorboard_instance={instance}: Vertex AI needs an account that writes to it: add "
-            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)",
+            "--service_account=EMAIL, with roles/aiplatform.user and roles/storage.admin (docs/permissions.md)"
         )
-    )
     return instance if "/" in instance else f"projects/{gcp.project}/locations/{gcp.region}/tensorboards/{instance}"
 
 

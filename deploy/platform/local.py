@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO, Any
 
 from deploy.tiers.tier import Tier
-from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, refuse
+from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, UserError
 from trainer.base.run_files.job_files import CHECKPOINTS, LOGS, MODEL, step_of
 
 
@@ -110,13 +110,11 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     gpus = [number for number in (visible or "").split(",") if number and number != "-1"]
     if not gpus or not accelerators:
         return [{"CUDA_VISIBLE_DEVICES": "", "TRAINER_SIMULATED_DEVICES": str(accelerators)}] * workers
-    refuse(
-        (
-            len(gpus) < accelerators * workers,
+    if len(gpus) < accelerators * workers:
+        raise UserError(
             f"the tier has {workers} x {accelerators} accelerators, this machine {len(gpus)} GPUs: use a smaller "
-            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)",
+            "tier, or hide them to simulate all (CUDA_VISIBLE_DEVICES=)"
         )
-    )
     shares = [gpus[first : first + accelerators] for first in range(0, workers * accelerators, accelerators)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 

@@ -48,23 +48,15 @@ class ModelVersion:
 
 def checked_name(name: str) -> str:
     """Returns the name of a model. Raises UserError unless the registry takes it as an ID."""
-    refuse(
-        (
-            not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name),
-            f"name={name}: use small letters, digits, - and _, at most 63, a letter first",
-        )
-    )
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
+        raise UserError(f"name={name}: use small letters, digits, - and _, at most 63, a letter first")
     return name
 
 
 def checked_alias(alias: str) -> str:
     """Returns an alias. Raises UserError unless the registry takes it."""
-    refuse(
-        (
-            alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias),
-            f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion",
-        )
-    )
+    if alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
+        raise UserError(f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
     return alias
 
 

@@ -36,7 +36,8 @@ def check_spec(spec: Spec, name: str) -> None:
     """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
     check_shape(spec, name)
     pools, table = spec.get("workerPoolSpecs", []), load_machines()
-    refuse((not pools, f"{name}: workerPoolSpecs is empty: pool 0 holds the chief"))
+    if not pools:
+        raise UserError(f"{name}: workerPoolSpecs is empty: pool 0 holds the chief")
     for place, pool in enumerate(pools):
         # What each worker runs, and how many there are.
         where, count = f"{name}: workerPoolSpecs[{place}]", int(pool.get("replicaCount", 1))
@@ -120,13 +121,11 @@ def check_spec(spec: Spec, name: str) -> None:
                 "L4, A100, H100, H200 and B200: drop the strategy, or use SPOT",
             ),
         )
-    refuse(
-        (
-            "tensorboard" in spec and "serviceAccount" not in spec,
+    if "tensorboard" in spec and "serviceAccount" not in spec:
+        raise UserError(
             f"{name}: tensorboard without serviceAccount: the job could not write to it: add serviceAccount: "
-            "NAME@PROJECT.iam.gserviceaccount.com to the tier",
+            "NAME@PROJECT.iam.gserviceaccount.com to the tier"
         )
-    )
 
 
 def check_shape(spec: Spec, name: str) -> None:

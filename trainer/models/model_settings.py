@@ -6,7 +6,7 @@ before it submits a job.
 
 from typing import Annotated, Any
 
-from trainer.base.errors import refuse
+from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import Setting
 from trainer.base.settings.rules import check_known, contradiction
 from trainer.base.settings.train_config import names_in
@@ -69,4 +69,5 @@ def check(config: Any) -> None:
         )
         for name in names_in(config.diff_augment):
             check_known("diff_augment", name, "the augmentations are", DIFF_AUGMENTATIONS)
-    refuse((model == "cnn" and size < 20, f"image_size={size}: cnn needs at least 20 pixels"))
+    if model == "cnn" and size < 20:
+        raise UserError(f"image_size={size}: cnn needs at least 20 pixels")
