@@ -24,15 +24,15 @@ import tensorflow as tf
 
 import trainer
 from tests.fixtures import Patch
+from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
+from tests.trainer.invariance.test_gradients import make_strategy
 from trainer.base.settings.train_config import LAYERS
 from trainer.invariance import compat
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
 from trainer.invariance.gradients import all_reduce_sum, sum_and_build, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
 from trainer.invariance.remat import recompute
 from trainer.invariance.sharded_slots import shard_optimizers
-from trainer.invariance.step import StepContext, in_step
 from trainer.measures.evaluation import outputs_kept
 from trainer.models.optimizers import StepSchedule
 from trainer.training.step_operations import flops_of
@@ -94,11 +94,6 @@ def meaning(*ends: str) -> Any:
     return lambda test: test
 
 
-def two_replicas() -> Any:
-    compat.separate_collectives()
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def on_each(strategy: Any, function: Any) -> list[Any]:
     """Returns what `function(replica's number)` gives on each replica, as arrays."""
 
@@ -107,16 +102,6 @@ def on_each(strategy: Any, function: Any) -> list[Any]:
 
     results = tf.function(lambda: strategy.run(on_replica), autograph=False)()
     return [tf.nest.map_structure(np.asarray, result) for result in strategy.experimental_local_results(results)]
-
-
-def in_step_of(first_row: int, rows: int, function: Any) -> Any:
-    """Returns what `function()` gives in a traced step of these rows, of a global batch of 4."""
-
-    def step() -> Any:
-        with in_step(StepContext(7, tf.constant(3, tf.int64), first_row, rows, 4)):
-            return function()
-
-    return tf.nest.map_structure(np.asarray, tf.function(step, autograph=False)())
 
 
 @meaning("reset_uids", "python_random")
@@ -130,32 +115,18 @@ def test_names_and_seeds_are_those_of_a_new_process() -> None:
     assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
 
 
-class Noise(keras.layers.Layer):
-    """Adds numbers by row, and others that all rows share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seeds = [keras.random.SeedGenerator(number) for number in range(2)]
-
-    def call(self, inputs: Any) -> Any:
-        by_row = keras.random.normal(keras.ops.shape(inputs), seed=self.seeds[0])
-        return inputs + by_row + keras.random.normal(inputs.shape[-1:], seed=self.seeds[1])
-
-
 @meaning("tensorflow.random", "Layer.call", "Layer.__dict__")
 def test_two_parts_of_a_batch_get_the_noise_of_the_whole() -> None:
-    """Two rows of two features: without the layer's call, the shared numbers would be taken for numbers by row."""
-    draw_by_row_everywhere()
-    layer, inputs = Noise(), tf.zeros((4, 2))
-    draw_by_row(layer, "noise")
-    assert [generator.name for generator in layer.seeds] == ["noise", "noise#1"]
-    parts = [in_step_of(first, 2, lambda: layer(inputs[first : first + 2])) for first in (0, 2)]  # noqa: B023
-    np.testing.assert_array_equal(np.concatenate(parts), in_step_of(0, 4, lambda: layer(inputs)))
+    """Without the layer's call, numbers for all rows would be taken for numbers by row."""
+    layer = independent(Noisy, WORDS)
+    assert [generator.name for generator in layer.seeds] == [layer.name, f"{layer.name}#1"]
+    whole, *parts = (on_replica(lambda x: layer(x, training=True), WORDS, *part) for part in ((8, 0), (4, 0), (4, 1)))
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-5, atol=1e-5)
 
 
 @meaning("Layer.call")
 def test_batch_norm_spans_replicas_and_remat_computes_twice() -> None:
-    with (strategy := two_replicas()).scope():
+    with (strategy := make_strategy(2)).scope():
         layer = keras.layers.BatchNormalization(epsilon=0.75)
         layer.build((None, 1))
     normalize_in_place(layer, synchronized=True)
@@ -164,13 +135,13 @@ def test_batch_norm_spans_replicas_and_remat_computes_twice() -> None:
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "tanh", name="dense")])
     recompute(model, f"{LAYERS}dense")
 
-    def kinds() -> Any:
+    def operations(inputs: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(tf.ones((4, 2)), training=True))
+            loss = tf.reduce_sum(model(inputs, training=True))
         tape.gradient(loss, model.trainable_variables)
-        return sum(operation.type == "Tanh" for operation in tf.compat.v1.get_default_graph().get_operations())
+        return tf.constant([operation.type for operation in tf.compat.v1.get_default_graph().get_operations()])
 
-    assert in_step_of(0, 4, kinds) == 2
+    assert on_replica(operations, np.ones((8, 2), np.float32)).tolist().count(b"Tanh") == 2
 
 
 @meaning("numpy.signbit")
@@ -195,7 +166,7 @@ def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
     layer.build((None, 3))
     layer.enable_lora(1)
     assert {weight.dtype for weight in layer.weights} == {"float64"}
-    with two_replicas().scope():
+    with make_strategy(2).scope():
         variable = keras.Variable(2.5)
     assert (float(variable.value), int(variable.value)) == (2.5, 2)
 
@@ -203,7 +174,7 @@ def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
 @meaning("_collective_key_base")
 def test_a_second_strategy_sums_other_types_in_another_order() -> None:
     for kinds in ((tf.float32, tf.int64), (tf.int64, tf.float64)):
-        sums = on_each(two_replicas(), lambda replica: all_reduce_sum([tf.constant(replica, x) for x in kinds]))  # noqa: B023
+        sums = on_each(make_strategy(2), lambda replica: all_reduce_sum([tf.constant(replica, x) for x in kinds]))  # noqa: B023
         np.testing.assert_array_equal(sums, 1)
 
 
@@ -246,19 +217,21 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
 def test_a_loss_with_weights_is_that_of_all_rows() -> None:
     loss, weights = keras.losses.MeanSquaredError("mean_with_sample_weight"), np.array([[3.0], [1.0]])
     with compat.losses_reduced_by(reduce_over_replicas):
-        parts = on_each(two_replicas(), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica]))
+        parts = on_each(make_strategy(2), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica]))
     assert sum(parts) == (3.0 * 1.0 + 1.0 * 4.0) / 4.0
 
 
 @meaning("Optimizer.apply", "_all_reduce_sum_gradients")
-def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both() -> None:
-    with (strategy := two_replicas()).scope():
-        weight = keras.Variable([1.0])
-        optimizer = sum_and_build(keras.optimizers.SGD(1.0), [weight], "mixed_float16")
+@pytest.mark.parametrize("mean", [False, True])
+def test_gradients_are_summed_once_and_an_overflow_on_one_replica_skips_the_update_on_both(mean: bool) -> None:
+    with (strategy := make_strategy(2)).scope():
+        weight, optimizer = keras.Variable([1.0]), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+        optimizer.build([weight])
+        sum_first(optimizer, mean=mean)
     for gradients in ((0.25, 0.5), (0.25, np.inf), (np.inf, 0.25)):
         scaled = [optimizer.scale_loss(tf.constant([gradient])) for gradient in gradients]
         on_each(strategy, lambda replica: optimizer.apply([scaled[replica]], [weight]))  # noqa: B023
-        assert weight.numpy() == 1.0 - 0.25 - 0.5
+        assert weight.numpy() == 1.0 - (0.25 + 0.5) / (2 if mean else 1)
     assert float(optimizer.dynamic_scale.numpy()) == optimizer.initial_scale / 4
 
 
@@ -322,7 +295,7 @@ def test_each_replica_updates_its_part_of_all_slots() -> None:
     shape, finals = (64, 32), []
     gradient = tf.reshape(tf.sin(tf.range(2048.0)), shape)
     for sharded in (False, True):
-        with (strategy := two_replicas()).scope():
+        with (strategy := make_strategy(2)).scope():
             model = keras.Sequential(
                 [keras.Input((64,)), keras.layers.Dense(32, use_bias=False, kernel_initializer="ones")]
             )
@@ -374,7 +347,7 @@ def test_masks_go_with_tensors() -> None:
 
 @meaning("_use_merge_call", "apply_aggregation_replica_context")
 def test_xla_compiles_a_replicas_update() -> None:
-    with (strategy := two_replicas()).scope():
+    with (strategy := make_strategy(2)).scope():
         weight = keras.Variable([1.0])
         optimizer = keras.optimizers.Adam(0.1)
         optimizer.build([weight])

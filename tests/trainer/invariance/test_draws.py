@@ -92,7 +92,6 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
     "GaussianNoise": (lambda: layers.GaussianNoise(0.4), WORDS),
     "TimeDistributed": (lambda: layers.TimeDistributed(layers.Dropout(0.4)), WORDS),
     "LSTM": (lambda: layers.LSTM(4, dropout=0.3, recurrent_dropout=0.3), WORDS),
-    "Noisy": (Noisy, WORDS),
     "RandomFlip": (layers.RandomFlip, IMAGES),
     "RandomCrop": (lambda: layers.RandomCrop(9, 7), IMAGES),
     "RandomContrast": (lambda: layers.RandomContrast(0.5), IMAGES),
@@ -100,7 +99,7 @@ LAYERS: dict[str, tuple[Callable[[], Any], Any]] = {
 }
 
 
-QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "Noisy", "RandomCrop")
+QUICK = ("Dropout", "noise_shape", "TimeDistributed", "LSTM", "RandomCrop")
 
 
 @pytest.mark.parametrize(

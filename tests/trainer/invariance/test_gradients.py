@@ -109,22 +109,6 @@ def test_what_keras_does_by_branches_is_refused_on_several_replicas(settings: di
                 sum_and_build(optimizer, [weight], "mixed_float16")
 
 
-def test_the_mean_over_replicas_can_be_applied_instead() -> None:
-    strategy = make_strategy(2)
-    with strategy.scope():
-        weight = keras.Variable(np.ones(2, np.float32))
-        optimizer = keras.optimizers.SGD(1.0)
-        optimizer.build([weight])
-        sum_first(optimizer, mean=True)
-
-    def on_replica() -> None:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        optimizer.apply([tf.fill((2,), tf.cast(replica, tf.float32))], [weight])
-
-    tf.function(lambda: strategy.run(on_replica))()
-    assert weight.numpy().tolist() == [0.5, 0.5]
-
-
 def fused_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     build = keras.optimizers.Adam.build
 
