@@ -11,10 +11,11 @@ import tensorflow as tf
 
 from benchmarks.processes import Run, Work
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import read_cluster
 from trainer.cluster.strategy import make_replicas
-from trainer.data.batches import Schedule, batches
+from trainer.data.batches import batches
 from trainer.run.training_setup import TrainingSetup, build_setup
 from trainer.training.steps import StepRunner
 from trainer.training.xla_choice import MOST_AT_ONCE, choose, steps_of_a_program

@@ -44,8 +44,7 @@ from trainer.checks.golden_file import (
     recorded_steps,
     write_golden,
 )
-from trainer.run.child import last_error, start
-from trainer.user_code.command import command, quiet_start
+from trainer.user_code.command import command, last_error, quiet_start, start_command
 
 _LENGTH = 30  # steps
 _SMALL = {"precision": "float64", "global_batch_size": 16, "width": 8}
@@ -216,7 +215,7 @@ def measured(
                  f"--after={','.join(map(str, steps))}", *(["--control"] if control else []), *flags]  # fmt: skip
         try:
             for file, environment in zip(logs, environments, strict=True):
-                processes.append(start(words, file, environment))
+                processes.append(start_command(words, file, environment))
             for file, process in zip(logs, processes, strict=True):
                 if code := process.wait(_LONGEST_SECONDS):
                     line = last_error(file)

@@ -36,23 +36,23 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
     The empty value of a setting whose default is empty means something: it overrides what a recipe names.
     """
-    usual = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
-    usual |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
-    optional = {name for name, default in usual.items() if default == ""} - {"recipe", "job_dir"}
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    defaults |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
+    may_be_empty = {name for name, default in defaults.items() if default == ""} - {"recipe", "job_dir"}
     words = [*map(underscored, split_words(arguments)[0])]
     limits = dict.fromkeys(re.findall(r"^--max_cost[=\n](.*)", "\n".join(words), re.MULTILINE))
     # Of other flags the last one counts, but this one is money.
     if len(limits) > 1:
         raise UserError(f"max_cost is given twice, as {' and '.join(limits)}: give it once")
-    before = ""
+    flag_before = ""
     for argument in words:
         flag, equals, value = argument.partition("=")
-        name = flag[2:] if equals and flag.startswith("--") else before
-        if not (value if equals and flag.startswith("--") else argument).strip() and name not in optional:
+        name = flag[2:] if equals and flag.startswith("--") else flag_before
+        if not (value if equals and flag.startswith("--") else argument).strip() and name not in may_be_empty:
             raise UserError(
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
-        before = flag[2:] if flag.startswith("--") and not equals else ""
+        flag_before = flag[2:] if flag.startswith("--") and not equals else ""
 
 
 def package_folder(package: str) -> str:

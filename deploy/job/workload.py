@@ -351,7 +351,9 @@ def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: s
 
 
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
-    """Returns the full name of `--tensorboard_instance`, which may be an id or CREATE. Raises UserError.
+    """Returns the full name of `--tensorboard_instance`, which may be an id. Raises UserError.
+
+    The name that it makes of CREATE stays until `with_tensorboard` creates the instance.
 
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """

@@ -67,7 +67,7 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     available = USABLE * gib * GIB
     required, micro_batches = _needed(plan, config, tier), config.micro_batches_on(tier.devices)
     verdict = FITS if required.high <= available else TOO_LARGE if required.low > available else NEAR
-    limit = (available - 1.5 * _beside(plan, config, tier)) / (plan.memory.worst_order * FRAGMENTS)
+    limit = (available - 1.5 * _overhead(plan, config, tier)) / (plan.memory.worst_order * FRAGMENTS)
     largest = largest_rows(plan.memory.lines(config, gpu=bool(tier.accelerators)), limit) * micro_batches * tier.devices
     options = [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
     options.sort(key=lambda option: (option.name in _PROVISO, option.slower or 1.0))  # what keeps the numbers first
@@ -113,10 +113,10 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
     held -= plan.sharded_bytes(config, tier.devices)
     worst = held * plan.memory.worst_order * FRAGMENTS
-    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_beside(plan, config, tier)))
+    return Interval(held * _LEAST, held, worst).plus(Interval(0.5, 1.0, 1.5).times(_overhead(plan, config, tier)))
 
 
-def _beside(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
+def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
     """Returns the bytes that a device needs beside the tensors of a micro-batch: of several, the sum of gradients too.
 
     With --virtual_replicas, sums of 1, 2, 4 … micro-batches, and then the sums of all devices.

@@ -6,47 +6,18 @@ row numbers are computed from positions, some thousand at a time, ahead of the s
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from trainer.base.settings.schedule import Schedule
 from trainer.cluster.strategy import Replicas
 from trainer.data.examples import AnyExamples, Examples, InSequence
 from trainer.data.order import RowNumbers
 
 _BLOCK_ROWS = 8192  # whose row numbers are computed at once: they fit into a core's cache
 _STEPS_AHEAD = 2  # of which a device holds the rows
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Describes how the examples of a dataset are divided into steps."""
-
-    examples: int
-    global_batch_size: int
-    batches_per_step: int  # global batches that one step reads: critic_steps for a GAN with a critic, else 1
-    seed: int
-
-    @property
-    def examples_per_step(self) -> int:
-        """Returns the number of examples that all replicas read in one step."""
-        return self.global_batch_size * self.batches_per_step
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Returns the number of full steps in one pass over the examples; at least 1."""
-        return max(1, self.examples // self.examples_per_step)
-
-    @property
-    def left_out(self) -> int:
-        """Returns the number of examples of a pass that fill no whole batch, on which only `fit` trains."""
-        return max(0, self.examples - self.steps_per_epoch * self.examples_per_step)
-
-    def total_steps(self, steps: int | None, epochs: int | None) -> int:
-        """Returns the number of steps of a run of `steps` steps or `epochs` epochs."""
-        return steps or (epochs or 1) * self.steps_per_epoch
 
 
 def batches(

@@ -235,7 +235,7 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
     children = _children(path)
     below = {child.name.lower(): Path(child.path) for child in children if child.is_dir()}
     train = next((below[name] for name in _TRAIN_FOLDERS if name in below), path)
-    splits = [_split(train, None)]
+    splits = [_images_in(train, None)]
     if train is not path:
         for name, folder in below.items():  # `train` may be a class, if folders beside it contain images too
             if name not in _TRAIN_FOLDERS + _EVALUATION_FOLDERS and _images_below(folder, Counter(), set()):
@@ -246,21 +246,21 @@ def find_images(path: Path) -> tuple[Encoded, Encoded | None]:
                 )
         splits[0].left_out.update(f"{_kind(child)} beside {train.name}" for child in children if not child.is_dir())
         evaluation = [below[name] for name in _EVALUATION_FOLDERS if name in below]
-        splits += [_split(folder, splits[0].class_names) for folder in evaluation[:1]]
+        splits += [_images_in(folder, splits[0].class_names) for folder in evaluation[:1]]
     if not splits[0].sources:
         why = f", but {counted(splits[0].left_out)}" if splits[0].left_out else ""
         raise UserError(f"data={path}: no image files found{why} (recognised by {' '.join(sorted(IMAGE_SUFFIXES))})")
     return splits[0], splits[1] if len(splits) > 1 else None
 
 
-def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
-    """Returns the files of class folders, if there are any with images, or of a flat folder without labels."""
+def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
+    """Returns the images of class folders, if there are any with images, or of a flat folder without labels."""
     others: Counter[str] = Counter()
     children = _children(path)
     flat = [Path(child.path) for child in children if not child.is_dir() and _is_image(child, others)]
-    kinds = {Path(child.path): Counter[str]() for child in children if child.is_dir()}
-    classes = {child: _images_below(child, counts, set()) for child, counts in kinds.items()}
-    others.update(sum(kinds.values(), Counter()))
+    left_out = {Path(child.path): Counter[str]() for child in children if child.is_dir()}  # files that are no images
+    classes = {child: _images_below(child, counts, set()) for child, counts in left_out.items()}
+    others.update(sum(left_out.values(), Counter()))
     full = [child for child in classes if classes[child]]
     if flat and full:
         raise UserError(f"data={path}: images beside class folders ({full[0].name}): move one or the other")
@@ -268,8 +268,8 @@ def _split(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
         return Encoded(flat, None, left_out=others)
     if empty := next((child for child in classes if not classes[child]), None):
         raise UserError(
-            f"data={path}: class {empty.name} would have no image ({counted(kinds[empty]) or 'it is empty'}): convert "
-            "its files, or move the folder elsewhere"
+            f"data={path}: class {empty.name} would have no image ({counted(left_out[empty]) or 'it is empty'}): "
+            "convert its files, or move the folder elsewhere"
         )
     names = tuple(child.name for child in classes) if class_names is None else class_names
     if unknown := [child.name for child in classes if child.name not in names]:

@@ -143,7 +143,7 @@ def _recompute(layer: keras.layers.Layer) -> None:
         others = [variable for variable in layer.variables if id(variable) not in set(map(id, variables))]
         held_values = [held[id(variable)] for variable in others]
         masks = [mask_of(values[place]) for place in places]
-        around = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
+        context = contextvars.copy_context()  # what with-blocks of the forward pass set is set again
 
         def run(tensors: Sequence[Any], weights: Sequence[Any]) -> tuple[Any, keras.StatelessScope]:
             for tensor, mask in zip(tensors, masks, strict=True):
@@ -173,13 +173,13 @@ def _recompute(layer: keras.layers.Layer) -> None:
             _refuse_unrepeatable(layer, graph.get_operations()[count:], [*inputs, *held.values()])
 
             def gradient(*upstream: Any) -> Any:
-                # Once `upstream` is there, by adding a 0 that no optimizer of graphs knows to be one.
+                # Nothing runs before `upstream` is there: a 0 is added that no optimizer of graphs knows to be one.
                 first = tf.reshape(upstream[0], (-1,))[:1]
                 zero = tf.math.is_nan(first) & tf.math.is_inf(first)
                 tied = [tensor + tf.reshape(tf.cast(zero, tensor.dtype), [1] * len(tensor.shape)) for tensor in tensors]
                 with tf.GradientTape() as tape:
                     tape.watch([*tied, *weights])
-                    outputs = keras.tree.flatten(around.copy().run(again, tied, weights)[0])
+                    outputs = keras.tree.flatten(context.copy().run(again, tied, weights)[0])
                 return tape.gradient(outputs, [*tied, *weights], upstream, tf.UnconnectedGradients.ZERO)
 
             return keras.tree.flatten(forward[0]), gradient

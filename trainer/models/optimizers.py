@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.batches import Schedule
 from trainer.data.dataset import Dataset
 
 

@@ -21,10 +21,10 @@ from trainer.base.run_files.goodput import REPEATED, STEP, Goodput
 from trainer.base.run_files.job_directory import JobDir
 from trainer.base.run_files.job_files import RESULT, Result, RunInfo, last_reported_step, trainer_commit
 from trainer.base.settings.resolution import to_yaml
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import gpu_environment
 from trainer.cluster.strategy import Replicas, simulated_devices
-from trainer.data.batches import Schedule
 from trainer.reporting.progress import Progress, rounded
 from trainer.reporting.resources import peak_memory_gib
 
@@ -97,7 +97,7 @@ class RunResult:
     def write(self, state: str, measured: Result, error: str | None = None) -> None:
         """Replaces result.json; `measured`: what `Reporter.summary` returns."""
         if self.job_dir:
-            self.job_dir.write(RESULT, {**self._counts(state, error), **measured})
+            self.job_dir.write(RESULT, {**self._content(state, error), **measured})
 
     def write_end(self, state: str, error: str, exit_code: int | None = None) -> None:
         """Records a failure, or a hanging loop that was left at a limit, in result.json, which keeps its other values.
@@ -108,9 +108,10 @@ class RunResult:
         if self.job_dir:
             with suppress(UserError):  # if the file cannot be written either, the first error is the one to report
                 if (known := self.job_dir.read_result()).get("state") != "done":
-                    self.job_dir.write(RESULT, {**known, **self._counts(state, error), **about})
+                    self.job_dir.write(RESULT, {**known, **self._content(state, error), **about})
 
-    def _counts(self, state: str, error: str | None = None) -> Result:
+    def _content(self, state: str, error: str | None = None) -> Result:
+        """Returns what result.json says at any time: state, counts and seconds, without metrics."""
         seconds, progress = self.goodput.seconds(), self.progress
         reached: Result = {}
         if progress:

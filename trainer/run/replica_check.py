@@ -28,7 +28,6 @@ from trainer.data.sources import is_named
 from trainer.invariance.compat import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import Progress, is_loss
-from trainer.run.child import last_error, start
 from trainer.run.rehearsal import has_own_parts
 from trainer.run.start import StartedJob
 from trainer.run.training_setup import TrainingSetup, build_setup, set_precision_and_seed
@@ -45,6 +44,7 @@ from trainer.training.checkpoint import (
 )
 from trainer.training.loop import Cuts, Hook
 from trainer.training.steps import nodes_of
+from trainer.user_code.command import last_error, start_command
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import as_user_mistake, load_function
 
@@ -120,7 +120,7 @@ class ReplicaCheck:
             write_checkpoint(at, *state)
             words.append(f"--from_state={at}")
         self._began = time.monotonic()
-        self._child = start(words, self._log)
+        self._child = start_command(words, self._log)
         with suppress(OSError):
             if state:  # beside the job, whose processor it shares
                 os.setpriority(os.PRIO_PROCESS, self._child.pid, 10)

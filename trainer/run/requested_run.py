@@ -28,7 +28,8 @@ from trainer.base.storage import expanded, parse
 from trainer.base.storage.staging import Staged, naming
 
 NEWEST, BEST = "newest", "best"
-_FLAGS = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
+# Settings that a command on a run may change; by default those of the run count, but for replicas: all of this machine.
+_OVERRIDABLE = ("data", "evaluation_batch_size", "replicas", "skip_bad_images", "data_memory_mib", "cache_dir")
 _FIELDS = {field.name: field for field in dataclasses.fields(TrainConfig)}
 # Settings of 0.2 that are read no longer: nothing but a training needs them, or their values have another form now.
 _DROPPED = frozenset({"keep_checkpoints"})
@@ -52,7 +53,7 @@ class RequestedRun:
     @property
     def has_other_data(self) -> bool:
         """Returns whether the command line names data, or gives settings of the function that reads them."""
-        return "data" in self.flags or not self.flags.keys() <= {*_FLAGS}
+        return "data" in self.flags or not self.flags.keys() <= {*_OVERRIDABLE}
 
     @cached_property
     def trained(self) -> TrainConfig:
@@ -76,7 +77,7 @@ class RequestedRun:
 
         A vocabulary, or statistics that the model takes from a file, are then those of the run.
         """
-        names = self.flags.keys() - {*_FLAGS}
+        names = self.flags.keys() - {*_OVERRIDABLE}
         stored = self._values(self.flags) if names else {}
         return dataclasses.replace(self.config, **{name: stored[name] for name in names if name in stored})
 
@@ -108,7 +109,7 @@ def make_parser(prog: str, description: str) -> Parser:
     )  # fmt: skip
     parser.add_boolean("verbose", VERBOSE)
     fields = [_FIELDS["replicas"]]
-    for name in _FLAGS:
+    for name in _OVERRIDABLE:
         if name != "replicas":
             field: Field = setting("that of the run", **_FIELDS[name].metadata)  # which --help shows as the default
             field.name, field.type = name, _FIELDS[name].type
@@ -120,7 +121,7 @@ def make_parser(prog: str, description: str) -> Parser:
 def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRun:
     """Parses the command line and reads the run's settings. Raises UserError for a mistake, or a damaged run.json."""
     options, _ = parser.parse_known_args(arguments)
-    checkpoint, flags = options.checkpoint, _settings(options, _FLAGS)
+    checkpoint, flags = options.checkpoint, _settings(options, _OVERRIDABLE)
     if checkpoint and checkpoint not in (NEWEST, BEST) and not (checkpoint.isdecimal() and len(checkpoint) < 12):
         raise UserError(f"checkpoint={checkpoint}: use the number of a step, {NEWEST} or {BEST}")
     address = parse(options.run, "run")
@@ -150,7 +151,7 @@ def read_request(parser: Parser, arguments: Sequence[str] | None) -> RequestedRu
     add_setting_flags(parser, [*fields.values()])
     options, unknown = parser.parse_known_args(arguments)
     refuse_unknown(unknown, [*known, *fields], functions.hint)
-    return RequestedRun(options.run, folder, dict(info), _settings(options, (*_FLAGS, *fields)), options)
+    return RequestedRun(options.run, folder, dict(info), _settings(options, (*_OVERRIDABLE, *fields)), options)
 
 
 def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:

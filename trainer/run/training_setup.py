@@ -14,13 +14,14 @@ from trainer.base.limit_watch import ask_gpus
 from trainer.base.log import log
 from trainer.base.run_files.serving_file import fetch_checkpoint, fetch_model
 from trainer.base.settings.accelerators import lie_on_card
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import Replicas
-from trainer.data.batches import Schedule, batches, copied_ahead
+from trainer.data.augmentation import augmentation, softening, weighted_by_class
+from trainer.data.batches import batches, copied_ahead
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
 from trainer.data.sources import is_named, load_dataset
-from trainer.data.training_rows import augmentation, softening, weighted_by_class
 from trainer.invariance.compat import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model

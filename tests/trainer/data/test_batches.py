@@ -9,10 +9,11 @@ import tensorflow as tf
 from tests.support import refused
 from trainer.base.errors import PlatformFault, UserError
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
-from trainer.data.batches import Schedule, batches, copied_ahead, row_order
+from trainer.data.batches import batches, copied_ahead, row_order
 from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits

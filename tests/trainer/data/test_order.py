@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from tests.support import refused
 from tests.trainer.data.test_batches import part_of
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
-from trainer.data.batches import Schedule, batches
+from trainer.data.batches import batches
 from trainer.data.examples import Examples, Subset
 from trainer.data.image_arrays import arrays_dataset, held_back
 from trainer.data.order import shuffled

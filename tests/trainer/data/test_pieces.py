@@ -245,7 +245,8 @@ _STREAM = """
 import sys
 import numpy as np, tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
-from trainer.data.batches import Schedule, batches
+from trainer.base.settings.schedule import Schedule
+from trainer.data.batches import batches
 from trainer.data.sources import load_dataset
 from trainer.cluster.strategy import make_replicas
 from trainer.reporting.resources import memory_gib

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tests.support import refused, small
 from trainer.base.settings.resolution import resolve
-from trainer.data.training_rows import own_share, softening
+from trainer.data.augmentation import own_share, softening
 from trainer.invariance.step import StepContext
 from trainer.models.classifiers import SoftAccuracy, SoftCrossentropy
 

@@ -12,10 +12,11 @@ import tensorflow as tf
 from tests.fixtures import Log, Patch
 from tests.support import largest_difference, refused, run_job, run_steps, weights
 from trainer.base.settings.resolution import resolve
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas, make_replicas
-from trainer.data.batches import Schedule, batches
+from trainer.data.batches import batches
 from trainer.data.dataset import Dataset, NestedArrays
 from trainer.data.sources import load_dataset
 from trainer.data.user_data import RandomAccess, own_dataset

@@ -24,8 +24,8 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.rules import STEP_METRICS
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
+from trainer.data.augmentation import crop, flip
 from trainer.data.dataset import Arrays, Dataset
-from trainer.data.training_rows import crop, flip
 from trainer.invariance.compat import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step

@@ -260,9 +260,10 @@ class Mirror:
             if address := self.address_of(file):
                 self._generations[address] = connect().upload(file, address, self._generations.get(address, 0))
         if manifest in files:
+            # The folder is whole in the bucket: the outdated ones are removed next, but not this one.
             with self._changed:
-                again = {path: self._outdated.pop(path)} if path in self._outdated else {}
-                self._tasks, self._outdated = {**self._outdated, **self._tasks}, again
+                kept = {path: self._outdated.pop(path)} if path in self._outdated else {}
+                self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)

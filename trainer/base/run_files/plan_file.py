@@ -18,6 +18,7 @@ import trainer
 from trainer.base.errors import UserError
 from trainer.base.run_files.job_files import read_json
 from trainer.base.settings.own_settings import is_dotted, own_sources
+from trainer.base.settings.schedule import Schedule
 from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
@@ -147,8 +148,8 @@ class StepPlan:
 
     def total_steps(self, config: TrainConfig) -> int:
         """Returns the number of steps of a run with these settings."""
-        per_epoch = max(1, self.examples // (config.global_batch_size * self.batches_per_step))
-        return config.steps or (config.epochs or 1) * per_epoch
+        schedule = Schedule(self.examples, config.global_batch_size, self.batches_per_step, config.seed)
+        return schedule.total_steps(config.steps, config.epochs)
 
 
 def peak_of(lines: Sequence[LinearInRows], rows: float) -> float:
