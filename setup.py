@@ -70,7 +70,7 @@ setup(
         ],
     },
     # Installed at each job's start, so few. TensorFlow and Keras end at the newest minor that was tried: numbers depend
-    # on private names of theirs (trainer/invariance/compat.py). `deploy` reads both lines.
+    # on private names of theirs (trainer/invariance/internals.py). `deploy` reads both lines.
     install_requires=[
         "tensorflow>=2.20,<2.22",
         "keras>=3.15,<3.16",

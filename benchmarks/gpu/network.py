@@ -26,7 +26,7 @@ from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.checks.on_gpus import steps_per_second
 from trainer.cluster.strategy import make_replicas
-from trainer.invariance.compat import parse_profile
+from trainer.invariance.internals import parse_profile
 from trainer.reporting.error_lines import one_line
 from trainer.reporting.resources import peak_device_memory_gib
 from trainer.training.xla_choice import MOST_AT_ONCE

@@ -10,7 +10,7 @@ import trainer
 from deploy.packaging.packages import ADMITTED
 from tests import versions
 from tests.docs.sources import ROOT
-from trainer.invariance.compat import TRIED
+from trainer.invariance.internals import TRIED
 
 
 def links(page: Path) -> Iterator[str]:

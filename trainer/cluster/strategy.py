@@ -19,7 +19,7 @@ from trainer.base.errors import UserError, refuse
 from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.rendezvous import differing, unlike
-from trainer.invariance.compat import await_silent_workers, cpu_devices_per_worker, separate_collectives
+from trainer.invariance.internals import await_silent_workers, cpu_devices_per_worker, separate_collectives
 
 SIMULATED = "TRAINER_SIMULATED_DEVICES"  # set by `python -m deploy local` on a machine without GPUs
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault, UserError, refuse, shortened
 from trainer.data.order import RowNumbers, shuffled
-from trainer.invariance.compat import makes_batches
+from trainer.invariance.internals import makes_batches
 
 Nest = Any
 Array = npt.NDArray[Any]

@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import compiled_by_xla, wrap
 from trainer.invariance.gradients import all_reduce_sum
+from trainer.invariance.internals import compiled_by_xla, wrap
 from trainer.invariance.step import holding, running_step
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
-from trainer.invariance.compat import compiled_by_xla, intercept_random, outside_conditions, wrap
+from trainer.invariance.internals import compiled_by_xla, intercept_random, outside_conditions, wrap
 from trainer.invariance.step import NORMAL, UNIFORM, NotCompilable, StepContext, holding, running_step
 
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import disable_gradient_sum, slots_of, trained_by, wrap
+from trainer.invariance.internals import disable_gradient_sum, slots_of, trained_by, wrap
 from trainer.invariance.step import NotCompilable, dense, holding, running_step
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.settings.fields import nearest
 from trainer.base.settings.train_config import LAYERS, names_in
-from trainer.invariance.compat import all_layers, mask_of, set_mask, wrap
+from trainer.invariance.internals import all_layers, mask_of, set_mask, wrap
 from trainer.invariance.step import in_step, running_step
 
 

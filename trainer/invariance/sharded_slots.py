@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from trainer.base.errors import UserError
 from trainer.base.log import log
-from trainer.invariance.compat import averages_of, key_of, replace_value, trained_by, wrap_updates
 from trainer.invariance.gradients import optimizers_of
+from trainer.invariance.internals import averages_of, key_of, replace_value, trained_by, wrap_updates
 
 # Those whose update of an element takes nothing of the other elements.
 _ELEMENTWISE = {

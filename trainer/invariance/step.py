@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from trainer.base.errors import UserError
-from trainer.invariance.compat import compiled_by_xla, outside_conditions
+from trainer.invariance.internals import compiled_by_xla, outside_conditions
 
 _ALGORITHM, BLOCK = 1, 4  # of tf.random.Algorithm; how many numbers one value of the counter gives
 

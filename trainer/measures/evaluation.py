@@ -19,7 +19,7 @@ from trainer.base.log import log
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
-from trainer.invariance.compat import wrapped
+from trainer.invariance.internals import wrapped
 from trainer.reporting.classification import Classification
 from trainer.training.loop import CallSize
 from trainer.user_code.interface import ModelInterface, has_class_outputs, numbers_of, results_of, scalars_of

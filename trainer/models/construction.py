@@ -21,7 +21,8 @@ from trainer.base.settings.train_config import MODELS, TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.data.examples import described
 from trainer.data.image_arrays import checked_labels
-from trainer.invariance.compat import (
+from trainer.invariance.gradients import reachable, sum_first
+from trainer.invariance.internals import (
     all_layers,
     build_compiled,
     compare_signs_on_device,
@@ -31,7 +32,6 @@ from trainer.invariance.compat import (
     wrap,
     wrapped,
 )
-from trainer.invariance.gradients import reachable, sum_first
 from trainer.invariance.layers import make_independent
 from trainer.invariance.losses import try_losses
 from trainer.invariance.sharded_slots import shard_optimizers

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
 from trainer.invariance.batch_norm import separate_groups
-from trainer.invariance.compat import compiled_by_xla
+from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, OfGAN, images_of, twice
 from trainer.models.image_layers import prefers_many_rows

@@ -18,7 +18,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from trainer.invariance.compat import compiled_by_xla
+from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.model_settings import DIFF_AUGMENTATIONS
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.base.settings.fields import Setting
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import compiled_by_xla
+from trainer.invariance.internals import compiled_by_xla
 from trainer.invariance.step import current_step
 from trainer.models.gan import GAN, OfGAN, images_of, scores_and_slopes, twice
 from trainer.models.model_settings import Conditional, DiffAugment, EmaDecay, LatentDim, Width

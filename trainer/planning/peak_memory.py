@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer.base.errors import PlatformFault
 from trainer.base.run_files.plan_file import LinearInRows
-from trainer.invariance.compat import parse_profile
+from trainer.invariance.internals import parse_profile
 
 _TEMPORARY = "temp"  # the kind of what one kernel needs while it runs
 _FLOAT32 = 1  # the number of the type in TensorFlow's protocol buffers

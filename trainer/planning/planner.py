@@ -37,8 +37,8 @@ from trainer.cluster.strategy import ONE_MACHINE, local_devices, make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
-from trainer.invariance.compat import all_layers
 from trainer.invariance.gradients import optimizers_of, with_tables_as_of
+from trainer.invariance.internals import all_layers
 from trainer.invariance.sharded_slots import slots_to_shard
 from trainer.models.image_layers import as_on_gpus
 from trainer.planning.peak_memory import COUNTED, PeakMemory, Trace, peak_bytes, traced, worst_order

@@ -22,7 +22,7 @@ from trainer.base.errors import UserError, reason
 from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable, write_servable
 from trainer.base.storage import whole_folder
-from trainer.invariance.compat import all_layers
+from trainer.invariance.internals import all_layers
 from trainer.reporting.error_lines import tensorflow_writing
 from trainer.user_code.interface import ModelInterface, output_names, symbolic_inputs
 from trainer.user_code.mistakes import where_raised

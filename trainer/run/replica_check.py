@@ -25,7 +25,7 @@ from trainer.base.settings.train_config import DATA_SOURCES, MODELS, TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.fingerprint import differing
 from trainer.data.sources import is_named
-from trainer.invariance.compat import all_layers, floats_of_variables
+from trainer.invariance.internals import all_layers, floats_of_variables
 from trainer.invariance.layers import depends_on_replicas
 from trainer.reporting.progress import Progress, is_loss
 from trainer.run.rehearsal import has_own_parts

@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.base.errors import UserError
 from trainer.base.log import warn_once
 from trainer.base.run_files.serving_file import Servable
-from trainer.invariance.compat import all_layers
+from trainer.invariance.internals import all_layers
 from trainer.run.export import load_template, model_inputs, named_leaves, random_rows
 from trainer.run.training_setup import TrainingSetup
 from trainer.user_code.interface import ModelInterface, numbers_of, scalars_of, symbolic_inputs

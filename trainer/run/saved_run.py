@@ -22,7 +22,7 @@ from trainer.cluster.strategy import ONE_MACHINE, Replicas, local_devices, make_
 from trainer.data.dataset import Dataset
 from trainer.data.examples import AnyExamples
 from trainer.data.sources import load_dataset
-from trainer.invariance.compat import build_compiled
+from trainer.invariance.internals import build_compiled
 from trainer.invariance.layers import refresh_normalization
 from trainer.measures import prediction
 from trainer.measures.evaluation import Evaluation, why_not_evaluated

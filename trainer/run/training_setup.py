@@ -22,7 +22,7 @@ from trainer.data.batches import batches, copied_ahead
 from trainer.data.dataset import Dataset
 from trainer.data.fingerprint import content_of
 from trainer.data.sources import is_named, load_dataset
-from trainer.invariance.compat import reset_layer_names, seed_initializers
+from trainer.invariance.internals import reset_layer_names, seed_initializers
 from trainer.invariance.layers import refresh_normalization
 from trainer.models.construction import build_model
 from trainer.run.export import load_template_weights

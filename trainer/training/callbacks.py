@@ -15,7 +15,7 @@ from trainer.base.errors import UserError
 from trainer.base.log import log
 from trainer.base.settings.rules import FALLING, OF_IMAGES, check_known
 from trainer.base.settings.train_config import TrainConfig
-from trainer.invariance.compat import floats_of_variables
+from trainer.invariance.internals import floats_of_variables
 from trainer.reporting.progress import Progress, is_loss
 from trainer.user_code.interface import ModelInterface
 from trainer.user_code.mistakes import load_function

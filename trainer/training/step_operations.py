@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.invariance.compat import graph_of_function
+from trainer.invariance.internals import graph_of_function
 
 # The dense side and the filter of each convolution: ("out" or "in", number). Each pixel of the dense side is multiplied
 # with the whole filter once. A transposed convolution is a Conv2DBackpropInput, and its gradient a Conv2D.

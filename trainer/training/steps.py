@@ -16,8 +16,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.compat import losses_reduced_by, without_merging
 from trainer.invariance.gradients import Travelling, Update, all_reduce_sum, postponed_updates
+from trainer.invariance.internals import losses_reduced_by, without_merging
 from trainer.invariance.losses import (
     parts_of_batch,
     reduce_over_replicas,

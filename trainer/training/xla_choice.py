@@ -17,7 +17,7 @@ from trainer.base.log import log
 from trainer.base.settings.train_config import TrainConfig
 from trainer.base.settings.xla_rule import MOST_FLOPS, barrier, reason_against
 from trainer.cluster.strategy import Replicas
-from trainer.invariance.compat import all_layers, uses_onednn
+from trainer.invariance.internals import all_layers, uses_onednn
 from trainer.invariance.step import NotCompilable
 from trainer.training.step_operations import operations
 from trainer.training.steps import StepRunner

@@ -18,7 +18,7 @@ from trainer.data.dataset import Arrays, Dataset, NestedArrays
 from trainer.data.examples import Examples, InSequence, Subset, unfilled
 from trainer.data.image_arrays import load_digits
 from trainer.data.sources import load_dataset
-from trainer.invariance.compat import separate_collectives
+from trainer.invariance.internals import separate_collectives
 from trainer.run.training_setup import build_setup
 from trainer.training.checkpoint import put_back, snapshot, variables_of
 

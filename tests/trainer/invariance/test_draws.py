@@ -14,8 +14,8 @@ from keras import layers
 
 from tests.fixtures import Log
 from tests.support import refused
-from trainer.invariance.compat import layers_by_path, reset_layer_names, seed_initializers
 from trainer.invariance.draws import draw_by_row, draw_by_row_everywhere
+from trainer.invariance.internals import layers_by_path, reset_layer_names, seed_initializers
 from trainer.invariance.layers import _DEPENDENT
 from trainer.invariance.step import StepContext, in_step
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from tests.support import refused
 from trainer.invariance.batch_norm import normalize_in_place
-from trainer.invariance.compat import separate_collectives
 from trainer.invariance.gradients import sum_and_build, sum_first, use_averages
+from trainer.invariance.internals import separate_collectives
 
 
 def make_strategy(replicas: int) -> Any:

@@ -14,7 +14,7 @@ from tests.support import largest_difference, refused, run_job, run_steps, small
 from trainer.base.errors import DONE
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import averages_of
+from trainer.invariance.internals import averages_of
 from trainer.training.checkpoint import checkpoint_folders, read_checkpoint, snapshot, variables_of
 
 SLOW = pytest.mark.slow

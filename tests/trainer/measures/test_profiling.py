@@ -17,7 +17,7 @@ from trainer.base.run_files.job_files import RUN_INFO
 from trainer.base.settings.resolution import resolve
 from trainer.base.settings.train_config import TrainConfig
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import parse_profile
+from trainer.invariance.internals import parse_profile
 from trainer.training.loop import StopRequest
 
 HERE = __name__

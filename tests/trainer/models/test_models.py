@@ -26,7 +26,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.augmentation import crop, flip
 from trainer.data.dataset import Arrays, Dataset
-from trainer.invariance.compat import all_layers
+from trainer.invariance.internals import all_layers
 from trainer.invariance.layers import depends_on_replicas, make_independent, refresh_normalization
 from trainer.invariance.step import StepContext, in_step
 from trainer.models.construction import build_model

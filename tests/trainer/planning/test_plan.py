@@ -16,7 +16,7 @@ from tests.support import small
 from tests.trainer.training.test_work_of_replicas import MOST_BYTES, MOST_OPERATIONS
 from trainer.base.run_files.plan_file import read_plan
 from trainer.data.sources import load_dataset
-from trainer.invariance.compat import uses_onednn
+from trainer.invariance.internals import uses_onednn
 from trainer.planning.planner import MeasuredStep, work_of_replicas
 from trainer.training.step_operations import NO_KERNEL, operations
 

@@ -23,7 +23,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.strategy import make_replicas
 from trainer.data.dataset import Dataset
 from trainer.data.sample_grids import noise
-from trainer.invariance.compat import separate_collectives
+from trainer.invariance.internals import separate_collectives
 from trainer.run import served_model
 from trainer.run.export import export, plain_copy
 from trainer.run.rehearsal import rehearse

@@ -23,7 +23,7 @@ from trainer.base.settings.train_config import TrainConfig
 from trainer.cluster.cluster_spec import Cluster
 from trainer.cluster.strategy import Replicas
 from trainer.data.dataset import Dataset
-from trainer.invariance.compat import parse_profile
+from trainer.invariance.internals import parse_profile
 from trainer.reporting.progress import StepLogs
 from trainer.run import training_setup
 from trainer.run.training_run import TrainingRun

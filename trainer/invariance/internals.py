@@ -3,7 +3,7 @@
 No other module uses a private name, and what replaces a method does so by `wrap` or `wrapped`. A name is looked up when
 a run first needs it: a release without it, or with other parameters, stops only the runs that need it, with one line.
 TRIED names the versions that all of them were tried with. A release may also keep a name and no longer call it, so
-tests/trainer/invariance/test_compat.py tests the meaning of each, by a number or what it does.
+tests/trainer/invariance/test_internals.py tests the meaning of each, by a number or what it does.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """Tests the meaning of all that the package relies on in Keras and TensorFlow beyond their documentation.
 
 It is the first file to run on a new release (`make test-next`): a test that fails names facts that no longer hold, and
-FACTS in trainer/invariance/compat.py says what is wrong without each. It also tests that these lists are complete.
+FACTS in trainer/invariance/internals.py says what is wrong without each. It also tests that these lists are complete.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from tests.fixtures import Patch
 from tests.trainer.invariance.test_draws import WORDS, Noisy, independent, on_replica
 from tests.trainer.invariance.test_gradients import make_strategy
 from trainer.base.settings.train_config import LAYERS
-from trainer.invariance import compat
+from trainer.invariance import internals
 from trainer.invariance.batch_norm import normalize_in_place
 from trainer.invariance.gradients import all_reduce_sum, sum_and_build, sum_first, use_averages
 from trainer.invariance.losses import reduce_over_replicas
@@ -46,16 +46,16 @@ METHODS = {name for kind in KINDS for name, value in inspect.getmembers(kind) if
 def test_facts_are_what_the_code_relies_on() -> None:
     """Each name is a fact, each fact is used, no other module replaces a method; `make lint` finds private names."""
     sources = {file.name: file.read_text(encoding="utf-8") for file in FILES}
-    code = sources["compat.py"] = sources["compat.py"].partition("MESSAGES = {")[2].partition("\n}\n")[2]
+    code = sources["internals.py"] = sources["internals.py"].partition("MESSAGES = {")[2].partition("\n}\n")[2]
     everything = re.sub(r"\\(?=[\[(.])", "", "\n".join(sources.values()))
-    lasts = {name.rpartition(".")[2] for name in compat.FACTS}
-    assert [text for text in (*lasts, *compat.MESSAGES) if text not in everything] == []
+    lasts = {name.rpartition(".")[2] for name in internals.FACTS}
+    assert [text for text in (*lasts, *internals.MESSAGES) if text not in everything] == []
     names = re.findall(r"\._[a-z]\w+|(?<=\")(?:keras|tensorflow)\.[\w.]+", code)
     for name in (*names, *re.findall(r'wrap\w*\(\s*"([\w.]+)', everything)):
-        assert name.rpartition(".")[2] in lasts or any(fact.startswith(name) for fact in compat.FACTS), name
+        assert name.rpartition(".")[2] in lasts or any(fact.startswith(name) for fact in internals.FACTS), name
     assignment = re.compile(r"^ +(?!self\.)\w[\w.]*\.(\w+) = ", re.MULTILINE)
     assigned = [(file, name) for file, source in sources.items() for name in assignment.findall(source)]
-    assert [(file, name) for file, name in assigned if name in METHODS and file != "compat.py"] == []
+    assert [(file, name) for file, name in assigned if name in METHODS and file != "internals.py"] == []
 
 
 def test_no_class_overrides_a_private_name_of_keras_or_tensorflow() -> None:
@@ -76,12 +76,12 @@ def test_what_is_missing_or_has_changed_fails_in_one_line(monkeypatch: Patch) ->
     monkeypatch.setattr(keras.Model, "_symbolic_build", lambda self, *, other_than_ours: None)
     monkeypatch.setattr(keras.initializers, "GlorotUniform", int)  # which takes no seed from where Keras took it
     for name, use in {
-        "keras.src.utils.naming.reset_uids": compat.reset_layer_names,
-        "keras.Model._symbolic_build": lambda: compat.build_compiled(keras.Sequential(), None),
-        "keras.src.random.seed_generator.python_random": lambda: compat.seed_initializers(7),
+        "keras.src.utils.naming.reset_uids": internals.reset_layer_names,
+        "keras.Model._symbolic_build": lambda: internals.build_compiled(keras.Sequential(), None),
+        "keras.src.random.seed_generator.python_random": lambda: internals.seed_initializers(7),
     }.items():
         line = rf"^{name} is missing or has changed in TensorFlow .* with Keras .*: install TensorFlow 2\.20 [^\n]*$"
-        with pytest.raises(compat.Missing, match=line):
+        with pytest.raises(internals.Missing, match=line):
             use()
 
 
@@ -107,9 +107,9 @@ def on_each(strategy: Any, function: Any) -> list[Any]:
 @meaning("reset_uids", "python_random")
 def test_names_and_seeds_are_those_of_a_new_process() -> None:
     keras.layers.Flatten()
-    compat.reset_layer_names()
+    internals.reset_layer_names()
     keras.utils.set_random_seed(7)
-    compat.seed_initializers(7)
+    internals.seed_initializers(7)
     random.random()  # as another thread may draw
     assert [keras.layers.Flatten().name for _ in range(2)] == ["flatten", "flatten_1"]
     assert keras.initializers.GlorotUniform().seed == random.Random(7).randint(1, int(1e9))
@@ -149,7 +149,7 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
     module = pkgutil.resolve_name("keras.src.backend.tensorflow.numpy")
     theirs = inspect.unwrap(module.signbit)
     monkeypatch.setattr(module, "signbit", theirs)
-    compat.compare_signs_on_device.__wrapped__()
+    internals.compare_signs_on_device.__wrapped__()
     values = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, np.inf, -np.inf, np.nan, -np.nan]
     for dtype in ("float16", "bfloat16", "float32", "float64", "int32", "bool"):
         x = tf.cast(tf.constant(values[:4] if dtype in ("int32", "bool") else values, tf.float64), dtype)
@@ -160,8 +160,8 @@ def test_keras_argmax_compares_the_same_sign_bits_as_uint32(monkeypatch: Patch) 
 
 @meaning("Layer.add_weight", "__float__", "__int__")
 def test_lora_is_float64_and_a_replicated_variable_is_a_number() -> None:
-    compat.lora_in_float64()
-    compat.floats_of_variables()
+    internals.lora_in_float64()
+    internals.floats_of_variables()
     layer = keras.layers.Dense(2, dtype="float64")
     layer.build((None, 3))
     layer.enable_lora(1)
@@ -187,7 +187,7 @@ def test_layers_have_paths_of_their_own() -> None:
 
     shared = keras.layers.Dense(1, name="dense")
     parts = [Own(shared, keras.layers.Dense(1, name="dense"), name="part") for _ in range(2)]
-    assert list(compat.layers_by_path(Own(*parts, name="model"))) == [
+    assert list(internals.layers_by_path(Own(*parts, name="model"))) == [
         "model", "model/part", "model/part/dense", "model/part/dense#2", "model/part#2", "model/part#2/dense"
     ]  # fmt: skip
 
@@ -199,16 +199,16 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
     model = keras.Sequential([keras.Input((2,)), dense])
     model.compile(keras.optimizers.Adam(0.0), loss="mse", metrics=["mae"])
     batch = np.ones((1, 2), np.float32), np.zeros((1, 1), np.float32)
-    compat.build_compiled(model, batch)
+    internals.build_compiled(model, batch)
     assert (model.optimizer.built, len(model.metrics_variables)) == (True, 4)
     model(batch[0])
-    with compat.losses_kept(model):
+    with internals.losses_kept(model):
         model(3.0 * batch[0])
     assert [float(loss) for loss in model.losses] == [4.0]  # of 1 + 1
     with outputs_kept(model) as outputs:
         model.test_step(batch)
     assert np.asarray(outputs).tolist() == [[[2.0]]]
-    with compat.losses_reduced_by(lambda original, *given, **named: original(*given, **named), lambda: 4):
+    with internals.losses_reduced_by(lambda original, *given, **named: original(*given, **named), lambda: 4):
         assert float(model.compute_loss(x=batch[0], y=batch[1], y_pred=model(batch[0]))) == (4.0 + 4.0) / 4
         assert float(model.train_step(batch)["loss"]) == 8.0
 
@@ -216,7 +216,7 @@ def test_a_compiled_model_is_built_and_its_losses_and_outputs_are_ours() -> None
 @meaning("reduce_weighted_values")
 def test_a_loss_with_weights_is_that_of_all_rows() -> None:
     loss, weights = keras.losses.MeanSquaredError("mean_with_sample_weight"), np.array([[3.0], [1.0]])
-    with compat.losses_reduced_by(reduce_over_replicas):
+    with internals.losses_reduced_by(reduce_over_replicas):
         parts = on_each(make_strategy(2), lambda replica: loss([[0.0]], [[1.0 + replica]], weights[replica]))
     assert sum(parts) == (3.0 * 1.0 + 1.0 * 4.0) / 4.0
 
@@ -314,7 +314,7 @@ def test_batches_are_told_from_examples() -> None:
     examples = tf.data.Dataset.from_tensor_slices(np.zeros((4, 3)))
     batches = examples.batch(2, drop_remainder=True)
     assert [
-        compat.makes_batches(kind) for kind in (examples, batches, batches.map(lambda x: x), batches.unbatch())
+        internals.makes_batches(kind) for kind in (examples, batches, batches.map(lambda x: x), batches.unbatch())
     ] == [False, True, True, False]
 
 
@@ -323,25 +323,25 @@ def test_what_is_traced_inside_of_functions_branches_and_xla_is_known() -> None:
     graphs = []
 
     def branch(x: Any) -> Any:
-        graphs.append(compat.outside_conditions(tf.compat.v1.get_default_graph()))
+        graphs.append(internals.outside_conditions(tf.compat.v1.get_default_graph()))
         return compiled(x)
 
     compiled = tf.function(
-        lambda x: tf.matmul(x, x) + float(compat.compiled_by_xla()), jit_compile=True, autograph=False
+        lambda x: tf.matmul(x, x) + float(internals.compiled_by_xla()), jit_compile=True, autograph=False
     )
     outer = tf.function(lambda x: compiled(x) + tf.cond(x[0, 0] > 0, lambda: branch(x), lambda: x), autograph=False)
     graph = outer.get_concrete_function(tf.TensorSpec((2, 2))).graph
     assert graphs == [graph]
     assert flops_of(graph, 1) == 2 * 2**3  # without branches
-    assert (compat.compiled_by_xla(), compiled(tf.ones((2, 2)))[0, 0]) == (False, 3.0)
+    assert (internals.compiled_by_xla(), compiled(tf.ones((2, 2)))[0, 0]) == (False, 3.0)
 
 
 @meaning("get_keras_mask", "set_keras_mask")
 def test_masks_go_with_tensors() -> None:
     outputs = keras.layers.Embedding(3, 1, embeddings_initializer="ones", mask_zero=True)(np.array([[1, 0, 2]]))
-    assert np.asarray(compat.mask_of(outputs)).tolist() == [[True, False, True]]
+    assert np.asarray(internals.mask_of(outputs)).tolist() == [[True, False, True]]
     values = tf.constant([[[1.0], [5.0], [3.0]]])
-    compat.set_mask(values, tf.constant([[True, False, True]]))
+    internals.set_mask(values, tf.constant([[True, False, True]]))
     assert keras.layers.GlobalAveragePooling1D()(values).numpy() == 2.0
 
 
@@ -351,10 +351,10 @@ def test_xla_compiles_a_replicas_update() -> None:
         weight = keras.Variable([1.0])
         optimizer = keras.optimizers.Adam(0.1)
         optimizer.build([weight])
-        compat.disable_gradient_sum(optimizer)
+        internals.disable_gradient_sum(optimizer)
 
     def update(replica: int) -> None:
-        with compat.without_merging(strategy):
+        with internals.without_merging(strategy):
             tf.function(lambda: optimizer.apply([tf.ones(1)], [weight]), jit_compile=True, autograph=False)()
 
     on_each(strategy, update)
@@ -364,14 +364,14 @@ def test_xla_compiles_a_replicas_update() -> None:
 @meaning("IsMklEnabled", "XSpace")
 def test_the_processors_kernels_are_known_and_a_profile_is_read(tmp_path: Path) -> None:
     """TensorFlow measures the memory of a CPU with oneDNN alone."""
-    with nullcontext() if compat.uses_onednn() else pytest.raises(ValueError, match="stats"):
+    with nullcontext() if internals.uses_onednn() else pytest.raises(ValueError, match="stats"):
         tf.config.experimental.get_memory_info("CPU:0")
     with tf.profiler.experimental.Profile(str(tmp_path)):
         tf.matmul(tf.ones((2, 2)), tf.ones((2, 2)))
     (file,) = tmp_path.rglob("*.xplane.pb")
     names = [
         event.name
-        for plane in compat.parse_profile(file.read_bytes()).planes
+        for plane in internals.parse_profile(file.read_bytes()).planes
         for event in plane.event_metadata.values()
     ]
     assert any("MatMul" in name for name in names)
@@ -382,15 +382,15 @@ import sys
 import tensorflow as tf
 (cpu,) = tf.config.list_physical_devices("CPU")
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-from trainer.invariance import compat
-compat.await_silent_workers(70)
+from trainer.invariance import internals
+internals.await_silent_workers(70)
 cluster = tf.train.ClusterSpec({"worker": [sys.argv[1]]})
 resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=0)
-with compat.cpu_devices_per_worker(2):
+with internals.cpu_devices_per_worker(2):
     strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
 context = tf.distribute.get_replica_context
 total = strategy.run(lambda: context().all_reduce("SUM", tf.cast(1 + context().replica_id_in_sync_group, tf.float32)))
-limit = compat._private("tensorflow.python.eager.context.context")().coordination_service.heartbeat_timeout_in_ms
+limit = internals._private("tensorflow.python.eager.context.context")().coordination_service.heartbeat_timeout_in_ms
 print([float(part) for part in strategy.experimental_local_results(total)], limit)
 """
 
@@ -438,6 +438,6 @@ def test_errors_are_told_apart_by_their_texts(text: str) -> None:
 
 
 def test_each_fact_has_a_test_of_its_meaning() -> None:
-    relied_on = {**compat.FACTS, **compat.MESSAGES}
+    relied_on = {**internals.FACTS, **internals.MESSAGES}
     assert [fact for fact in relied_on if not fact.endswith(tuple(TESTED))] == []
     assert [end for end in TESTED if not any(fact.endswith(end) for fact in relied_on)] == []
