@@ -14,7 +14,7 @@ VERSION = (HERE / "trainer" / "__init__.py").read_text(encoding="utf-8").split('
 CHECKOUT = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "job_configs")
 
 DEPLOY = ["google-cloud-aiplatform>=2,<3", "build", "setuptools>=64", "wheel", "pathspec>=0.12", "detect-secrets>=1.5"]
-SERVE = ["starlette>=1,<2", "uvicorn>=0.54,<0.55"]  # the server depends on private names of uvicorn
+SERVE = ["starlette>=1,<2", "uvicorn>=0.54,<1"]
 TEST = [
     "pytest>=8.3", "pytest-xdist", "hypothesis", "jsonschema", "matplotlib", "optuna>=5", *DEPLOY, *SERVE,
     "argcomplete",
