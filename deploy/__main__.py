@@ -9,8 +9,8 @@ from pathlib import Path
 
 import trainer
 
-_OWN = Path(__file__).parents[1]
-if Path(next(iter(trainer.__path__))).parent != _OWN:  # samples of Google's have a package of this name
+_PACKAGE_ROOT = Path(__file__).parents[1]
+if Path(next(iter(trainer.__path__))).parent != _PACKAGE_ROOT:  # some of Google's samples have such a package
     print(f"error: the package trainer in {next(iter(trainer.__path__))} is not that of vertex-trainer: use the "
           "command vertex-trainer, or another folder, or remove it there", file=sys.stderr)  # fmt: skip
     sys.exit(2)
@@ -46,7 +46,7 @@ PROGRAMS = {
     "generate": ("generate", "write images of a GAN's run"),
     "serve": ("serve", "answer requests with the model of a run"),
 }
-_REST = """
+_HELP_END = """
 To start, up to a first comparison:
   python -m deploy local cpu-2workers --recipe=wgan_gp_digits --steps=200 --job_dir=runs/two
   python -m deploy submit l4x4 --recipe=wgan_gp_photos --data=gs://BUCKET/photos --bucket=gs://BUCKET --dry_run
@@ -62,13 +62,13 @@ Exit codes:
   75  interrupted: the same command resumes
   69  a job or a build may still be running unobserved: check before you send another
   1   a fault of this package or of the platform"""
-_SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # of other programs
+_SYNONYMS = {"status": "jobs", "list": "jobs", "stop": "cancel"}  # what other programs call these verbs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code; prints errors of the user or the platform as one line on stderr.
 
-    Ends quietly if the reader of its output has ended, as `head` does.
+    Ends quietly if the program that reads its output, such as `head`, has ended.
     """
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -90,39 +90,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error.filename}: {error.strerror}: free or repair the disk, or use another", file=sys.stderr)
         return USER_MUST_CHANGE
     except KeyboardInterrupt as interrupt:
-        if not interrupt.args:  # else the verb has told what became of its job
+        if not interrupt.args:  # with arguments, the verb has already said what became of its job
             print("stopped: run the same command again to go on", file=sys.stderr)
         return INTERRUPTED
     return code
 
 
 def program() -> int:
-    """Runs the command line, which SIGTERM and a closed terminal interrupt as Ctrl-C does.
+    """Runs the command line and returns its exit code; SIGTERM and a closed terminal interrupt it as Ctrl-C does.
 
-    A Ctrl-C after its last line changes nothing of what was done, and neither the exit code.
+    A Ctrl-C after the verb has finished is ignored, so that it does not change the exit code.
     """
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks for the words that may follow: docs/vertex.md
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: docs/vertex.md
         importlib.import_module("deploy.cli.completion").complete([*PROGRAMS, *VERBS])
     for number in {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
+        if signal.getsignal(number) is signal.SIG_DFL:  # what nohup ignores stays ignored
             signal.signal(number, signal.default_int_handler)
-    if Path.cwd() != _OWN and (Path("trainer").is_dir() or Path("trainer.py").is_file()):
+    if Path.cwd() != _PACKAGE_ROOT and (Path("trainer").is_dir() or Path("trainer.py").is_file()):
         print(
             "note: the package trainer of this folder is not that of vertex-trainer, and is not used", file=sys.stderr
         )
-        paths = [str(_OWN), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
+        # The processes that this one starts must not import the trainer of this folder either.
+        paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # while Python ends its threads
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it could interrupt Python while it ends its threads
     return code
 
 
 def _run(words: Sequence[str]) -> int:
-    """Runs one verb, which the first of the words names; the programs of the trainer take the place of this one."""
+    """Runs the verb that the first word names and returns its exit code; a verb of PROGRAMS replaces this process."""
     if not words or words[0] in ("-h", "--help", "help"):
         verbs = [(verb, summary) for verb, (_, summary) in PROGRAMS.items()] + [*VERBS.items()]
         listed = "\n".join(f"  {verb:10} {summary}" for verb, summary in verbs)
-        print(f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_REST}")
+        print(f"usage: vertex-trainer VERB …   (or python -m deploy VERB …)\n\n{listed}\n{_HELP_END}")
         return DONE if words else USER_MUST_CHANGE
     if words == ["--version"]:
         print(f"vertex-trainer {trainer.__version__}")
@@ -131,7 +132,7 @@ def _run(words: Sequence[str]) -> int:
     program, _ = PROGRAMS.get(verb, ("", ""))
     if verb == "predict" and not any(argument.startswith(("--tier", "--help")) for argument in arguments):
         program = "predict"
-    if program:  # with TensorFlow
+    if program:  # it imports TensorFlow, which this process never does
         os.execv(sys.executable, [sys.executable, "-m", f"trainer.{program}", *arguments])  # noqa: S606 (no shell)
     if verb not in VERBS:
         known = [*PROGRAMS, *VERBS]
@@ -142,8 +143,8 @@ def _run(words: Sequence[str]) -> int:
     from deploy.base.console import printed_on
 
     check_arguments(arguments)
-    document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # is all of stdout
-    with printed_on(sys.stderr if document else None, command=True):
+    prints_document = {"--json", "--spec"} & {*split_words(arguments)[0]}  # alone on stdout: the text goes to stderr
+    with printed_on(sys.stderr if prints_document else None, command=True):
         code: int = module.main(arguments)
     return code
 

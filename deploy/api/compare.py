@@ -26,14 +26,14 @@ from trainer.base.errors import DONE, UserError
 from trainer.base.settings.fields import whole
 from trainer.base.storage import local_path
 
-_HERE_TOO = (
+_LOCAL_OPTIONS = (
     "package",
     "max_package_mb",
     "include",
     "prices",
     "script",
     "module",
-)  # options of jobs that this machine's take too
+)  # options of jobs that also apply to runs on this machine
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Comparison:
 
 
 def read_comparison(folder: Path, code: int) -> Comparison:
-    """Returns what the report in a folder says; nothing if no run has begun."""
+    """Returns the comparison that the report in `folder` describes, with no tiers if no run has begun."""
     file = folder / "table.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return Comparison(folder, code, *(content.get(name, []) for name in ("tiers", "verdict", "notes")))
@@ -67,7 +67,7 @@ def read_comparison(folder: Path, code: int) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(JobOptions):
-    """Holds what `compare` may be asked for; its jobs are without restarts."""
+    """Holds the options of `compare`; its jobs are not restarted when they fail."""
 
     tiers: Sequence[str] = option("TIER", "bare names of job_configs/, as l4x4, or your own files", (), tuple,
                                   count="+")  # fmt: skip
@@ -90,8 +90,8 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Runs the same work on each tier, here or with on="vertex" as jobs, to the end, and returns what came out.
 
-    `settings`: of the trainer; `options`: the fields of CompareOptions, as out, repeats or bucket. The same call again
-    repeats no finished run. Raises UserError as the command does; a run that failed is told by `exit_code`.
+    `settings`: the trainer's; `options`: fields of CompareOptions, such as out, repeats or bucket. The same call again
+    repeats no finished run. Raises UserError as the command does, but not for a run that failed: see `exit_code`.
     """
     with printed_on(stream):
         return compare_by_options(
@@ -102,28 +102,29 @@ def compare(
 def compare_by_options(
     asked: CompareOptions, program: Program, command: str, session: Session, *, dry_run: bool = False
 ) -> Comparison:
-    """Runs what `compare` was asked for, or announces it in a dry run; returns what came out."""
+    """Runs the comparison that the options describe and returns its results; in a dry run only prints its cost."""
     trackers = trackers_in(program.values)
     if not isinstance(program, Script):
-        program = program.without("track")  # this machine sends all runs at the end, with their parent
+        program = program.without("track")  # all runs are sent from here at the end, under one parent run
     specs = read_tiers(asked.tiers, asked.prices, asked.price_per_hour, asked)
     if asked.baseline and asked.baseline not in (tier.name for tier in specs):
         raise UserError(f"baseline={asked.baseline}: it must be one of {', '.join(tier.name for tier in specs)}")
-    scaling = "script" if isinstance(program, Script) else asked.scaling  # its batch is not known
-    plan = ComparisonRequest(specs, program, scaling, asked.repeats, command)
+    scaling = "script" if isinstance(program, Script) else asked.scaling  # a script's batch is not known
+    request = ComparisonRequest(specs, program, scaling, asked.repeats, command)
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
-    usual = JobOptions()
-    changed = [name for name in options_of(JobOptions) if getattr(asked, name) != getattr(usual, name)]
-    if not vertex and (of_jobs := [*(name for name in changed if name not in _HERE_TOO), *["dry_run"] * dry_run]):
-        raise UserError(f"--{of_jobs[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
+    defaults = JobOptions()
+    changed = [name for name in options_of(JobOptions) if getattr(asked, name) != getattr(defaults, name)]
+    job_flags = [*(name for name in changed if name not in _LOCAL_OPTIONS), *["dry_run"] * dry_run]
+    if job_flags and not vertex:
+        raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()
-    runs = plan.resolve(runner)
+    runs = request.resolve(runner)
     if dry_run:
-        if not announce(plan, runs, out, runner):
+        if not announce(request, runs, out, runner):
             say(f"nothing to submit: all runs in {out} are done")
         return Comparison(out, DONE, [], [], [])
-    parallel = asked.parallel or (len(plan.runs()) if vertex else 1)
-    code = run_comparison(plan, runs, out, runner, parallel)
+    parallel = asked.parallel or (len(request.runs()) if vertex else 1)
+    code = run_comparison(request, runs, out, runner, parallel)
     if any_begun(out):
         write_report([asked.out], asked.out, asked.baseline, dict(asked.price_per_hour))
         track([asked.out], trackers)

@@ -32,16 +32,16 @@ from trainer.base.settings.fields import whole
 def attach(
     job: str = "", project: str = "", region: str = "", backend: str = "", session: Session = SESSION
 ) -> VertexJob:
-    """Returns a job by its name, number, display name or submission, whoever submitted it; of several the newest.
+    """Returns the newest job with this name, number, display name or submission, whoever submitted it.
 
-    Without any, the last one submitted from this folder. `region`: NAME,NAME, by default gcloud's and those of
-    the submissions from this folder. Raises UserError if there is no such job.
+    Without `job`, returns the last one submitted from this folder. `region`: where to look, NAME,NAME; by default
+    gcloud's region and those of the submissions from this folder. Raises UserError if there is no such job.
     """
     attempt = find_attempt(job)
     name = job
     if attempt:
         record, last = attempt
-        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:  # it was interrupted: its label finds it
+        if not last.job and last.state != "NOT SUBMITTED" and last.sent_at:  # interrupted: find it by label
             with api_errors(GcpConfig(last.project, last.region, "")):
                 opened = session.open(backend or BACKENDS[0], last.project, last.region)
                 last.job = look_for(record.label, opened, session.clock, last.sent_at)
@@ -54,7 +54,7 @@ def attach(
         name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
     named = full_name[1] if full_name else ""
-    if not project:  # a number instead of an ID is rejected by some services: then gcloud's project
+    if not project:  # some services reject a project number: gcloud's project, which is an ID, comes before one
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
     if full_name:
@@ -81,14 +81,14 @@ def attach(
 
 
 def _regions(flag: str) -> list[str]:
-    """Returns the regions of a flag, NAME,NAME; without it gcloud's, and those of the submissions from this folder."""
+    """Returns the regions in `flag`, or else gcloud's region and those of the submissions from this folder."""
     names = flag or ",".join(filter(None, [read_region(""), *sent_regions()]))
     return regions_in(names) if names else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobsOptions:
-    """Holds what `jobs` may be asked for."""
+    """Holds the options of `jobs`."""
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
     region: str = option("NAME,NAME", "each region is asked (default: gcloud's ai/region, and those of the submissions "
@@ -103,9 +103,9 @@ def jobs(
     region: str | Sequence[str] = "", project: str = "", state: str = "", labels: Mapping[str, str] | None = None,
     limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
 ) -> list[JobStatus]:  # fmt: skip
-    """Returns the `limit` newest jobs of each region, or those in one state, as "RUNNING", or with `labels`.
+    """Returns the `limit` newest jobs of each region, of those in `state`, such as "RUNNING", and with `labels`.
 
-    Also cancels duplicates, second jobs that a lost response created, and says so on `stream`.
+    Also cancels duplicates, second jobs that were created because a response was lost, and prints so on `stream`.
     """
     values: dict[str, Value] = {
         "region": region,
@@ -120,14 +120,14 @@ def jobs(
 
 
 def jobs_by_region(asked: JobsOptions, session: Session) -> Iterator[tuple[str, list[JobStatus], int]]:
-    """Yields each region with its jobs as `jobs` returns them, and how many there are in all."""
+    """Yields, for each region, its name, the jobs that `jobs` returns for it, and the number of all its jobs."""
     newest_sent = find_attempt("")
     project = needed_project(read_project(asked.project) or (newest_sent[1].project if newest_sent else ""))
     for region in _regions(asked.region) or [needed_region("")]:
         with api_errors(GcpConfig(project, region, "")):
             backend = session.open(asked.backend, project, region)
             statuses = retried(backend.jobs, session.clock)
-            groups: dict[str, list[JobStatus]] = {}  # of one submission's attempt each
+            groups: dict[str, list[JobStatus]] = {}  # by label: the jobs of one attempt of a submission
             for status in statuses:
                 groups.setdefault(status.labels.get(LABEL, status.name), []).append(status)
             for group in groups.values():

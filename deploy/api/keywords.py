@@ -1,4 +1,4 @@
-"""Reads what a command or a call asks for: options of a verb, settings of the trainer, and the command of both."""
+"""Reads the arguments of a command or of a Python call: the options of a verb, and the settings of the trainer."""
 
 import dataclasses
 import re
@@ -32,16 +32,17 @@ def split_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raises UserError for an empty argument or value, which an unset shell variable leaves, and for two max_cost.
+    """Raises UserError for an empty argument or value, as an unset shell variable leaves, or two values of max_cost.
 
-    The empty value of a setting whose default is empty means something: it overrides what a recipe names.
+    A setting whose default is empty may be given an empty value, which overrides that of a recipe.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     defaults |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
     may_be_empty = {name for name, default in defaults.items() if default == ""} - {"recipe", "job_dir"}
     words = [*map(underscored, split_words(arguments)[0])]
+    # A word a line, so that both `--max_cost=5` and `--max_cost 5` are found.
     limits = dict.fromkeys(re.findall(r"^--max_cost[=\n](.*)", "\n".join(words), re.MULTILINE))
-    # Of other flags the last one counts, but this one is money.
+    # For other flags the last value counts, but with this one a slip costs money.
     if len(limits) > 1:
         raise UserError(f"max_cost is given twice, as {' and '.join(limits)}: give it once")
     flag_before = ""
@@ -56,12 +57,12 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def package_folder(package: str) -> str:
-    """Returns the folder where the functions of a package of the user's are looked for first; "" without one."""
+    """Returns the folder that is searched first for the functions of the user's `package`; "" without one."""
     return str(expanded(package).resolve().parent) if package else ""
 
 
 def read_settings(texts: Mapping[str, str], first: str) -> Overrides:
-    """Returns the settings of the trainer that a verb was given. Raises UserError for what a job or plan has not."""
+    """Returns the trainer's settings among these flags. Raises UserError for flags that only a run from here has."""
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
         if texts.get(name, "false") != "false":
             raise UserError(f"--{name} {reason}: use it with `python -m trainer.task`")
@@ -74,10 +75,11 @@ def read_call(
     verb: str, kind: type[Options], positional: Sequence[str], keywords: Mapping[str, Value],
     settings: Mapping[str, Value] | None = None,
 ) -> tuple[Options, Program, str]:  # fmt: skip
-    """Returns the options of a call, what runs, and the command that does the same.
+    """Returns the options of a Python call, the program that is to run, and the equivalent command.
 
-    Of `keywords` what is empty stands for its default, and those that are no options are settings, as `settings` are:
-    there None is "none", which replaces a recipe's value. Raises UserError for what the command refuses or prints.
+    `keywords` holds options of `kind` and settings of the trainer; an empty value means the default. In `settings` None
+    means "none", which replaces a recipe's value. Raises UserError for what the command refuses, and for its options
+    that print or write files.
     """
     for word in map(str, positional):
         if word.startswith("-"):
@@ -92,17 +94,17 @@ def read_call(
     texts: dict[str, Sequence[str]] = {name: texts_by_name.pop(name) for name in [*texts_by_name] if name in known}
     if positional:
         texts["tiers"] = [*map(str, positional)]
-    others = {name: values[-1] for name, values in texts_by_name.items() if values}
-    others |= {name: as_text(value) for name, value in (settings or {}).items()}
+    setting_texts = {name: values[-1] for name, values in texts_by_name.items() if values}
+    setting_texts |= {name: as_text(value) for name, value in (settings or {}).items()}
     options = read_texts(kind, texts)
     package = options.get("package", "")
     if options.get("script") or options.get("module"):
-        refuse_unknown([f"--{name}" for name in others], ["job_dir"])
+        refuse_unknown([f"--{name}" for name in setting_texts], ["job_dir"])
         named = options.get("script", ""), options.get("module", "")
-        program: Program = read_script(*named, package, [], others.get("job_dir", ""))
+        program: Program = read_script(*named, package, [], setting_texts.get("job_dir", ""))
     else:
-        own = Overrides(others, package_folder(package)).own
+        own = Overrides(setting_texts, package_folder(package)).own
         names = [*known, *(field.name for field in flags_of(own.settings))]
-        refuse_unknown([f"--{name}" for name in others], names, own.hint, LISTED)
-        program = read_settings(others, package_folder(package))
+        refuse_unknown([f"--{name}" for name in setting_texts], names, own.hint, LISTED)
+        program = read_settings(setting_texts, package_folder(package))
     return kind(**options), program, command_line(verb, words)
