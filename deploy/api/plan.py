@@ -1,6 +1,6 @@
 """Plans a run on tiers before anything is paid: whether it fits, how long it takes, what it costs, with intervals.
 
-`plan_by_options` reads what was asked for and forecasts each tier; a Plan formats the forecasts and says what follows.
+`plan_by_options` forecasts each tier; a Plan formats the forecasts and answers the user's questions from them.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ from trainer.base.storage import expanded, make_writable
 
 WIDTH, LINES = 100, 15
 TITLES = ("tier", "strategy", "fits", "GiB of a GPU", "largest batch", "ms/step", "hours", "USD", "efficient")
-_TEXTS = 3  # of the titles: texts, not numbers
+_TEXT_COLUMNS = 3  # the first of the columns, which hold text; the others hold numbers
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,15 @@ class OfferChoice:
 class Plan:
     """Holds the forecasts of all tiers, each with its offers: the hours and USD under each scheduling strategy.
 
-    `forecasts`: of each tier, "TIER@REGION" where regions were planned; `names`: of each tier, as `submit` takes it.
+    `forecasts`: one for each tier, or for each TIER@REGION if regions were planned; `names`: the name that `submit`
+    takes, by tier.
     """
 
     plan: StepPlan
     forecasts: Sequence[Forecast]
     about: str  # what is trained
-    assumed: Sequence[str]  # of the runs that times come from
-    within_hours: float | None = None  # the most hours and USD that the user asked for
+    assumed: Sequence[str]  # about the runs that times come from
+    within_hours: float | None = None  # the user's limits, in hours and in USD
     budget_usd: float | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -92,16 +93,16 @@ class Plan:
 
     @cached_property
     def efficient(self) -> set[int]:
-        """Returns which of the offers no other one beats in both time and money."""
+        """Returns the indices of the offers that no other offer beats in both time and money."""
         return {*pareto_front([(offer.hours.middle, offer.usd.middle) for _, offer in self.offers])}
 
     def place(self, forecast: Forecast) -> tuple[str, str]:
-        """Returns the tier of a forecast as `submit` takes it, and its region; "" for any."""
+        """Returns the name that `submit` takes for the tier of a forecast, and its region, "" for any."""
         tier, _, region = forecast.tier.partition("@")
         return self.names.get(tier, tier), region
 
     def best(self, within: str = "", budget: float | None = None) -> OfferChoice:
-        """Returns the cheapest offer that ends `within` a time, as "8h", for at most `budget` USD.
+        """Returns the cheapest offer that ends `within` a time, such as "8h", for at most `budget` USD.
 
         Prefers offers whose upper ends meet both limits; falls back to those whose middle does. Raises UserError if
         there is none.
@@ -134,7 +135,7 @@ class Plan:
         return self.brief()
 
     def brief(self, folder: str = "") -> str:
-        """Returns the same, with the folder of plan.md."""
+        """Returns the same, and names the place where everything is said: `folder`, if one is given."""
         answers = self.answers()
         width = max((len(answer.question) for answer in answers), default=0)
         lines = [self.about, "", *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers), ""]
@@ -146,25 +147,25 @@ class Plan:
         ]  # fmt: skip
         if rows:
             titles = "tier", "how", "fits", "largest batch", "time", "USD"
-            lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXTS).splitlines()]
+            lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXT_COLUMNS).splitlines()]
         table, more = load_machines(), len(self.cells()) - len(rows)
         rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
         lines.append(f"  {rest}{': ' * bool(folder)}{folder}. Prices: {table.region}, {table.date}")
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:
-        """Returns every offer, and the tiers without any, with everything that is said."""
+        """Returns a table of every offer, then of the tiers without any, with all answers and notes."""
         return "\n".join(
-            [self.about, "", terminal_table(TITLES, self.cells(), _TEXTS), *self.sentences(), "", *self.notes()]
+            [self.about, "", terminal_table(TITLES, self.cells(), _TEXT_COLUMNS), *self.sentences(), "", *self.notes()]
         )
 
     def to_markdown(self) -> str:
-        """Returns the table with everything that is said about it."""
+        """Returns what `table` does, as Markdown."""
         lines = [*self.sentences(), *self.notes()]
-        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), lines, _TEXTS)}"
+        return f"{self.about}\n\n{markdown_table(TITLES, self.cells(), lines, _TEXT_COLUMNS)}"
 
     def to_json(self) -> str:
-        """Returns every number."""
+        """Returns the forecasts of all tiers, with all answers and notes, as JSON."""
         content: dict[str, Any] = {
             "about": self.about, "sentences": [*self.sentences()], "notes": [*self.notes()],
             "tiers": [dataclasses.asdict(forecast) for forecast in self.forecasts],
@@ -172,42 +173,43 @@ class Plan:
         return json.dumps(content, indent=2) + "\n"
 
     def answers(self) -> list[Answer]:
-        """Returns what the user wants to know first."""
+        """Returns the answers that a user wants first: does it fit, which tier is the cheapest, which the fastest."""
         return [*answers(self.forecasts, self.offers, self.within_hours, self.budget_usd)]
 
     def sentences(self) -> list[str]:
-        """Returns the same as sentences."""
+        """Returns the same, each as one line, QUESTION: ANSWER."""
         return [f"{answer.question}: {' '.join(answer.text.split())}" for answer in self.answers()]
 
     def notes(self) -> Iterator[str]:
-        """Yields how the numbers were made, what is assumed, and why one is missing."""
+        """Yields notes on how the numbers were made, what they assume, and why some are missing."""
         table, memory = load_machines(), self.plan.memory
         bases = {forecast.basis for forecast in self.forecasts}
-        yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows; "
-               f"up to {memory.worst_order:.2f} x as much in another order of operations, {FRAGMENTS:g} x that with "
-               f"fragments; {NEAR}: within the error of that. Of a GPU: {CONSTANTS.context_gib:g} GiB for CUDA and, "
-               f"where there is room, up to {CONSTANTS.convolutions_gib[1]:g} GiB for trials of convolutions, as on an "
-               "H100, which jobs bound to 1 GiB on cards below 32 GB, and to 0.5 below 12; "
-               f"assumed are {CONSTANTS.workspace_gib:g} GiB of workspaces that must be there, and "
-               f"{CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
+        yield (f"Memory: measured on this machine's CPU with {', '.join(map(str, memory.measured_rows))} rows. The "
+               f"upper end allows for another order of operations ({memory.worst_order:.2f} x as much) and for "
+               f"fragmentation ({FRAGMENTS:g} x that); {NEAR}: the available memory is in this range. A GPU also "
+               f"needs {CONSTANTS.context_gib:g} GiB for CUDA and, where there is room, up to "
+               f"{CONSTANTS.convolutions_gib[1]:g} GiB to try algorithms of convolutions (measured on an H100; jobs "
+               "limit it to 1 GiB on cards below 32 GB, and to 0.5 GiB below 12 GB). Assumed, not measured: "
+               f"{CONSTANTS.workspace_gib:g} GiB of workspaces and {CONSTANTS.nccl_gib:g} GiB for NCCL.")  # fmt: skip
         if BY_GRAPH in bases and self.offers:
-            yield (f"Times from the graph alone: {CONSTANTS.source}, with the errors of networks that were left out as "
-                   f"interval; other cards by the rates of data sheets, {CONSTANTS.elsewhere:g} times wider at each "
-                   "end. --measure= some steps, or --from= runs, narrows them.")  # fmt: skip
+            yield (f"Times from the graph alone: {CONSTANTS.source}; their intervals are the errors on networks that "
+                   "were left out of the fit. Other cards: scaled by the rates of their data sheets, with intervals "
+                   f"{CONSTANTS.elsewhere:g} times wider at each end. --measure=TIER or --from=DIR narrows "
+                   "them.")  # fmt: skip
         if BY_CPU in bases:
-            yield (f"Times on CPUs: from plain steps on the {self.plan.cpu.cores} virtual CPUs where the plan was "
-                   "made, by the number of the tier's, from no gain to ideal; another processor, other kernels: "
-                   f"{CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times that.")  # fmt: skip
+            yield (f"Times on CPUs: from steps without XLA on the {self.plan.cpu.cores} virtual CPUs where the plan "
+                   "was made. More CPUs may gain nothing, or in proportion; another processor may take "
+                   f"{CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times as long.")  # fmt: skip
         if BY_RUNS in bases:
             yield from self.assumed
         yield (f"Prices are estimates of {table.date} for {table.region} unless set by --prices or --price_per_hour; "
-               "Vertex AI's fee is in them, for spot by inference. The time to get machines is not included, nor are "
-               "saving and evaluation where no run shows them.")  # fmt: skip
+               "they include Vertex AI's fee, which is inferred for spot. The time to get machines is not included, "
+               "nor are saving and evaluation where no run shows them.")  # fmt: skip
         installing = [forecast.install_seconds for forecast in self.forecasts if forecast.install_seconds.middle]
         if installing:
             most = max(installing, key=lambda seconds: seconds.middle).times(1 / 60)
-            yield (f"Hours and USD include the minutes in which each job installs TensorFlow first, a "
-                   f"guess: up to {most.text()}; an own image (python -m deploy image) saves them.")  # fmt: skip
+            yield (f"Hours and USD include the minutes in which each job installs TensorFlow first (a guess: up to "
+                   f"{most.text()}); an image of your own (python -m deploy image) saves them.")  # fmt: skip
         yield (f"Spot: {PREEMPTIONS_PER_HOUR:g} preemptions an hour, a guess, each of which loses half of the time "
                f"between checkpoints, and {RESTART_SECONDS / 60:.0f} minutes; up to twice as many.")  # fmt: skip
         tiers: dict[str, list[str]] = {}
@@ -229,7 +231,7 @@ def _cells(forecast: Forecast, offer: PricedEstimate | None, efficient: bool) ->
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """Holds what `plan` may be asked for."""
+    """Holds the options of `plan`."""
 
     tiers: Sequence[str] = option("TIER", "bare names of job_configs/, as l4x4, or your own files (default: all of "
                                   "job_configs/)", (), tuple, count="*")  # fmt: skip
@@ -246,7 +248,7 @@ class PlanOptions:
     price_per_hour: Mapping[str, float] = option("TIER=USD", "the price of all machines of a tier", {}, read_prices,
                                                  many=True)  # fmt: skip
     package: str = option_of(JobOptions, "package")
-    # Of the job of --measure:
+    # For the job that --measure sends:
     max_cost: float | None = option_of(JobOptions, "max_cost")
     project: str = option_of(JobOptions, "project")
     region: str = option_of(JobOptions, "region")
@@ -261,7 +263,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Returns the plan of a run on these tiers, by default on all; `regions` need prices="prices-REGION.yaml".
 
-    `settings`: of the trainer; `options`: the fields of PlanOptions. The first plan of new settings measures steps on
+    `settings`: the trainer's; `options`: fields of PlanOptions. The first plan of new settings measures steps on
     this machine's CPU, which takes a minute. Writes no file of its own. Raises UserError as the command does.
     """
     named = {"recipe": recipe, "regions": list(regions), **options}
@@ -275,13 +277,14 @@ def plan_by_options(
     asked: PlanOptions, overrides: Overrides, command: str, session: Session, out: Path | None = None, *,
     dry_run: bool = False,
 ) -> Plan:  # fmt: skip
-    """Returns what `plan` was asked for. `out`: a folder that is to be writable before anything is measured.
+    """Returns the plan that the options describe. Raises UserError as the command does.
 
-    dry_run: the job of --measure is shown and not sent, and the plan is without it.
+    `out`: a folder that must be writable before anything is measured; `dry_run`: prints the job of --measure instead of
+    sending it, and plans without it.
     """
     if asked.measure and asked.max_cost is None:
         raise UserError(f"measure={asked.measure}: a job costs money: set a limit, such as --max_cost=1")
-    if asked.measure:  # mistakes come before steps are measured here
+    if asked.measure:  # refuse mistakes before the slow measurement on this machine
         load_tier(asked.measure)
         checked_address("bucket", asked.bucket)
     elif asked.max_cost is not None or asked.bucket or dry_run:
@@ -292,7 +295,7 @@ def plan_by_options(
             "which REGION stands for its name; `python -m deploy prices --region=us-east4 --out=prices-us-east4.yaml` "
             "makes one"
         )
-    # Each region with its price file, or "", for any, with the only one.
+    # Each region with its price file, or "", which stands for any region, with the only price file.
     regions = map(checked_region, asked.regions.split(",")) if asked.regions else [""]
     places = [(region, asked.prices.replace("REGION", region) if region else asked.prices) for region in regions]
     names, sources, usd_by_tier = asked.tiers or tier_names(), asked.from_, asked.price_per_hour
@@ -318,7 +321,7 @@ def plan_by_options(
             if region:
                 try:
                     check_region(tier, GcpConfig("", region, ""))
-                except NoMachines:  # by both of Google's pages
+                except NoMachines:  # neither of Google's two pages lists them there
                     continue
             extrapolation, own_image = by_name.get(tier.name), remembered() is not None
             if asked.fit and extrapolation:
@@ -328,17 +331,19 @@ def plan_by_options(
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
             forecasts.append(replace(of_tier, tier=f"{tier.name}@{region}") if region else of_tier)
     as_typed = {tier.name: name for tier, name in zip(specs, names, strict=True)}
-    ways = {forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH}
-    way = "" if not ways else ", compiled on one GPU" if len(ways) > 1 else ", compiled" if True in ways else ", plain"
+    compiled = {forecast.compiled for forecast in forecasts if forecast.basis == BY_GRAPH}
+    xla = ", compiled" if True in compiled else ", plain"
+    if len(compiled) != 1:  # tiers differ, or no time comes from the graph
+        xla = ", compiled on one GPU" if compiled else ""
     about = (
         f"{config.recipe or config.model} on {config.data or 'its data'}: {step_plan.total_steps(config):,} steps, "
-        f"global batch {config.global_batch_size}, {config.precision}{way}"
+        f"global batch {config.global_batch_size}, {config.precision}{xla}"
     )
     within = asked.within and asked.within / 3600
     return Plan(step_plan, forecasts, about, assumed, within, asked.budget, as_typed)
 
 
-# Steps of a measurement: the first number with which XLA compiles them, or not, as in the whole run.
+# Steps that a measurement may have: the first number for which the choice of XLA is that for the whole run.
 _MEASURED = (50, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -346,14 +351,14 @@ def _measured(
     asked: PlanOptions, overrides: Overrides, plan: StepPlan, config: TrainConfig, command: str, session: Session,
     dry_run: bool,
 ) -> str:  # fmt: skip
-    """Runs some steps as a job on the tier of --measure, unless it has; returns the folder of all tiers' measurements.
+    """Runs some steps as a job on the tier of --measure, unless they were run before.
 
-    Shows the job in a dry run, and returns "".
+    Returns the folder with the measurements of all tiers; a dry run only prints the job, and returns "".
     """
     tier, total = load_tier(asked.measure), plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
-    alike = (is_compiled(plan, replace(config, steps=count), tier.devices) == compiled for count in _MEASURED)
-    steps = min(total, next((count for count, same in zip(_MEASURED, alike, strict=True) if same), total))
+    same_choice = (is_compiled(plan, replace(config, steps=count), tier.devices) == compiled for count in _MEASURED)
+    steps = min(total, next((count for count, same in zip(_MEASURED, same_choice, strict=True) if same), total))
     flags = overrides.without("steps", "epochs", "job_dir", "report_every_steps")
     digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
     folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"
@@ -361,12 +366,12 @@ def _measured(
     if not dry_run and json.loads(buckets.read(f"{job_dir}/{RESULT}")[0] or "{}").get("state") == "done":
         say(f"{asked.measure} was measured before: {job_dir}")
         return folder
-    of_job = {name: getattr(asked, name) for name in
+    job_options = {name: getattr(asked, name) for name in
               ("max_cost", "project", "region", "bucket", "image", "backend", "package", "prices")}  # fmt: skip
     program = flags.replace(steps=steps, report_every_steps=max(1, steps // 5), job_dir=job_dir)
-    submission = prepare(SubmitOptions(tiers=[asked.measure], **of_job), program, command, session)
+    submission = prepare(SubmitOptions(tiers=[asked.measure], **job_options), program, command, session)
     if dry_run:
-        say(*submission.about, f"nothing was sent: {steps} steps would be measured so; the plan is without them")
+        say(*submission.about, f"nothing was sent: {steps} steps would be measured; the plan does without them")
         return ""
     submission.finish()
     return folder

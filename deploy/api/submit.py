@@ -1,4 +1,4 @@
-"""Submits jobs: checks what was asked, says what it means, creates the job, and goes on where there are no machines."""
+"""Submits jobs: checks the options, describes the job and what it costs, and prepares what sends and follows it."""
 
 import dataclasses
 import re
@@ -35,15 +35,15 @@ from deploy.tiers.tier import Tier, load_tier, machine_tier, one_machine
 from trainer.base.errors import UserError, refuse
 from trainer.base.run_files.job_files import GPU_CHECK
 
-# Flags with which a job is not followed: of several, the next could not be tried, and nobody ends a wait for machines.
-_UNFOLLOWED = {
+# Flags after which nobody follows the job, so that no other tier or region can be tried, and why, for the error.
+_WHY_ONE_PLACE = {
     "detach": "whether it has machines is known only later", "spec": "a spec has one job", "out": "a spec has one job",
 }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SubmitOptions(JobOptions):
-    """Holds what `submit` may be asked for."""
+    """Holds the options of `submit`."""
 
     tiers: Sequence[str] = option("TIER", "a file such as job_configs/l4x4.yaml, or its bare name, l4x4; of several "
                                   "the next is tried where there are no machines", (), tuple, count="*")  # fmt: skip
@@ -69,11 +69,11 @@ def submit(
 ) -> SubmittedJob:  # fmt: skip
     """Submits one job, on the first tier and region with machines for it, and returns it as soon as it is created.
 
-    `settings`: of the trainer, as learning_rate; `options`: the fields of SubmitOptions, as region or spot=True;
-    `max_cost`: USD; `dry_run`: sends nothing, the job says what it would be. Lines about it go to `stream`. Raises
-    UserError for what the command would refuse, or ask about: what may cost more than 50 USD by its plan, or 500
-    without one, needs a max_cost. Raises PlatformFault if the service fails; its exit code 69 says that the job may
-    exist.
+    `settings`: the trainer's, such as learning_rate; `options`: fields of SubmitOptions, such as region or spot=True;
+    `max_cost`: in USD; `dry_run`: checks and describes the job, and sends nothing. Prints about the job on `stream`.
+    Raises UserError for what the command would refuse or ask to confirm: a job that may cost more than 50 USD by its
+    plan, or more than 500 USD without a plan, needs a max_cost. Raises PlatformFault if the service fails; its exit
+    code 69 says that the job may exist.
     """
     named = {"recipe": recipe, "bucket": bucket, "max_cost": max_cost, **options}
     with printed_on(stream):
@@ -85,9 +85,9 @@ def submit(
 def prepare(
     asked: SubmitOptions, program: Program, command: str, session: Session, unfollowed: str = ""
 ) -> SubmittedJob:
-    """Returns what `submit` was asked for, checked. Raises UserError for what could be known to fail.
+    """Returns the checked submission that the options describe, and sends nothing. Raises UserError if it must fail.
 
-    `unfollowed`: the flag of the command with which nobody follows the job, if any.
+    `unfollowed`: the command's flag, if any, after which nobody follows the job.
     """
     register, unfollowed = ("", ""), unfollowed or "detach" * asked.detach
     if asked.register:
@@ -98,7 +98,7 @@ def prepare(
             )
         register = checked_name(asked.register), serving_image("" if installs(asked.image) else asked.image)
     if asked.check and not program.values.keys() & {"recipe", "model"}:
-        program = program.replace(recipe="wgan_gp_digits")  # a small one, whose data are in the package
+        program = program.replace(recipe="wgan_gp_digits")  # a small recipe, whose data come with the package
     order = order_of(asked, program)
     if asked.check:
         order = dataclasses.replace(order, subject=f"check-{order.subject}")
@@ -114,7 +114,7 @@ def prepare(
 
 
 def order_of(asked: JobOptions, program: Program) -> Order:
-    """Returns the order of a new submission, its packages read. Raises UserError if they do not fit."""
+    """Reads the packages and returns the order of a new submission. Raises UserError for a bad name or package."""
     check_asked_image(asked.image)
     if asked.name and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", asked.name):
         raise UserError(f"name={asked.name}: use letters, digits, - _ and . only, at most 100: it names a folder too")
@@ -154,21 +154,21 @@ def _candidates(asked: SubmitOptions, program: Program, order: Order, unfollowed
     tiers = tiers or [machine_tier(asked.machine_type, asked.accelerator, asked.prices, asked)]
     regions = regions_in(asked.region)
     if unfollowed and len(tiers) * len(regions) > 1:
-        raise UserError(f"--{unfollowed} is for one tier in one region: {_UNFOLLOWED.get(unfollowed)}")
+        raise UserError(f"--{unfollowed} is for one tier in one region: {_WHY_ONE_PLACE.get(unfollowed)}")
     jobs, left_out = list[Job](), list[tuple[str, NoMachines]]()
     for tier in tiers:
-        # Mistakes in the command come before those of the account.
-        fitting = program
+        # Mistakes in the command are reported before those of the account, such as a missing project.
+        fitted = program
         if asked.fit and not asked.check and not isinstance(program, Script):
             config = program.resolve()
             if chosen := best_memory_option(tier, plan_of(config, program), config):
-                fitting = program.replace(**{chosen.name: chosen.value})
-        work = workload_on(one_machine(tier, CHECK_S) if asked.check else tier, fitting)
-        # The default, a GAN on digits, is for trying things out: somebody, or the tier's file, names what is paid for.
+                fitted = program.replace(**{chosen.name: chosen.value})
+        work = workload_on(one_machine(tier, CHECK_S) if asked.check else tier, fitted)
+        # The trainer's default, a GAN on digits, is for trying things out: a flag or the tier's file names paid work.
         task = work.tier.spec["workerPoolSpecs"][0]
         arguments = (task.get("pythonPackageSpec") or task.get("containerSpec") or {}).get("args", [])
-        in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
-        named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *in_file}
+        flags_in_file = {argument.partition("=")[0].removeprefix("--") for argument in arguments}
+        named = not isinstance(work, Training) or {"recipe", "model"} & {*work.overrides.values, *flags_in_file}
         if not named:
             raise UserError("recipe is missing: a job is paid for: name what it trains, by --recipe= or --model=")
         for region in regions:
@@ -196,9 +196,9 @@ def check_wait(max_wait: float | None, tier: Tier, unfollowed: str) -> None:
 
 
 def describe(jobs: Sequence[Job]) -> list[str]:
-    """Returns what people want to know of jobs: what runs, on what, in which image, where to, what it costs.
+    """Returns lines that describe jobs: what runs, on which machines and image, where it writes, what it costs.
 
-    A line that is the same for all stands once.
+    A line that is the same for several jobs appears once.
     """
     check = f"trains nothing: checks the accelerators of one machine ({GPU_CHECK}, docs/gpus.md)"
     lines = [check if job.order.asked.check else job.workload.about for job in jobs]

@@ -1,7 +1,7 @@
 """Trains from a program or a notebook: on this machine, or as a job that is followed to its end.
 
-Here it is the process that `python -m trainer.task` is, not the caller's own: a distribution strategy has to be made
-before TensorFlow first uses its devices, which a notebook has often done already.
+On this machine `python -m trainer.task` runs as a process of its own, not in the caller's: a distribution strategy has
+to be made before TensorFlow first uses its devices, and a notebook has often used them already.
 """
 
 import dataclasses
@@ -26,14 +26,14 @@ from trainer.base.run_files.job_files import RESULT
 from trainer.base.settings.fields import as_text
 from trainer.base.storage import local_path
 
-_STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line on how far a training is
+_STEP = re.compile(r"(step|epoch) +([\d,]+)(?:/| of )([\d,]+)")  # begins a line of progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitted:
-    """Holds a training that is done. `history`: of each loss and metric its values by epoch, as keras.Model.fit has it.
+    """Holds a finished training. `history`: the values of each loss and metric by epoch, as Keras's History.history.
 
-    `cost`: USD that its jobs cost, 0 on this machine, None if that is not known; `url`: its page, or its folder here.
+    `cost`: USD that its jobs cost, 0 on this machine, None if unknown; `url`: the job's page, or the local folder.
     """
 
     history: Mapping[str, Sequence[float | None]] = dataclasses.field(repr=False)
@@ -52,17 +52,18 @@ def fit(
     model: str = "", data: str = "", *, on: str = "", job_dir: str = "", progress: bool = True,
     stream: TextIO | None = None, session: Session = SESSION, **options: Value,
 ) -> Fitted:  # fmt: skip
-    """Trains a model, "module:function" as `data`, on this machine or on a tier, as on="l4x4", to the end.
+    """Trains a model to the end, on this machine or on a tier, such as on="l4x4".
 
-    `options`: settings of the trainer, as epochs, and on a tier the fields of SubmitOptions, as max_cost. Prints what
-    will run, what it may cost, and its log, with a bar in a notebook, unless `progress` is False; asks on a terminal or
-    in a notebook where the cost is much. The same call again resumes, or finds its job. Raises UserError, PlatformFault
-    if the training fails, and KeyboardInterrupt, after which a job goes on.
+    `model` and `data`: "module:function"; `options`: settings of the trainer, such as epochs, and for a tier also
+    fields of SubmitOptions, such as max_cost. Unless `progress` is False, prints what will run, what it may cost, and
+    its log, with a progress bar in a notebook. Asks to confirm a high cost, on a terminal or in a notebook. The same
+    call again resumes the run, or finds its job. Raises UserError, PlatformFault if the training fails, and
+    KeyboardInterrupt after Ctrl-C, which leaves the job running.
     """
     named: dict[str, Value] = {"model": model, "data": data, **options}
     if not on:
-        if of_jobs := options_of(SubmitOptions).keys() & options.keys():
-            raise UserError(f"{min(of_jobs)} is for a job: name its tier, as on='l4x4', or leave it out")
+        if job_options := options_of(SubmitOptions).keys() & options.keys():
+            raise UserError(f"{min(job_options)} is for a job: name its tier, as on='l4x4', or leave it out")
         words = [f"{name}={text}" for name, value in named.items() for text in texts_of(name, value)]
         job_dir = job_dir or f"runs/fit-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:8]}"
         log = stream or (sys.stdout if progress and "ipykernel" not in sys.modules else None)
@@ -85,13 +86,13 @@ def train(
     model: str = "", data: str = "", settings: Mapping[str, Value] | None = None, *, job_dir: str, recipe: str = "",
     stream: TextIO | None = None, progress: bool = False,
 ) -> RunResult:  # fmt: skip
-    """Trains a model, "module:function" as `data`, and returns its result; the same call again resumes.
+    """Trains a model on this machine and returns its result; the same call again resumes.
 
-    `settings`: of the trainer, as epochs; `job_dir`: a folder of this machine. The log goes to `stream`; `progress`
-    shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the trainer refuses, PlatformFault for
-    a run that failed.
+    `model` and `data`: "module:function"; `settings`: the trainer's, such as epochs; `job_dir`: a local folder. Prints
+    the log on `stream`; `progress` shows a bar in a notebook. Ctrl-C saves the state. Raises UserError for what the
+    trainer refuses, PlatformFault for a run that failed.
     """
-    # print_config and help only print.
+    # With print_config or help the trainer would only print.
     if not job_dir or (settings or {}).keys() & {"print_config", "help"}:
         raise UserError("train needs a job_dir, and takes no print_config or help in settings")
     named = {"recipe": recipe, "model": model, "data": data, "job_dir": job_dir}
@@ -111,7 +112,7 @@ def train(
 
 
 def _progress_bar(progress: bool) -> Callable[[str], bool]:
-    """Returns what shows a line on how far a training is as a bar in a notebook; it returns False for other lines."""
+    """Returns a function that shows a line of progress as a bar in a notebook; it returns False for other lines."""
     if not progress or "ipykernel" not in sys.modules:
         return lambda line: False
     display: Any = importlib.import_module("IPython.display")

@@ -185,7 +185,7 @@ def test_some_steps_are_measured_on_a_tier_once_and_the_plan_says_so(
     words = ["l4x1", "l4x2", *SETTINGS, f"--plan={planted_plan(tmp_path)}", f"--out={tmp_path / 'out'}", *where]
     assert plan.main([*words, "--measure=l4x1", "--dry_run"], session) == 0
     shown = capsys.readouterr().out
-    assert "nothing was sent: 500 steps would be measured so; the plan is without them" in shown
+    assert "nothing was sent: 500 steps would be measured; the plan does without them" in shown
     assert "; surer: --measure=l4x" in shown
     assert cloud.requests == []
     for tier, by, jobs in (("l4x1", ["l4x1", ""], 1), ("l4x1", ["l4x1", ""], 1), ("l4x2", ["l4x1", "l4x2"], 2)):
