@@ -1,8 +1,8 @@
 """Provides what `python -m deploy` does as functions, for notebooks, pipelines and programs (docs/api.md).
 
-A function prints nothing unless it gets a stream, asks nothing and never ends the program; `fit` alone talks and asks.
-It raises UserError for what the user must change, PlatformFault for what a service did, each with one line and an
-`exit_code`.
+Functions print nothing without a stream, ask nothing and never end the program; `fit` alone prints and asks unasked.
+They raise UserError for what the user must change and PlatformFault for failures of a service, each with one line and
+an `exit_code`.
 """
 
 import importlib
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a public name, whose module is imported now, as a package that is only imported should cost nothing."""
+    """Returns a public name, and imports its module only now, so that importing this package costs nothing."""
     if name == "__version__":
         return importlib.import_module("trainer").__version__
     for module, names in _MODULES.items():

@@ -197,7 +197,7 @@ class Plan:
                    f"{CONSTANTS.elsewhere:g} times wider at each end. --measure=TIER or --from=DIR narrows "
                    "them.")  # fmt: skip
         if BY_CPU in bases:
-            yield (f"Times on CPUs: from steps without XLA on the {self.plan.cpu.cores} virtual CPUs where the plan "
+            yield (f"Times on CPUs: from plain steps on the {self.plan.cpu.cores} virtual CPUs where the plan "
                    "was made. More CPUs may gain nothing, or in proportion; another processor may take "
                    f"{CPU_DOUBT.low:g} to {CPU_DOUBT.high:g} times as long.")  # fmt: skip
         if BY_RUNS in bases:

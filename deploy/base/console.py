@@ -1,6 +1,6 @@
-"""Prints what a command does, on stdout and stderr; what a function of the Python API does, where its caller wants it.
+"""Prints lines for people: a command's on stdout and stderr, those of a Python call on the stream that it was given.
 
-Without either nothing is printed and nothing asked, as in a program that imports this package.
+Nothing is printed or asked otherwise, so that a program can use this package silently.
 """
 
 import os
@@ -15,42 +15,45 @@ from typing import TextIO
 
 from trainer.base.errors import FAULT, USER_MUST_CHANGE, PlatformFault, UserError
 
-_PLACE: ContextVar[TextIO | None] = ContextVar("place", default=None)
-_COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread begins with neither
-_KEPT_LINES = 50  # of a program's output, among which its error is
+_STREAM: ContextVar[TextIO | None] = ContextVar("stream", default=None)
+_COMMAND: ContextVar[bool] = ContextVar("command", default=False)  # a new thread starts with neither set
+_KEPT_LINES = 50  # the end of a program's output, where its error is looked for
 
 
 def say(*lines: str) -> None:
-    """Prints lines, those of a command on stdout."""
+    """Prints lines; a command prints them on stdout."""
     _print(sys.stdout, *lines)
 
 
 def tell(line: str) -> None:
-    """Prints a line beside the output proper, that of a command on stderr."""
+    """Prints a note beside the output proper; a command prints it on stderr."""
     _print(sys.stderr, line)
 
 
 def _print(stream: TextIO, *lines: str) -> None:
-    if place := _PLACE.get() or (stream if _COMMAND.get() else None):
-        print(*lines, sep="\n", file=place, flush=True)
+    if chosen := _STREAM.get() or (stream if _COMMAND.get() else None):
+        print(*lines, sep="\n", file=chosen, flush=True)
 
 
 @contextmanager
 def printed_on(place: TextIO | None, *, command: bool = False) -> Iterator[None]:
-    """Directs what this thread prints within the block to `place`.
+    """Within the block, prints what this thread prints on the stream `place`.
 
-    Without one a `command` prints on stdout and stderr, a function nowhere.
+    Without a stream, a `command` prints on stdout and stderr, and anything else nowhere.
     """
-    tokens = _PLACE.set(place), _COMMAND.set(command)
+    tokens = _STREAM.set(place), _COMMAND.set(command)
     try:
         yield
     finally:
-        _PLACE.reset(tokens[0])
+        _STREAM.reset(tokens[0])
         _COMMAND.reset(tokens[1])
 
 
 def agrees(question: str) -> bool:
-    """Asks on stderr, as stdout may be a document; returns whether the answer is yes, False where nobody answers."""
+    """Asks on stderr, as stdout may be a document, and returns whether the answer is yes.
+
+    Returns False outside a command, and where nobody answers.
+    """
     if not _COMMAND.get():
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
@@ -60,18 +63,18 @@ def agrees(question: str) -> bool:
 
 
 def forget_stdout() -> None:
-    """Directs stdout to nowhere, as its reader has ended: else Python flushes into the closed pipe once more."""
+    """Redirects stdout, whose reader has ended, to nowhere: otherwise Python flushes into the closed pipe at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_program(module: str, arguments: Sequence[str], show: Callable[[str], None]) -> None:
-    """Runs a program of ours in a process of its own, and passes the lines that it prints to `show`.
+    """Runs `python -m MODULE` as a process, and passes each line that it prints to `show`.
 
-    Interrupted, it sends the program SIGTERM, by which a training saves its state, and waits for its end. Raises the
-    error that the program printed last, with its exit code, 1 if a signal ended it.
+    If interrupted, sends the process SIGTERM, at which a training saves its state, and waits for its end. If it fails,
+    raises UserError or PlatformFault with the last error that it printed, and its exit code, or 1 if a signal ended it.
     """
     command, lines = [sys.executable, "-u", "-m", module, *arguments], deque[str](maxlen=_KEPT_LINES)
-    # In a session of its own, or a terminal's Ctrl-C reaches it too, and a second signal ends it without saving.
+    # In a session of its own: a terminal's Ctrl-C would reach it too, and the second signal end it without saving.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True
     ) as process:
@@ -90,7 +93,7 @@ def run_program(module: str, arguments: Sequence[str], show: Callable[[str], Non
     if code < 0:
         killed = f"python -m {module} was killed by signal {-code} (is the memory too small for this batch?)"
         text, code = text or killed, FAULT
-    # A last line of any other kind is named beside the exit code: it may be of a traceback, or of progress.
+    # Without an error, the last line is shown beside the exit code: it may end a traceback, or tell of progress.
     text = text or ": ".join([f"python -m {module} ended with exit code {code}", *[*lines][-1:]])
     error = (UserError if code == USER_MUST_CHANGE else PlatformFault)(text)
     error.exit_code = code

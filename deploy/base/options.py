@@ -1,4 +1,4 @@
-"""Describes what a verb may be asked for, once, as fields of a dataclass: for flags, their help and Python calls."""
+"""Defines the options of a verb once, as fields of a dataclass, for its flags, their help and Python calls."""
 
 import argparse
 import dataclasses
@@ -18,10 +18,10 @@ def option(
     metavar: str, meaning: str, default: Any = "", read: Callable[[Any], Any] = str, *, count: str = "",
     many: bool = False, choices: Sequence[str] | None = None,
 ) -> Any:  # fmt: skip
-    """Returns a field of an options class; a switch without a `metavar`.
+    """Returns a field of an options class; without a `metavar` it is a switch.
 
-    read: makes a value of a text, of all its texts if the flag may be given `many` times; count: how often an argument
-    without a flag is given, as argparse's nargs. A name that Python reserves ends with _, as from_.
+    `read` converts the flag's text to a value, or a list of texts if the flag may be given `many` times; `count` makes
+    it a positional argument with argparse's nargs. A field whose name Python reserves ends with _, such as from_.
     """
     about = {"metavar": metavar, "meaning": meaning, "default": default, "read": read, "count": count, "many": many,
              "choices": choices}  # fmt: skip
@@ -29,24 +29,24 @@ def option(
 
 
 def switch(meaning: str) -> Any:
-    """Returns a field that is true or false."""
+    """Returns a field of an options class that is true or false."""
     return option("", meaning, False, boolean)
 
 
 def option_of(kind: type, name: str) -> Any:
-    """Returns a field that is the same option of another class."""
+    """Returns a field that is the same option as the one called `name` in another options class."""
     field = options_of(kind, [name])[name]
     return dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
 
 
 def options_of(kind: type, names: Iterable[str] = ()) -> dict[str, "dataclasses.Field[Any]"]:
-    """Returns the options of a class, or those of these names; a field without a description is none."""
+    """Returns the options of a class by name, or only these `names`; fields not made by `option` are left out."""
     fields = {field.name: field for field in dataclasses.fields(kind) if field.metadata}
     return {name: fields[name] for name in names} if names else fields
 
 
 def declare(cli: Parser, kind: type, *names: str) -> None:
-    """Declares the flags of an options class, or those of these names."""
+    """Adds the options of a class, or only these `names`, to the parser as flags and arguments."""
     for field in options_of(kind, names).values():
         about, flag = field.metadata, f"--{field.name.removesuffix('_')}"
         shown = {"metavar": about["metavar"], "help": about["meaning"], "default": about["default"]}
@@ -61,16 +61,16 @@ def declare(cli: Parser, kind: type, *names: str) -> None:
 
 
 def parsed(kind: type[Options], flags: argparse.Namespace, **more: Any) -> Options:
-    """Returns the options that a command line gives, as `declare` has declared them; `more`: values of other fields."""
+    """Returns the options object of a command line parsed with the flags of `declare`; `more`: other fields."""
     values = {name: value for name, value in vars(flags).items() if name in options_of(kind)}
     many = {name: field.metadata["read"] for name, field in options_of(kind, values).items() if field.metadata["many"]}
     return kind(**values | {name: read(values[name]) for name, read in many.items()} | more)
 
 
 def texts_of(name: str, value: Value) -> list[str]:
-    """Returns the texts that a flag would be given for a value of a call; none for what stands for its default.
+    """Returns the texts that the flag `name` would be given for the value of a Python call; none for None or "".
 
-    A list stands for several values, a dictionary for several of the form NAME=VALUE. Labels and regions are one text.
+    A list becomes a text for each value, a dictionary a NAME=VALUE for each entry. Labels and regions become one text.
     """
     if isinstance(value, Mapping):
         texts = [f"{key}={part}" for key, part in value.items()]
@@ -81,7 +81,7 @@ def texts_of(name: str, value: Value) -> list[str]:
 
 
 def read_texts(kind: type, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Returns the values of options. Raises UserError as the command does."""
+    """Returns the values of options from their texts. Raises UserError as the command does."""
     values: dict[str, Any] = {}
     for name, field in options_of(kind, [name for name in texts if texts[name]]).items():
         about = field.metadata
@@ -95,14 +95,14 @@ def read_texts(kind: type, texts: Mapping[str, Sequence[str]]) -> dict[str, Any]
 
 
 def usd(text: str) -> float:
-    """Returns a sum in USD."""
+    """Returns a sum in USD from its text. Raises ArgumentTypeError unless it is a number above 0."""
     if not re.fullmatch(r"\d{1,6}(\.\d+)?", text) or not float(text):
         raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, in USD, as 5")
     return float(text)
 
 
 def seconds(text: str) -> float:
-    """Returns the seconds in a time such as 2h, 30m or 1d."""
+    """Returns the seconds in a time such as 2h, 30m or 1d. Raises ArgumentTypeError for anything else."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([smhd])", text)
     value = float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]] if match else 0.0
     if not 1 <= value <= 30 * 86400:
@@ -111,7 +111,7 @@ def seconds(text: str) -> float:
 
 
 def factor(text: str) -> float:
-    """Returns how many times as much is allowed as planned."""
+    """Returns a factor by which a job may exceed its plan. Raises ArgumentTypeError unless it is 1 to 999."""
     if not re.fullmatch(r"\d{1,3}(\.\d{1,3})?", text) or float(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 999, as 1.5")
     return float(text)

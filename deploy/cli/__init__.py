@@ -1,1 +1,1 @@
-"""Implements the command line: one module a verb, named as the verb, and the flags that verbs share."""
+"""Implements the command line: one module per verb, with the name of the verb, and the flags that verbs share."""

@@ -20,7 +20,7 @@ from deploy.tiers.tier import LABEL
 from trainer.base.errors import DONE, UserError
 
 _FIX = "the account needs roles/bigquery.jobUser on the table's project and roles/bigquery.dataViewer on the export"
-_POLLS, _POLL_S = 60, 5.0
+_POLLS, _POLL_S = 60, 5.0  # how often, and at which interval, BigQuery is asked for the result
 # https://cloud.google.com/billing/docs/how-to/export-data-bigquery-tables/standard-usage: a row has the labels of a
 # job, cost and credits.
 _BILLED = """
@@ -33,7 +33,7 @@ GROUP BY label, currency
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints one line for each job."""
+    """Prints what was billed and what was estimated, one line for each job."""
     cli = parser("bill", __doc__, "RUN … --table=PROJECT.DATASET.gcp_billing_export_v1_X", JobsOptions,
                  "project", "region", "backend")  # fmt: skip
     cli.add_argument("runs", nargs="+", metavar="RUN", help="a submission, or a job's name, display name or number")

@@ -33,21 +33,23 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     project = needed_project(read_project(args.project))
     packages = f"{checked_address('bucket', args.bucket)}/packages/"
 
-    def named(place: tuple[str, str]) -> tuple[set[str], set[str]]:
-        """Returns what the jobs of a region and kind name: those that have ended, and the others."""
+    def named_packages(place: tuple[str, str]) -> tuple[set[str], set[str]]:
+        """Returns the packages that jobs of a region and kind name: ended jobs, and all others."""
         region, kind = place
-        names = set[str](), set[str]()
+        of_ended, of_others = set[str](), set[str]()
         with api_errors(GcpConfig(project, region, "")):
             backend = session.open("sdk", project, region)
             for job in retried(lambda: [*backend.listed(f"{backend.parent}/{kind}", kind)], session.clock):
                 ended = kind == "customJobs" and job["state"].removeprefix("JOB_STATE_") in FINAL_STATES
-                names[not ended].update(re.findall(rf"{re.escape(packages)}([^/]+)/", json.dumps(job)))
-        return names
+                names = of_ended if ended else of_others
+                names.update(re.findall(rf"{re.escape(packages)}([^/]+)/", json.dumps(job)))
+        return of_ended, of_others
 
     with ThreadPoolExecutor(8) as threads:
         places = itertools.product(load_machines().regions, ("customJobs", "hyperparameterTuningJobs"))
-        ended, others = (set[str]().union(*names) for names in zip(*threads.map(named, places), strict=True))
-    sizes = dict.fromkeys(sorted(ended - others), 0)
+        by_place = threads.map(named_packages, places)
+        of_ended, in_use = (set[str]().union(*names) for names in zip(*by_place, strict=True))
+    sizes = dict.fromkeys(sorted(of_ended - in_use), 0)
     objects = [item for item in buckets.below(packages) if item.address.name.split("/")[-2] in sizes]
     for item in objects:
         sizes[item.address.name.split("/")[-2]] += item.size

@@ -10,7 +10,7 @@ from trainer.base.settings.resolution import recipe_names
 
 
 def complete(verbs: Sequence[str]) -> None:
-    """Prints the words that may stand at the cursor, and ends the process."""
+    """Prints the completions that are possible at the cursor, and ends the process."""
     cli = argparse.ArgumentParser(add_help=False)
     cli.add_argument("verb", choices=verbs)
     tiers: Any = cli.add_argument("tiers", nargs="*")

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         remember(BuiltImage(uri, args.tensorflow, sources, at, args.image if digest else ""))
         if not digest:
-            print(f"warning: gcloud named no digest: jobs run in what {uri} is when they start")
+            print(f"warning: gcloud named no digest: jobs run in the image that {uri} names when they start")
         print("jobs that are submitted in this folder, with these sources, run in this image")
     return code
 

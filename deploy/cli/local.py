@@ -32,22 +32,22 @@ def main(arguments: Sequence[str]) -> int:
                      help="how often a worker that fails is started again (default: 0; on Vertex AI: 5)")  # fmt: skip
     args, program = parse_program(cli, arguments)
     tier = load_tier(args.spec, "")
-    # In the place of a script's job the trainer would run here.
+    # A script's spec has no code of this machine: the trainer would run in the script's place.
     for variable in tier.spec["workerPoolSpecs"][0].get("containerSpec", {}).get("env", []):
         if isinstance(program, Overrides) and variable["name"] == "TRAINER_START" and '"script"' in variable["value"]:
             raise UserError(f"{tier.name}: a script's job, whose code is in the bucket: name the code: --script=FILE")
-    request = workload_on(tier, program)
+    workload = workload_on(tier, program)
     job_id = f"local-{time.strftime('%Y%m%d-%H%M%S')}"
-    job_dir = local_path(request.job_dir, "job_dir") if request.job_dir else Path("runs") / job_id
-    request.check_folder(job_dir)  # fails here rather than in workers that wait for each other
+    job_dir = local_path(workload.job_dir, "job_dir") if workload.job_dir else Path("runs") / job_id
+    workload.check_folder(job_dir)  # fails here rather than in workers that wait for each other
     command, folder = command_line("local", arguments), job_dir.absolute()
-    command_and_files = request.local_program(folder)
-    workers = local_workers(tier, request.arguments(), folder, job_id, command, program=command_and_files)
-    first: dict[str, str] = {}  # by a line of ours, the worker that said it first: the others say it too
+    command_and_files = workload.local_program(folder)
+    workers = local_workers(tier, workload.arguments(), folder, job_id, command, program=command_and_files)
+    first: dict[str, str] = {}  # by line, the worker that printed it first: the trainer prints the same in each worker
 
     def print_line(worker: str, line: str) -> None:
-        if not isinstance(request, Training) or first.setdefault(line, worker) == worker:
-            print(f"[{worker}] {line}\n", end="", flush=True)  # with its end: lines of two threads would mix otherwise
+        if not isinstance(workload, Training) or first.setdefault(line, worker) == worker:
+            print(f"[{worker}] {line}\n", end="", flush=True)  # in one write: lines of two threads would mix
 
     job = LocalJob(workers, print_line, args.restarts)
     print(f"{job_id}: rehearses {tier.machine}; writes to {job_dir}", flush=True)
@@ -56,9 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{job_id}: JOB_STATE_{outcome.state}" + (f", {outcome.restarts} restarts" if outcome.restarts else ""))
     if outcome.state == "CANCELLED" and outcome.code != DONE:
         step = checkpoint_step(job_dir)
-        again = "again" if request.job_dir else f"with --job_dir={job_dir}"
+        again = "again" if workload.job_dir else f"with --job_dir={job_dir}"
         resumes = "starts from scratch: there is no checkpoint yet" if step is None else f"resumes from step {step:,}"
         print(f"{outcome.error or 'interrupted'}: the same command {again} {resumes}")
     elif outcome.error:
         print(f"error: {outcome.error}", file=sys.stderr)
-    return outcome.code if isinstance(request, Training) else outcome.status or outcome.code
+    return outcome.code if isinstance(workload, Training) else outcome.status or outcome.code

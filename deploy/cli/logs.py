@@ -13,7 +13,7 @@ from trainer.base.settings.fields import whole
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Prints the lines, of a job that runs or has ended, and does not follow it."""
+    """Prints the log of a job that runs or has ended, and does not follow it."""
     cli = parser("logs", "Prints the log of a job so far, and ends; `watch` follows it.", "[JOB] [--tail=COUNT]")
     add_target(cli)
     cli.add_argument("--tail", type=whole(1, 1_000_000), default=0, metavar="COUNT", help="only the newest lines")

@@ -1,4 +1,4 @@
-"""Parses the command line of a verb, once: its own flags and arguments, and the settings of the trainer beside them."""
+"""Parses the command line of a verb: its own flags and arguments, and the trainer's settings among them."""
 
 import argparse
 import dataclasses
@@ -15,10 +15,10 @@ from trainer.base.errors import UserError
 from trainer.base.settings.fields import Parser, add_setting_flags, flag_values, nearest, refuse_unknown
 from trainer.base.settings.resolution import Overrides, flags_of, own_settings
 
-SCHEMA_VERSION = 1  # of docs/json.schema.json; changes when a field goes or means something else
+SCHEMA_VERSION = 1  # of docs/json.schema.json; changes when a field is removed or changes its meaning
 
 
-# What --help of submit and of compare shows; --help=all the rest.
+# The flags that --help of submit and of compare shows; --help=all shows the rest.
 USUAL = (
     "project", "region", "bucket", "package", "script", "max_cost", "spot", "timeout", "dry_run", "detach", "on", "out",
     "repeats",
@@ -42,8 +42,8 @@ def parser(
     return cli
 
 
-# Flags of verbs that take a recipe or a script, and that say nothing of a script; one with the value that is refused.
-_NOT_OF_SCRIPTS = {
+# Flags that make sense for a recipe alone, and the error if they are given with a script: NAME, or NAME=VALUE.
+_NOT_FOR_SCRIPTS = {
     "check": "--check trains a recipe on the tier's GPUs, not a script: drop --check, or run it without one",
     "plan": "--plan is for recipes: the memory of a script is not known: drop it",
     "scaling=weak": "--scaling=weak changes the batch of a recipe; that of a script is its own: leave it out",
@@ -62,7 +62,7 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
     if unknown:
         hint = nearest(unknown[0].partition("=")[0].removeprefix("--"), cli.names)
         raise UserError(f"unknown argument {unknown[0]}{hint} The arguments of your script follow --")
-    for flag, refusal in _NOT_OF_SCRIPTS.items():
+    for flag, refusal in _NOT_FOR_SCRIPTS.items():
         name, _, value = flag.partition("=")
         if (setting := getattr(args, name, False)) and setting == (value or setting):
             raise UserError(refusal)
@@ -70,7 +70,7 @@ def parse_program(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Names
 
 
 def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
-    """Returns the verb's own arguments, and the trainer's settings. Raises UserError for anything else."""
+    """Returns the verb's own arguments and the trainer's settings. Raises UserError for any other argument."""
     package = flag_values(arguments, ["package"]).get("package", "") if "package" in cli.names else ""
     first, of_verb = package_folder(package), cli.names
     settings = own_settings(arguments, first)
@@ -85,7 +85,7 @@ def parse(cli: Parser, arguments: Sequence[str]) -> tuple[argparse.Namespace, Ov
 
 
 def add_target(cli: Parser) -> None:
-    """Declares the arguments of `attach`."""
+    """Adds the arguments that name a job, as `attach` takes them."""
     cli.add_argument(
         "job",
         nargs="?",
@@ -99,7 +99,7 @@ def add_target(cli: Parser) -> None:
 
 
 def write_document(args: argparse.Namespace, verb: str, **content: Any) -> None:
-    """Prints the content on stdout, if --json was given, as JSON; data classes become objects."""
+    """Prints the content as one JSON document on stdout if --json was given; dataclasses become objects."""
     if args.json:
         document = {"schema_version": SCHEMA_VERSION, "verb": verb, **content}
         print(

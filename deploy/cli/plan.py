@@ -21,7 +21,7 @@ hand (--from) from these, which is much narrower. No machine is started, but for
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Writes all files, then prints: a closed pipe ends the program."""
+    """Plans, writes all files and only then prints, as a closed pipe ends the program. Returns the exit code."""
     cli = parser("plan", DESCRIPTION, "[TIER …] --recipe=NAME [--from=DIR] [any trainer flag]", PlanOptions)
     cli.add_argument("--out", default="runs/plan", metavar="FOLDER", help="folder for plan.md and forecast.json "
                      "(default: %(default)s)")  # fmt: skip

@@ -28,7 +28,7 @@ from trainer.base.run_files.serving_file import SAME_BYTES
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(Workload):
-    """Holds what answers rows: the image of a registered model."""
+    """Holds a prediction for a file of rows, which runs in the image of a registered model."""
 
     image: str
     same_bytes: bool
@@ -49,7 +49,7 @@ class Prediction(Workload):
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Submits one job and follows it. Returns the exit code of how it ended."""
+    """Submits one job and follows it to its end. Returns its exit code."""
     cli = parser(
         "predict",
         "Answers rows (JSON lines) with a registered model.",

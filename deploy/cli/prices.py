@@ -26,7 +26,7 @@ from trainer.base.storage import local_path, write_whole
 SERVICES = {"vertex": "C7E2-9256-1C43", "compute": "6F81-5844-456A"}
 _FEE = {"management", "fee"}
 _NEVER = {"commitment", "reserved", "sole", "tenancy", "custom", "extended", "upgrade", "prediction", "predictions"}
-# strategy -> (service, words of its SKUs, words that none has) for each SKU that every part of a machine has.
+# strategy -> the SKUs that add up to the price of a part: (service, words in their description, words not in it).
 _KINDS: Mapping[str, Sequence[tuple[str, set[str], set[str]]]] = {
     "list": [("vertex", {"training", "pipelines"}, _FEE)],
     "spot": [("compute", {"spot", "preemptible"}, {"dws"}), ("vertex", {"training", "pipelines", *_FEE}, set())],
@@ -49,7 +49,7 @@ class Sku:
 
 @dataclass(frozen=True)
 class CatalogPrice:
-    """Holds a price in USD an hour: of GPUs, cores and memory, and of local SSD; its SKUs. None, and `why`, if none."""
+    """Holds a price in USD an hour, without that of local SSD, and its SKUs; if `usd` is None, `why` says why."""
 
     usd: float | None
     local_ssd: float = 0.0
@@ -82,7 +82,7 @@ def _words(text: str) -> set[str]:
 
 
 def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) -> CatalogPrice:
-    """Returns the price of a machine with its own accelerators, by `list`, `spot` or `flex_start`."""
+    """Returns the price of a machine, with accelerators that are part of it, as `list`, `spot` or `flex_start`."""
     parts: list[tuple[str, float, set[str], set[str]]] = []
     if not machine.attached:
         ((accelerator, counts),) = machine.counts.items()
@@ -102,13 +102,14 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
 
 
 def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
-    """Returns the words of an accelerator, and those of its relatives, as H100 Mega, that its SKUs have not."""
-    named: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
-    own = named(accelerator)
-    return own, {word for gpu in table.accelerators if own < named(gpu) for word in named(gpu) - own}
+    """Returns the words that SKUs of an accelerator have, and those that only its relatives' have, as H100 Mega's."""
+    name_words: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
+    own = name_words(accelerator)
+    return own, {word for gpu in table.accelerators if own < name_words(gpu) for word in name_words(gpu) - own}
 
 
 def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> CatalogPrice:
+    """Returns the price of all parts, each (name, count, words that its SKUs have, words that they have not)."""
     total, used = 0.0, []
     for name, count, words, without in parts:
         for service, of_kind, not_of_kind in _KINDS[kind]:
@@ -127,7 +128,7 @@ def _named(skus: Sequence[Sku]) -> str:
     return f"{len(skus)} SKUs: {'; '.join(sku.description for sku in skus[:4])}" if skus else "no SKU"
 
 
-_DIFFERS = 0.005  # of the table's price
+_DIFFERS = 0.005  # share of the table's price by which a price has to differ to be printed
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:

@@ -13,7 +13,7 @@ from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Makes a version of the run's model, or finds the one that is there, and moves the alias if one is given."""
+    """Registers the run's model as a version, unless it is one already, and moves the alias if one is given."""
     usage = "RUN --name=NAME [--alias=ALIAS] [--image=URI]"
     cli = parser("register", "Registers a run's model as a version in Vertex AI's Model Registry.", usage, JobOptions,
                  "project", "region", "bucket", with_json=False)  # fmt: skip

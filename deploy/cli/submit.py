@@ -34,7 +34,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
                      "print the gcloud command that sends it, and stop")  # fmt: skip
     flags, program = parse_program(cli, arguments)
     for flag, other, reason in (
-        ("spec", "json", "both are all of stdout, and the document has the spec"),
+        ("spec", "json", "each takes all of stdout, and the document has the spec"),
         ("spec", "out", "the one prints what the other writes"),
         ("dry_run", "out", "a dry run uploads nothing"),
     ):
