@@ -1,1 +1,1 @@
-"""Compares tiers: directory, runs on this machine or on Vertex AI."""
+"""Runs a comparison of tiers: its folder, and its runs on this machine or on Vertex AI."""

@@ -31,7 +31,7 @@ def check_folder(out: Path, request: Mapping[str, Any]) -> None:
             f"{out / COMPARISON} is {problem}, but the folder holds runs of unknown settings: use another --out, or "
             f"see `python -m deploy report {out}`"
         ) from None
-    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # "tiers" shows them
+    added_tiers = {key for key in stored.keys() ^ wished.keys() if key.startswith("tier ")}  # which "tiers" shows
     differing = [key for key in {**stored, **wished} if key not in added_tiers and stored.get(key) != wished.get(key)]
     if differing:
         values = [(name, stored.get(name, "unset"), wished.get(name, "unset")) for name in differing[:5]]

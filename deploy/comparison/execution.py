@@ -1,4 +1,4 @@
-"""Runs a comparison: the plan, and its runs until all are done."""
+"""Runs a comparison: what was requested, with the settings for each tier, and its runs until all are done."""
 
 import contextvars
 import dataclasses
@@ -22,7 +22,7 @@ from deploy.tiers.tier import Tier
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage import keep_others_out, make_writable
 
-_NEXT = {
+_ADVICE = {
     USER_MUST_CHANGE: "; fix that, then run the command again",
     FAULT: "; run the same command again to resume it",
     INTERRUPTED: "; run the same command again to resume it",
@@ -49,12 +49,12 @@ class ComparisonRequest:
         return {"on": on, "parallel": parallel, "tiers": tiers, "flags": self.program.arguments(), **about}
 
     def runs(self) -> list[tuple[str, int]]:
-        """Returns every (tier's name, repeat). Every second round runs backwards, so that drift favours no tier."""
+        """Returns every (tier's name, repeat); even repeats run the tiers backwards, so that drift favours none."""
         names = [tier.name for tier in self.tiers]
         return [(name, repeat) for repeat in range(1, self.repeats + 1) for name in names[:: 1 if repeat % 2 else -1]]
 
     def resolve(self, runner: Runner) -> dict[str, Workload]:
-        """Resolves the settings once a tier, by its name. Raises UserError for whatever is known to fail there."""
+        """Returns what runs on each tier, by the tier's name. Raises UserError for whatever is known to fail there."""
         advice = {"job_dir": "--out names the folder", "replicas": "the tiers set the number of devices"}
         for name in advice.keys() & self.program.values.keys():
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
@@ -70,21 +70,21 @@ class ComparisonRequest:
 
 
 def run_comparison(
-    plan: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner, parallel: int = 1
+    request: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner, parallel: int = 1
 ) -> int:
     """Runs what is not done yet, `parallel` at a time, and returns the exit code of the whole.
 
-    A failed run does not keep the others from running, unless it is the first and the trainer refuses what is the same
-    for all. Raises UserError then, and if the folder holds another comparison.
+    A failed run does not stop the others, unless it is the first and the trainer refuses settings that all runs share.
+    Raises UserError then, and if the folder holds another comparison.
     """
-    missing = announce(plan, runs, out, runner)
+    missing = announce(request, runs, out, runner)
     make_writable(out, "out")
     runner.preflight(missing)
     keep_others_out(out, "out", str(out))
     refused: list[str] = []
-    write_comparison(out, plan.summary(runner.name, parallel))
-    calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in plan.runs()]
-    # A signal, or an exception of a run, ends all, and is raised.
+    write_comparison(out, request.summary(runner.name, parallel))
+    calls = [partial(_run, runs[name], repeat, out, runner, refused) for name, repeat in request.runs()]
+    # A signal, or an exception in a run, stops all runs and is raised again.
     with on_signals(signal.default_int_handler, signal.SIGTERM), ThreadPoolExecutor(parallel) as pool:  # as Ctrl-C
         try:
             futures = [pool.submit(contextvars.copy_context().run, call) for call in calls]
@@ -102,14 +102,14 @@ def run_comparison(
 
 
 def announce(
-    plan: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner
+    request: ComparisonRequest, runs: Mapping[str, Workload], out: Path, runner: Runner
 ) -> list[tuple[Workload, Path]]:
-    """Prints what is trained and what the runs may cost that are not done yet; returns these with their folders."""
-    check_folder(out, plan.summary(runner.name, 1))
-    first = plan.tiers[0].name
+    """Prints what is trained and what the missing runs may cost; returns the missing runs with their folders."""
+    check_folder(out, request.summary(runner.name, 1))
+    first = request.tiers[0].name
     weak = f"; weak scaling: that is the batch of {first}, the others have as many rows a replica"
-    say(f"{runs[first].about}{weak if plan.scaling == 'weak' else ''}")
-    folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in plan.runs()]
+    say(f"{runs[first].about}{weak if request.scaling == 'weak' else ''}")
+    folders = [(name, repeat_folder(out, name, repeat)) for name, repeat in request.runs()]
     missing = [(name, job_dir) for name, job_dir in folders if not is_done(job_dir)]
     for line in runner.costs([(runs[name], count) for name, count in Counter(name for name, _ in missing).items()]):
         say(line)
@@ -117,7 +117,10 @@ def announce(
 
 
 def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[str]) -> int:
-    """Runs one repeat, unless it is done, and prints how it ended, or adds the reason to `refused`, which ends all."""
+    """Runs one repeat, unless it is done, prints how it ended, and returns its exit code.
+
+    If the trainer refuses the first run, adds the reason to `refused` instead, so that no other run starts.
+    """
     job_dir, name = repeat_folder(out, run.tier.name, repeat), f"{run.tier.name}, repeat {repeat}"
     if refused:
         return USER_MUST_CHANGE
@@ -132,11 +135,11 @@ def _run(run: Workload, repeat: int, out: Path, runner: Runner, refused: list[st
         ended = ": ".join(filter(None, [f"exit code {code}", error_of(job_dir)])) if code else "done"
     except (UserError, PlatformFault) as error:
         code, ended = error.exit_code, str(error)
-    except Exception as error:  # a run that cannot be started or watched stops no other
+    except Exception as error:  # a run that cannot be started or watched does not stop the others
         code, ended = FAULT, f"{type(error).__name__}: {error}"
     code = code if code in (DONE, USER_MUST_CHANGE, INTERRUPTED) else FAULT
     if code == USER_MUST_CHANGE and not any_begun(out) and (reason := refusal(job_dir)):
         refused.append(reason)
         return code
-    say(f"{name}: {ended}{_NEXT.get(code, '')} ({time.monotonic() - began:.1f} s)")
+    say(f"{name}: {ended}{_ADVICE.get(code, '')} ({time.monotonic() - began:.1f} s)")
     return code

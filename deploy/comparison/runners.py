@@ -63,7 +63,7 @@ class LocalRunner:
                 raise UserError(f"data={data}: there is no such path: give a folder or file of this machine")
 
     def run(self, run: Workload, job_dir: Path) -> int:
-        """Returns the exit code of a run."""
+        """Runs the workers of a run to their end and returns its exit code."""
         if not is_begun(job_dir):
             (job_dir / RESULT).unlink(missing_ok=True)  # a failed start is not part of the run's time
         job_dir.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ STOP_DELAY_S = 1.0  # longest delay until a sleep notices `stop`
 
 
 class VertexRunner:
-    """Runs jobs of Vertex AI, as the order of a submission says."""
+    """Runs jobs of Vertex AI, with the options and packages of one order."""
 
     name = "vertex"
 
@@ -107,7 +107,7 @@ class VertexRunner:
 
     @cached_property
     def _gcp(self) -> GcpConfig:
-        """Reads the configuration when it is first needed, after the command itself was checked."""
+        """Returns project, region and bucket, read at first use, so that mistakes in the command are reported first."""
         asked = self._order.asked
         gcp = read_gcp_config(asked.project, asked.region, asked.bucket)
         needed_project(gcp.project)
@@ -153,18 +153,18 @@ class VertexRunner:
         return cost_confirmation(counts, planned_usd(job for job, _ in jobs), self._order.asked, alternatives=False)
 
     def preflight(self, runs: Sequence[tuple[Workload, Path]]) -> None:
-        """Finds what was sent before; asks about much money for the rest; checks login, project, buckets, data once."""
+        """Finds jobs sent before, confirms the cost of the rest, checks login, project, buckets and data once."""
         if not runs:
             return
         with api_errors(self._gcp):
             for run, job_dir in runs:
-                # A job that was sent before and runs or has succeeded is the run's; else one is sent, to its output.
+                # A job that was sent before is kept if it runs or succeeded; else another is sent, with its output.
                 earlier = find_in(job_dir)
-                job = self._submitted(run, job_dir, earlier.attempts[-1].output if earlier else "")
+                job = self._unsent(run, job_dir, earlier.attempts[-1].output if earlier else "")
                 if earlier and job.take_up(earlier):
                     status = with_bill(job.status, self._clock.now())
                     if status.over and status.state != "SUCCEEDED":
-                        job = self._submitted(run, job_dir, job.output)
+                        job = self._unsent(run, job_dir, job.output)
                 self._jobs[job_dir] = job
             jobs = [job.jobs[0] for job in self._jobs.values()]
             if new := [job.jobs[0] for job in self._jobs.values() if not job.name]:
@@ -172,7 +172,7 @@ class VertexRunner:
                 tiers = {job.tier.name: job for job in new}
                 self._confirmation([(job, counts[name]) for name, job in tiers.items()]).confirm()
             for bucket in {job.output.split("/")[2] for job in jobs}:
-                connect().list(Address(bucket, ""), most=1)  # no job runs if its results could not be read
+                connect().list(Address(bucket, ""), most=1)  # refuse now if the results could not be read later
             backend = self._session.open(self._order.asked.backend, self._gcp.project, self._gcp.region)
             retried(lambda: backend.jobs("none"), self._session.clock)
             check_resources(new or jobs)
@@ -185,7 +185,7 @@ class VertexRunner:
         with open(f"{job_dir}.log", "a", encoding="utf-8", buffering=1) as log:
             try:
                 if not job.name:
-                    (job_dir / RESULT).unlink(missing_ok=True)  # of the previous attempt: that in the bucket counts
+                    (job_dir / RESULT).unlink(missing_ok=True)  # an earlier attempt's: the one in the bucket counts
                     self._sleep(0.0)
                     with api_errors(self._gcp):
                         job.create()
@@ -225,13 +225,14 @@ class VertexRunner:
         """Stops waiting; the jobs continue."""
         self._stopped.set()
 
-    def _submitted(self, run: Workload, job_dir: Path, output: str) -> SubmittedJob:
-        """Returns a job that is to be sent, with the run's folder as its record."""
+    def _unsent(self, run: Workload, job_dir: Path, output: str) -> SubmittedJob:
+        """Returns a job of the run that is not sent yet; its record is kept in `job_dir` too."""
         submission = next(self._submissions)
         jobs = [self._job(run, submission, output)]
         return SubmittedJob(jobs, Submission(submission, folder=job_dir), self._session)
 
     def _job(self, run: Workload, submission: str = "check", output: str = "") -> Job:
+        """Returns the checked job of a run; `output`: its job directory, by default one named by the submission."""
         order = with_limits(run, dataclasses.replace(self._order, submission=submission))
         return job_of(dataclasses.replace(run, job_dir=output) if output else run, self._gcp, order)
 

@@ -1,4 +1,4 @@
-"""Knows what a job costs: per hour, at most, and up to now, and whether that is so much that it needs confirmation."""
+"""Computes what a job costs per hour, at most and so far, and whether that needs confirmation."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -30,20 +30,21 @@ def price_and_limit(tier: Tier) -> str:
     return f"{hourly}, {most} at most, {limit}"
 
 
-# In USD. Much is what exceeds the first by the upper end of its plan or, without a plan, the second until its timeout.
+# In USD. Confirmation is needed above the first by the upper end of the plan or, without one, above the second by the
+# cost until the timeout.
 UNCONFIRMED_PLAN_USD, UNCONFIRMED_TIMEOUT_USD = 50.0, 500.0
 
 
 class CostConfirmation(NamedTuple):
-    """Holds what jobs may cost, in a sentence, and the refusal unless somebody confirms it; "": nobody has to."""
+    """Holds what jobs may cost, as a sentence, and the error if nobody confirms that; "" if nobody has to."""
 
     text: str
     refusal: str
 
     def confirm(self) -> None:
-        """Prints what the jobs may cost, and asks for confirmation if that is much. Raises UserError without it."""
-        answers = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
-        if self.refusal and not (answers and agrees(f"{self.text}: submit it?")):
+        """Prints what the jobs may cost, and asks to confirm it if needed. Raises UserError if nobody does."""
+        interactive = "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty())
+        if self.refusal and not (interactive and agrees(f"{self.text}: submit it?")):
             raise UserError(self.refusal)
         say(f"# {self.text}")
 
@@ -56,11 +57,12 @@ def cost_confirmation(
     jobs: Sequence[tuple[Tier, int]], plans: Sequence[tuple[float, float] | None], asked: JobOptions,
     *, alternatives: bool, transfer_usd: float = 0.0,
 ) -> CostConfirmation:  # fmt: skip
-    """Returns the cost confirmation for jobs, each a tier and how many of its jobs.
+    """Returns the cost confirmation for `jobs`, pairs of a tier and the number of its jobs.
 
-    `plans`: the least and the most USD of one job by its plan; `alternatives`: only one of the jobs is created, and
-    max_cost makes confirmation unnecessary; without it all are created, and max_cost does so if their sum is not much;
-    `transfer_usd`: what each pays beside its plan for data of another region.
+    `plans`: for each tier the least and the most USD of one job by its plan, None without one. With `alternatives` only
+    one of the jobs is created, and any max_cost makes confirmation unnecessary; otherwise all are created, and max_cost
+    does so only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its
+    plan, for data in another region.
     """
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
@@ -80,14 +82,14 @@ def cost_confirmation(
         refusal = f"{text}: not submitted: set a limit for each, such as --max_cost=20, or send fewer at once: " \
                   f"together {UNCONFIRMED_TIMEOUT_USD:.0f} USD at most"  # fmt: skip
     allowed = max_cost is not None and (alternatives or sum(counts) * max_cost <= UNCONFIRMED_TIMEOUT_USD)
-    much = not allowed and (limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD)
+    needs_consent = not allowed and (limit > UNCONFIRMED_TIMEOUT_USD if high is None else high > UNCONFIRMED_PLAN_USD)
     if unpriced:
         unknown = f"the {unpriced[0].price_name} of {unpriced[0].name} is not known"
         advice = f"{unknown}: not submitted: give it, as --prices=FILE"
         text = f"{unknown}; without it {text}" if limit else unknown
-        refusal = f"{advice}; without it {refusal}" if much else advice
-        much = much or any(tier.accelerators for tier in unpriced)
-    return CostConfirmation(text, refusal if much and not asked.check else "")
+        refusal = f"{advice}; without it {refusal}" if needs_consent else advice
+        needs_consent = needs_consent or any(tier.accelerators for tier in unpriced)
+    return CostConfirmation(text, refusal if needs_consent and not asked.check else "")
 
 
 def time_and_cost(status: JobStatus, usd_per_hour: float | None, now: float) -> tuple[float, float | None]:

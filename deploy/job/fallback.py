@@ -1,4 +1,4 @@
-"""Sends jobs, one or none of several: finds what was sent before, creates, follows, tries the next place."""
+"""Sends one of several jobs: finds it or creates it, follows it, and goes on to the next where it gets no machines."""
 
 import dataclasses
 import math
@@ -24,9 +24,9 @@ FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 class SubmittedJob(VertexJob):
     """Represents a submission that was checked and, once it is sent, its newest job.
 
-    `jobs`: one for each tier in each region, in the order in which they are tried, the first of which is the newest;
-    where there are no machines for it, `wait` goes on with the next. `about`: lines for people; `register`: the name of
-    a model, and the image that serves it; `confirmation`: returns the cost confirmation.
+    `jobs`: one for each tier in each region that is left to try, in this order; the first is the newest, and if there
+    are no machines for it, `wait` goes on with the next. `about`: lines that describe the jobs; `register`: a name for
+    the model in the registry, and the image that serves it; `confirmation`: returns the cost confirmation.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class SubmittedJob(VertexJob):
     def send(self) -> "SubmittedJob":
         """Creates the job, or finds the one that an interrupted call with the same arguments created.
 
-        Raises UserError if it may cost much, without --max_cost, and nobody confirms that.
+        Raises UserError if the cost needs confirmation and nobody confirms it.
         """
         with api_errors(self.gcp):
             earlier = find_interrupted(self.record.command, self.record.sources)
             if earlier and self.take_up(earlier):
                 say(f"goes on with {self.name}, which the same command submitted before")
-                if earlier.detached:
+                if earlier.detached:  # found now, so that the next call creates another job
                     earlier.attempts[-1].state = "SUBMITTED"
                     earlier.write()
             else:
@@ -61,9 +61,9 @@ class SubmittedJob(VertexJob):
         return self
 
     def take_up(self, earlier: Submission) -> bool:
-        """Takes up the newest job of an earlier submission; returns False if it has none.
+        """Makes the newest job of an earlier submission this one's; returns False if there is none.
 
-        It goes on with the tiers and regions after that job's own.
+        The tiers and regions that come after that job's own are left to try.
         """
         attempt = earlier.attempts[-1]
         backend = self.session.open(self.kind, attempt.project, attempt.region)
@@ -98,13 +98,13 @@ class SubmittedJob(VertexJob):
             self._try_next()
 
     def _set_job(self, name: str) -> None:
-        """Takes the job with this name for that of the record's last attempt."""
+        """Makes the job with this name the current one: it is that of the record's last attempt."""
         attempt = self.record.attempts[-1]
         self.name, self.attempt = name, (self.record, attempt)
         self.gcp = dataclasses.replace(self.jobs[0].gcp, project=attempt.project, region=attempt.region)
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             while True:
                 attempt, max_wait_s = self.record.attempts[-1], self.jobs[0].order.asked.max_wait or math.inf
@@ -134,9 +134,10 @@ class SubmittedJob(VertexJob):
         return status
 
     def finish(self, print_line: PrintLine = show) -> None:
-        """Sends the job and follows it to a good end.
+        """Sends the job, follows it, and returns once it has succeeded.
 
-        Raises KeyboardInterrupt if it goes on, UserError or PlatformFault, with the job's exit code, if it failed.
+        Raises KeyboardInterrupt after Ctrl-C, while the job goes on, and UserError or PlatformFault with the job's exit
+        code if it failed.
         """
         say(*self.about)
         status = self.send().follow(print_line)

@@ -1,4 +1,4 @@
-"""Defines a job: what runs, where, under which limits, as what is sent; or reports why it could only fail."""
+"""Makes a job of what runs, on which tier and where: the checked spec that is sent, or why it could only fail."""
 
 import copy
 import dataclasses
@@ -44,15 +44,15 @@ _SOURCED = (
 )
 _NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET"}  # NCCL then logs which network it takes
 
-# What is asked of a job, before it is known what that means on a tier.
+# What the user wants to run, before its settings are resolved for a tier.
 Program = Overrides | Script
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Holds a job, checked: what runs on its tier, where, under which limits; and what that means as a CustomJobSpec.
+    """Holds a checked job: what runs on its tier, where and under which limits, and its CustomJobSpec.
 
-    `output`: its job directory, gs://…; `about`: lines for people on its image.
+    `output`: its job directory, gs://…; `about`: lines that describe its image.
     """
 
     name: str
@@ -72,18 +72,18 @@ class Job:
         return self.workload.tier
 
     def request(self, label: str) -> CustomJob:
-        """Returns what is sent; `label` is unique to an attempt, so it finds a job whose response was lost."""
+        """Returns the request that creates the job; its unique `label` finds the job again if the response is lost."""
         usd = self.tier.price_per_hour
         price = {} if usd is None else {PRICE_LABEL: f"{usd:.4f}".replace(".", "-")}
         user = {}
-        with suppress(OSError, KeyError):  # of an account without a name
+        with suppress(OSError, KeyError):  # the account may have no name
             user = {USER_LABEL: re.sub(r"[^a-z0-9_-]", "-", getpass.getuser().lower())[:63]}
         labels = {**user, **self.order.asked.labels, LABEL: label, **price}
         return CustomJob(self.name, self.spec, labels, self.order.asked.kms_key)
 
 
 def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
-    """Returns what the program means on `tier`. Raises UserError for what the trainer would refuse there."""
+    """Returns what runs on `tier`, its settings resolved. Raises UserError for what the trainer would refuse there."""
     if isinstance(program, Script):
         about = f"runs {shlex.join(['python', *program.command, *program.words])}"
         return ScriptRun(tier, program, job_dir=program.job_dir, about=about)
@@ -95,8 +95,8 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
         )
     pool = tier.spec["workerPoolSpecs"][0]
     arguments = (pool.get("pythonPackageSpec") or pool.get("containerSpec") or {}).get("args", [])
-    in_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
-    config = in_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
+    of_file = Overrides.parse(arguments, overrides.first) if arguments else Overrides(first=overrides.first)
+    config = of_file.replace(**{**overrides.values, "expect_devices": expected}).resolve()
     check_devices(tier, config)
     count, unit = (config.steps, "step") if config.steps else (config.epochs or 1, "epoch")
     by_default = not config.recipe and config.model == TrainConfig.model
@@ -107,7 +107,7 @@ def workload_on(tier: Tier, program: Program) -> Training | ScriptRun:
 
 
 def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
-    """Returns the job of what is asked; builds its packages. Raises UserError if it is known to fail."""
+    """Returns the job that runs a workload, and builds its packages. Raises UserError if it is known to fail."""
     work = dataclasses.replace(work, tier=_limited(work.tier, order.asked))
     tier, image = work.tier, work.choose_image(order)
     check_region(tier, gcp)
@@ -139,7 +139,7 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
         spec["tensorboard"] = tensorboard_name(order.asked.tensorboard_instance, spec, gcp)
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
-    packages, written, warned = work.write(spec, gcp, order, image)
+    packages, image_lines, warned = work.write(spec, gcp, order, image)
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
         task = pool["containerSpec"]  # without a command it is taken to run the trainer
@@ -147,7 +147,8 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
         variables = _NCCL_LOG | {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
         task["env"] = [{"name": name, "value": value} for name, value in variables.items()]
     name = order.asked.name or f"{order.subject}-{tier.name}-{order.submission}"
-    about = (*filter(None, [image.about]), *written)
+    about = (*filter(None, [image.about]), *image_lines)
+    # The notes of the machine table that concern this job, recognised by a word in each.
     accelerator = table.accelerators.get(tier.accelerator_type)
     applies = {"recommended": tier.strategy == "STANDARD" and not order.asked.reservation, "Arm": True,
             "/gcs": "/gcs/" in str(work.arguments()),
@@ -165,14 +166,14 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
 
 
 def _limited(tier: Tier, asked: JobOptions) -> Tier:
-    """Returns the tier with the timeout that `max_cost` pays for, the longest wait, and without retries if disabled."""
+    """Returns the tier with the limits of `asked`: the timeout that max_cost pays for, the longest wait, no retries."""
     scheduling = dict(tier.spec.get("scheduling", {}))
     if asked.disable_retries:
         scheduling["disableRetries"] = True
     if asked.max_wait is not None and tier.strategy == "FLEX_START":
         scheduling["maxWaitDuration"] = f"{math.ceil(asked.max_wait)}s"
     if asked.max_cost is not None:
-        hourly = tier.bound_per_hour  # by the list price where that of spot machines is not known
+        hourly = tier.bound_per_hour  # by the list price where the spot price is not known
         if hourly is None:
             raise UserError(
                 f"max_cost={asked.max_cost:g}: the {tier.price_name} of {tier.name} is not known: give it with "
