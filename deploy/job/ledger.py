@@ -1,10 +1,10 @@
-"""Records what was sent, and says when it must not be sent again: the only place that knows.
+"""Records what was sent, and alone decides when a job directory may not be written by another submission.
 
-Each job has its record in its own job directory, OUTPUT/submission.json. It names the submission that may write there:
-it is replaced only if its generation is still the one that was read, from whichever machine, and only once no job of
-that submission runs or can still appear. runs/submitted/ is an index of the records, with one file a submission, which
-is written before and after each step, and made again from the jobs' labels and records where it is missing. A run of a
-comparison has its file in its own folder too.
+Each job has its record in its own job directory, OUTPUT/submission.json. It names the submission that may write there.
+Any machine may replace it, but only if its generation is still the one that was read, and only once no job of that
+submission runs or can still appear. runs/submitted/ is an index of the records, with one file per submission. It is
+written before and after each step; a missing file is made again from the jobs' labels and records. A run of a
+comparison has a copy of its file in its own folder.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ from trainer.base.storage.local_files import is_running
 SUBMISSIONS = Path("runs/submitted")
 RECORD = "submission.json"
 RECORD_OF_0_2 = "vertex.json"  # what version 0.2 called the file of a comparison's run
-SILENT_S = 300.0  # a submission on another machine that did not renew its record for so long has ended
-# So long after a request a job that it created is listed. How long lists of Vertex AI may lag is not documented.
+SILENT_S = 300.0  # a submission on another machine whose record was not renewed for so long is taken to have ended
+# The longest time until a new job is listed. An assumption: Vertex AI does not document how far its lists may lag.
 LISTED_S = 60.0
 
 OpenBackend = Callable[[str, str], Platform]  # (project, region)
@@ -46,7 +46,7 @@ OpenBackend = Callable[[str, str], Platform]  # (project, region)
 class Attempt:
     """Describes one attempt on a tier in a region. `job` is empty until Vertex AI has named it; money is in USD.
 
-    `sent_at`: when a request that creates the job was sent last, seconds since 1970; 0: never.
+    `sent_at`: when the last request to create the job was sent, in seconds since 1970; 0: never.
     """
 
     tier: str
@@ -64,9 +64,9 @@ class Attempt:
 
 @dataclasses.dataclass
 class Submission:
-    """Holds all attempts of one submission; `command` and `sources`, addresses of packages, tell what was submitted.
+    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses, tell what was submitted.
 
-    `folder`: of a comparison's run, which has the same file.
+    `folder`: that of a comparison's run, which gets a copy of the record.
     """
 
     submission: str
@@ -82,7 +82,7 @@ class Submission:
 
     @property
     def detached(self) -> bool:
-        """Returns whether the command follows no job: repeated, it makes another."""
+        """Returns whether the command had --detach: given again, it creates another job."""
         return not {"--detach", "--detach=true"}.isdisjoint(self.command.partition(" -- ")[0].lower().split())
 
     def write(self) -> None:
@@ -93,7 +93,7 @@ class Submission:
             write_whole(file, json.dumps(content, indent=2) + "\n")
 
     def record_status(self, attempt: Attempt, status: JobStatus, now: float) -> None:
-        """Stores the final status of an attempt."""
+        """Stores the status and the cost of an attempt's job."""
         attempt.state, attempt.error = status.state, status.error
         attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, now)[1]
         self.write()
@@ -115,6 +115,7 @@ def _read(path: Path) -> Submission:
     return Submission(**{**content, "attempts": attempts})
 
 
+# What reading a damaged record may raise.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -128,9 +129,9 @@ def _read_all() -> Iterator[Submission]:
 
 
 def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple[Submission, Attempt] | None:
-    """Returns the newest attempt with this job, by its name, number, display name or submission (empty: any).
+    """Returns the newest attempt whose job has this name, number, display name or submission; "" stands for any.
 
-    `records`: the newest first, by default those of this folder. None if they have no such job.
+    `records`: where to look, the newest first; by default the index of this folder. Returns None if none has the job.
     """
     for record in _read_all() if records is None else records:
         for attempt in reversed(record.attempts):
@@ -141,9 +142,10 @@ def find_attempt(job: str, records: Iterable[Submission] | None = None) -> tuple
 
 
 def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) -> tuple[Submission, Attempt] | None:
-    """Returns the same of what another folder or machine sent, by the jobs' labels, and adds it to the index.
+    """Returns the same for a job that another folder or machine sent, and adds it to the index.
 
-    The record of a job directory tells the command. None if the region has no such job.
+    Finds it by the jobs' labels, and its tier and command in the record of the job directory. Returns None if the
+    region has no such job.
     """
     records: dict[str, Submission] = {}
     for status in sorted(retried(backend.jobs, clock), key=lambda status: status.created or 0.0):
@@ -156,7 +158,7 @@ def find_elsewhere(job: str, gcp: GcpConfig, backend: Platform, clock: Clock) ->
             attempt.state = status.state
             attempt.spent_usd = time_and_cost(status, attempt.usd_per_hour, clock.now())[1]
         attempts = records.setdefault(submission, Submission(submission)).attempts
-        # Labels count attempts: those before it that this region does not list keep their places.
+        # Labels number the attempts: earlier ones that this region does not list keep their places.
         unlisted = int(number) - 1 - len(attempts)
         attempts += [Attempt("", gcp.project, gcp.region, None, "", "NOT SUBMITTED")] * unlisted
         attempts.append(attempt)
@@ -184,13 +186,13 @@ def find_interrupted(command: str, sources: list[str]) -> Submission | None:
     for record in _read_all():
         if (record.command, record.sources) == (command, sources) and record.attempts:
             last = record.attempts[-1]
-            left = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not record.detached}
-            return record if left.get(last.state) else None
+            unfinished = {"INTERRUPTED": True, "SUBMITTING": bool(last.sent_at), "SUBMITTED": not record.detached}
+            return record if unfinished.get(last.state) else None
     return None
 
 
 def find_in(folder: Path) -> Submission | None:
-    """Returns the submission of a comparison's run, also of version 0.2, or None; UserError if the file is damaged."""
+    """Returns the submission of a comparison's run, also by version 0.2, or None. Raises UserError if it is damaged."""
     file, old = folder / RECORD, folder / RECORD_OF_0_2
     try:
         if file.exists():
@@ -212,9 +214,9 @@ def is_sent(folder: Path) -> bool:
 
 
 class Reservation:
-    """Represents the right of one submission to write to the job directory of its last attempt.
+    """Reserves the job directory of a submission's last attempt, so that no other submission writes to it.
 
-    An account that may not write there is warned, and reserves nothing: the job's account may have the permission.
+    An account that may not write there gets a warning and reserves nothing: the job's own account may be allowed to.
     """
 
     def __init__(self, record: Submission, open_backend: OpenBackend, clock: Clock) -> None:
@@ -236,9 +238,9 @@ class Reservation:
             tell(f"warning: {error}: make sure that no other job writes to {self._output}")
 
     def renew(self) -> None:
-        """Shows, here and there, that the submission goes on, and that it sends a request now.
+        """Records, in the directory and in the index, that the submission goes on and sends a request now.
 
-        Raises UserError if another submission took the directory meanwhile, as while this machine slept.
+        Raises UserError if another submission took the directory meanwhile, for example while this machine slept.
         """
         if self._generation is not None:
             self._write(self._generation, sending=True)
@@ -246,7 +248,7 @@ class Reservation:
         self._record.write()
 
     def complete(self, job: str) -> None:
-        """Records the job that was created; without what makes the index again if the bucket does not take it."""
+        """Records the job that was created. If the bucket fails, a lost index cannot be restored in full."""
         self._attempt.job, self._attempt.state = job, "SUBMITTED"
         self._record.write()
         if self._generation is not None:
@@ -255,7 +257,7 @@ class Reservation:
                 self._write(self._generation, sending=True, **sent, sources=self._record.sources)
 
     def release(self) -> None:
-        """Frees the directory, as no job was created. Does nothing if that fails, or if it was not reserved."""
+        """Frees the directory after no job was created. Does nothing if it was not reserved; ignores failures."""
         with suppress(UserError, PlatformFault, ValueError, AttributeError):
             text, generation = buckets.read(self._uri)
             if json.loads(text or "{}").get("submission") == self._about["submission"]:
@@ -272,15 +274,15 @@ class Reservation:
             ) from None
 
     def _wait_until_free(self, text: str) -> None:
-        """Returns once no job of the record's submission can appear. Raises UserError while one may run."""
+        """Returns once the submission of the record `text` can have no running job. Raises UserError while it may."""
         try:
             record: Mapping[str, Any] = json.loads(text)
             began, submission = float(record["time"]), str(record["submission"])
             place = str(record["project"]), str(record["region"])
         except (ValueError, KeyError, TypeError, AttributeError):
             raise UserError(f"{self._uri} is damaged: remove it if no job writes to that folder") from None
-        ended = record.get("machine") == _machine() and not is_running(str(record.get("process")))
-        until = began + (SILENT_S if not ended else LISTED_S if record.get("sending") else 0.0)
+        ended_here = record.get("machine") == _machine() and not is_running(str(record.get("process")))
+        until = began + (SILENT_S if not ended_here else LISTED_S if record.get("sending") else 0.0)
         while True:
             jobs = retried(partial(self._open(*place).jobs, submission), self._clock)
             now = self._clock.now()
@@ -291,7 +293,7 @@ class Reservation:
                 )
             if jobs or now >= until:
                 return
-            if not ended:
+            if not ended_here:
                 raise UserError(
                     f"{self._output}: a submission into it began on {record.get('host')}, its last sign of life is "
                     f"{format_duration(max(now - began, 0.0))} old, and its job is not listed yet: "
@@ -302,7 +304,7 @@ class Reservation:
 
 
 def _machine() -> str:
-    """Returns what tells this machine, since its last start, and its container from others."""
+    """Returns an identifier of this machine since its last start, and of this container on it."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return f"{platform.node()} {uuid.getnode():x}"

@@ -1,6 +1,6 @@
 """Describes a training script of the user's own, which runs instead of the trainer: `--script=train.py`, `--module=`.
 
-A Script takes the place of the trainer's Overrides: what is asked is also what runs, on every tier.
+A Script takes the place of the trainer's Overrides, but nothing in it is resolved for a tier: it runs as it is.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from trainer.base.settings.fields import nearest
 from trainer.base.storage import expanded, make_writable
 
 WORKER = "deploy.in_job.script_worker"  # the module that runs a script here; a job has it in its archive
-# What that module imports besides its neighbours.
+# What that module imports from outside its own folder.
 _OF_TRAINER = ("trainer/__init__.py", "trainer/base/__init__.py", "trainer/base/limit_watch.py")
 _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main())\n"
 
@@ -33,7 +33,7 @@ _MAIN = b"import sys\n\nfrom in_job.script_worker import main\n\nsys.exit(main()
 class Script:
     """Holds a script, or a module that runs as a program, with its arguments.
 
-    `folder`: that goes along; `command`: what Python is given, in the folder where it starts.
+    `folder`: what is shipped with the job; `command`: Python's arguments before those of the script.
     """
 
     name: str  # as the user wrote it
@@ -44,16 +44,16 @@ class Script:
 
     @property
     def subject(self) -> str:
-        """Returns what names of jobs begin with."""
+        """Returns the text that begins the names of its jobs."""
         return re.sub(r"[^a-z0-9]+", "-", Path(self.name).name.removesuffix(".py").lower()).strip("-") or "script"
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """Returns the one setting of the trainer that a script has too."""
+        """Returns the only trainer setting that a script can have, job_dir, if it was given."""
         return {"job_dir": self.job_dir} if self.job_dir else {}
 
     def replace(self, **values: Any) -> "Script":
-        """Returns the script with another job directory."""
+        """Returns the script with these fields replaced."""
         return dataclasses.replace(self, **values)
 
     def arguments(self) -> list[str]:
@@ -61,24 +61,24 @@ class Script:
         return [f"--script={self.name}", f"--arguments={shlex.join(self.words)}"]
 
     def package(self, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> CodeArchive:
-        """Returns the archive of a job: the folder, and the programs that run the script.
+        """Returns the archive that a job needs: the script's folder, and the programs that run the script.
 
-        Raises UserError for what must not go along, as `--package` does.
+        Raises UserError for files that must not be shipped, as `--package` does.
         """
         sources = user_sources(self.folder, most_mb, (Path("runs").resolve(), DIST.resolve()), include)
-        whole = self.command[0] == "-m"  # a package keeps its name
-        code = {name if whole else name.partition("/")[2]: path for name, path in sources.files.items()}
+        as_module = self.command[0] == "-m"  # then the folder is a package, which keeps its name
+        code = {name if as_module else name.partition("/")[2]: path for name, path in sources.files.items()}
         beside = self.folder.parent / "requirements.txt"
-        listed = code.get(f"{self.folder.name}/requirements.txt" if whole else "requirements.txt")
-        if whole and not listed and beside.is_file():
+        listed = code.get(f"{self.folder.name}/requirements.txt" if as_module else "requirements.txt")
+        if as_module and not listed and beside.is_file():
             user_sources(beside)  # refuses credentials in it
             listed = beside
         if listed:
             code["requirements.txt"] = listed
-        if not whole and self.command[0] not in code:
+        if not as_module and self.command[0] not in code:
             raise UserError(
-                f"script={self.name}: it would not go along: .gitignore or .gcloudignore names it, or it is a link out "
-                "of its folder"
+                f"script={self.name}: it would not be shipped: .gitignore or .gcloudignore names it, or it is a link "
+                "out of its folder"
             )
         files = {f"code/{name}": content for name, content in code.items()}
         ours = {f"ours/in_job/{path.relative_to(IN_JOB).as_posix()}": path for path in sorted(IN_JOB.rglob("*.py"))}
@@ -100,8 +100,8 @@ class ScriptRun(Workload):
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
         folder = self.script.folder.parent if self.script.command[0] == "-m" else self.script.folder
-        plan = {**self._plan(str(job_dir)), "folder": str(folder)}
-        return WORKER, {"TRAINER_SCRIPT": json.dumps(plan)}
+        instructions = {**self._instructions(str(job_dir)), "folder": str(folder)}
+        return WORKER, {"TRAINER_SCRIPT": json.dumps(instructions)}
 
     def check_folder(self, job_dir: Path) -> None:
         """Raises UserError if a job directory of this machine cannot be written or holds another run."""
@@ -117,13 +117,13 @@ class ScriptRun(Workload):
 
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
         package = built(order.packages[0])
-        listed = "code/requirements.txt" in package.files
+        listed = "code/requirements.txt" in package.files  # what the job installs
         if image.plain and not (listed or order.asked.force):
             self._check_imports(package, image.uri)
-        plan = self._plan(spec["baseOutputDirectory"]["outputUriPrefix"])
-        start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": plan}
+        instructions = self._instructions(spec["baseOutputDirectory"]["outputUriPrefix"])
+        start = {"packages": [], "code": [package.uri(gcp.bucket), package.sha256], "script": instructions}
         for place, pool in enumerate(spec["workerPoolSpecs"]):
-            if place > 1 and "containerSpec" in pool:  # a program of its own, as a reduction server
+            if place > 1 and "containerSpec" in pool:  # a program of its own, such as a reduction server
                 continue
             before = pool.pop("pythonPackageSpec", None) or pool.get("containerSpec", {})
             arguments = [*before.get("args", []), *self.script.words]
@@ -131,7 +131,7 @@ class ScriptRun(Workload):
             variables = [*before.get("env", []), *limits]
             uri = image.uri or before["imageUri"]
             pool["containerSpec"] = {"imageUri": uri, "args": arguments, "env": variables}
-            # Of another image than a plain one it is not known how it finds the driver.
+            # Only a plain image needs help to find the GPU driver; how another one finds it is not known.
             gpus = machine_of(pool)[2] if image.plain else 0
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
@@ -161,8 +161,8 @@ class ScriptRun(Workload):
                 f"beside the script with the lines {', '.join(sorted(lines))}, or use --force"
             )
 
-    def _plan(self, job_dir: str) -> dict[str, Any]:
-        """Returns what `script_worker` needs to know, but for the folder."""
+    def _instructions(self, job_dir: str) -> dict[str, Any]:
+        """Returns what `script_worker` needs to know, except the folder of the code."""
         about = {
             "config": {"script": self.script.name, "arguments": list(self.script.words)},
             "cluster": {"workers": self.tier.workers, "replicas": self.tier.devices},

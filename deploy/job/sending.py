@@ -34,10 +34,10 @@ def cancel_and_wait(backend: Platform, name: str, clock: Clock) -> JobStatus:
 
 
 def originals(jobs: Sequence[JobStatus]) -> dict[str, JobStatus]:
-    """Returns, by the name of each job of one submission, oldest first, the job of which it is a duplicate, or itself.
+    """Returns, by the name of each job of one submission, oldest first, the job that it duplicates, or itself.
 
-    A job that was created while an older one was not over is its duplicate. One created later is none: somebody pasted
-    the printed command again.
+    A job that was created before an older one was over is its duplicate. One that was created later is none: somebody
+    ran the printed command again.
     """
     by_name: dict[str, JobStatus] = {}
     original = None
@@ -58,14 +58,14 @@ def cancel_duplicates(jobs: Sequence[JobStatus], backend: Platform, clock: Clock
 
 
 def cancel_duplicate(job: JobStatus, original: str, backend: Platform, clock: Clock) -> None:
-    """Cancels a job beside another one of the same submission."""
+    """Cancels a job that duplicates the one named `original`, and prints that."""
     retried(partial(backend.cancel, job.name), clock)
     tell(f"cancelled {job.name}: a duplicate of {original}")
 
 
 FIRST_WAIT_S = 5.0  # before a refused request is repeated
 CREATE_S = 300.0  # how long requests are repeated
-LISTINGS, LOOK_S = 10, 3.0  # a request is repeated only after so many lists without its job; seconds between them
+LISTINGS, LOOK_S = 10, 3.0  # so many listings without the job come before another request; seconds between them
 
 
 class Creation:
@@ -109,7 +109,7 @@ class Creation:
         raise AssertionError("backoff never ends")
 
     def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
-        """Returns the name of the job with the request's label; see `look_for`."""
+        """Looks for the job of the request for so many seconds, and returns its name, as `look_for` does."""
         label, since = self._request.labels[LABEL], self._clock.now() + seconds - LISTED_S
         self.name = look_for(label, self.backend, self._clock, since, listings)
         return self.name
@@ -118,11 +118,11 @@ class Creation:
 def look_for(label: str, backend: Platform, clock: Clock, since: float, listings: int = 1) -> str:
     """Returns the name of the job with this label, and cancels its duplicates; "" if none is listed.
 
-    Looks until LISTED_S after `since`, the time of the last request, and so often, at least. Raises StateUnknownError
-    if jobs cannot be listed.
+    Looks until LISTED_S after `since`, the time of the last request, and at least `listings` times. Raises
+    StateUnknownError if jobs cannot be listed.
     """
     until, tell_at = since + LISTED_S, clock.now() + TELL_S
-    give_up = max(until, clock.now() + LISTED_S)  # if they cannot be listed
+    give_up = max(until, clock.now() + LISTED_S)  # if jobs cannot be listed
     while True:
         failure: ApiError | None = None
         try:
@@ -144,19 +144,19 @@ def look_for(label: str, backend: Platform, clock: Clock, since: float, listings
 
 
 def check_resources(jobs: Sequence[Job]) -> float:
-    """Says what data in another region cost, and returns the USD for which the workers of one job read them once.
+    """Prints what data in another region cost, and returns the most USD that a job pays if each worker reads them once.
 
     Raises UserError if an input does not exist, or a bucket is on another continent than the machines.
     """
     inputs = {
         address: name for job in jobs for name, address in job.workload.inputs.items() if address.startswith("gs://")
     }
-    places = {
+    workers_by_place = {
         ("/".join(address.split("/")[:3]), job.gcp.region): job.tier.workers
         for job in jobs for address in (job.output, *job.workload.inputs.values()) if address.startswith("gs://")
     }  # fmt: skip
     usd_by_region = defaultdict[str, float](float)
-    for (bucket, region), workers in sorted(places.items()):
+    for (bucket, region), workers in sorted(workers_by_place.items()):
         location = buckets.location(bucket)
         if price := transfer_usd_per_gib(bucket, region, location):
             gib = sum(buckets.size(address) for address in inputs if f"{address}/".startswith(f"{bucket}/")) / 2**30
@@ -181,10 +181,10 @@ def upload_packages(jobs: Sequence[Job]) -> None:
 
 
 def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: Clock) -> str:
-    """Reserves the job directory, creates the job, returns its name; the ledger has each step before and after it.
+    """Reserves the job directory, creates the job and returns its name; records each step before and after it.
 
-    After Ctrl-C it raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may appear
-    later.
+    After Ctrl-C, raises KeyboardInterrupt if the job runs or was never requested, StateUnknownError if it may still
+    appear.
     """
     project, region = job.gcp.project, job.gcp.region
     spec = with_tensorboard(job.spec, job.gcp)
@@ -194,7 +194,7 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
     reservation = Reservation(record, open_backend, clock)
     request = dataclasses.replace(job.request(record.label), spec=spec)
     creation = Creation(open_backend(project, region), request, clock, reservation.renew)
-    finds = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
+    advice = f"`python -m deploy watch {record.submission}` looks for it again, and so does the same command"
     try:
         reservation.take()
         reservation.complete(creation.run())
@@ -217,15 +217,15 @@ def submit_job(job: Job, record: Submission, open_backend: OpenBackend, clock: C
                 tell("stopped looking for the job")
         if not attempt.job:
             record.write()
-            raise StateUnknownError(0, f"{attempt.error}: {finds}") from None
+            raise StateUnknownError(0, f"{attempt.error}: {advice}") from None
         attempt.error = ""
         record.write()
         tell(f"{attempt.job} was created and goes on: {watch_hint(attempt.job)}; the same command follows it")
-        raise KeyboardInterrupt(attempt.job) from None  # has been told
+        raise KeyboardInterrupt(attempt.job) from None  # its argument says that a message was printed
     except StateUnknownError as error:
         attempt.error = str(error)
         record.write()
-        raise StateUnknownError(error.code, f"{error}: {finds}") from None
+        raise StateUnknownError(error.code, f"{error}: {advice}") from None
     except (ApiError, UserError, PlatformFault) as error:
         attempt.state, attempt.error = "NOT SUBMITTED", str(error)
         record.write()

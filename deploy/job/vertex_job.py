@@ -92,7 +92,7 @@ class RunResult:
 class VertexJob:
     """Represents a job of Vertex AI. Its methods raise UserError or PlatformFault, each in one line."""
 
-    about: Sequence[str] = ()  # lines for people
+    about: Sequence[str] = ()  # lines that describe the job
 
     def __init__(
         self, name: str, gcp: GcpConfig, backend: str, session: Session, attempt: tuple[Submission, Attempt] | None
@@ -123,20 +123,20 @@ class VertexJob:
 
     @property
     def exit_code(self) -> int:
-        """Returns the exit code by which `watch` tells how the job ended; 75 while it goes on."""
+        """Returns the exit code that `watch` has for the end of the job; 75 while the job goes on."""
         status = self.status
         return exit_code(status) if status.over else INTERRUPTED
 
     def wait(self, stream: TextIO | None = None) -> JobStatus:
-        """Returns the status at the job's end; its states and logs are printed on `stream`.
+        """Waits until the job ends, and returns its status; prints its states and log on `stream`.
 
-        Ctrl-C ends the wait, not the job, and returns the status of the job that goes on.
+        Ctrl-C ends the wait but not the job; the status is then that of the job as it goes on.
         """
         with printed_on(stream):
             return self.follow() or self.status
 
     def follow(self, print_line: PrintLine = show) -> JobStatus | None:
-        """Waits as `wait` does, and prints as a command; returns None after Ctrl-C."""
+        """Follows the job as `wait` does, and prints its log by `print_line`; returns None after Ctrl-C."""
         with api_errors(self.gcp):
             status = watch_job(self.backend, self.name, self.gcp, self.session.clock, print_line)
         if status:
@@ -146,8 +146,8 @@ class VertexJob:
     def logs(self, tail: int = 0, worker: str = "", since_s: float = 0.0) -> list[WatchLine]:
         """Returns the log so far, in chronological order, without following the job.
 
-        `tail`: the newest lines alone; `worker`: 0 for the chief, 1 for the next, or as Vertex AI calls it, such as
-        workerpool1-0; `since_s`: the seconds before now from which on.
+        `tail`: only so many of the newest lines, 0 for all; `worker`: only this worker's, 0 for the chief, 1 for the
+        next, or as Vertex AI calls it, such as workerpool1-0; `since_s`: only of the last so many seconds, 0 for all.
         """
         if not re.fullmatch(r"\d{0,5}|workerpool\d-\d+", worker):
             raise UserError(f"worker={worker}: 0 is the chief, 1 the next; or as Vertex AI calls it, as workerpool1-0")
@@ -163,7 +163,7 @@ class VertexJob:
             return self.stop()
 
     def stop(self, confirm: Callable[[JobStatus], object] = lambda status: None) -> JobStatus:
-        """Cancels as `cancel` does, and prints as a command. `confirm` raises UserError if the job is to go on."""
+        """Cancels as `cancel` does; `confirm` gets the status first, and raises UserError if the job is to go on."""
         backend, clock = self.backend, self.session.clock
         with api_errors(self.gcp):
             status = retried(partial(backend.get, self.name), clock)
@@ -173,7 +173,7 @@ class VertexJob:
             label = status.labels.get(LABEL)
             jobs = retried(partial(backend.jobs, label), clock) if label else []
             by_name = originals(jobs)
-            for job in jobs:  # older ones too
+            for job in jobs:  # those that are older than this job, too
                 if job.name != status.name and by_name[job.name] is by_name.get(status.name) and not job.over:
                     cancel_duplicate(job, status.name, backend, clock)
             self._record(status)
@@ -218,5 +218,5 @@ def load_model(job_dir: str) -> Any:
     if not (folder / KERAS_FILE).is_file():
         raise UserError(f"{job_dir}/{MODEL}/{KERAS_FILE}: there is no such file: a line of the run's log says why")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the optimizer's state, which the file has only with --save_optimizer
+        warnings.simplefilter("ignore")  # about the optimizer's state, which is saved only with --save_optimizer
         return keras.saving.load_model(folder / KERAS_FILE, safe_mode=True)

@@ -37,15 +37,15 @@ from trainer.base.storage.gcs import connect
 LOG_POLL_S = 10.0
 LATE_S = 60.0  # an entry may appear in the logs this long after its timestamp
 LAST_LOGS_S = 15.0  # wait after the end for entries that have not arrived yet
-LAST_RETRY_S = 30.0  # for the last read of the logs
-LOOK_S = 60.0  # between looks for duplicates
+LAST_RETRY_S = 30.0  # how long the last read of the logs is retried
+LOOK_S = 60.0  # between two searches for duplicates
 
 
 PrintLine = Callable[[WatchLine], object]
 
 
 def show(line: WatchLine) -> None:
-    """Prints a line for people."""
+    """Prints a line as people read it."""
     say(str(line))
 
 
@@ -56,7 +56,7 @@ class LogTail:
         self._backend, self._name, self._gcp, self._clock, self._print = backend, name, gcp, clock, print_line
         self._newest = 0.0
         self._seen: dict[str, float] = {}
-        self._refusal = ""  # the error that was printed last, so that it is printed once
+        self._last_error = ""  # the last one printed, so that it is printed once
 
     def print_new(self, retry_s: float = 0.0) -> None:
         """Prints new entries; errors do not end the watch, because the next read returns the same entries."""
@@ -64,12 +64,12 @@ class LogTail:
         try:
             entries = retried(partial(self._backend.logs, self._name, since), self._clock, retry_s)
         except ApiError as error:
-            refusal = describe_error(error, self._gcp)
-            if (retry_s or not error.transient) and refusal != self._refusal:
-                self._refusal = refusal
-                tell(f"no logs: {refusal}")
+            text = describe_error(error, self._gcp)
+            if (retry_s or not error.transient) and text != self._last_error:
+                self._last_error = text
+                tell(f"no logs: {text}")
             return
-        self._refusal = ""
+        self._last_error = ""
         for identifier, line in sorted(entries, key=lambda entry: (entry[1].time, entry[0])):
             if identifier not in self._seen:
                 self._seen[identifier] = line.time
@@ -78,9 +78,9 @@ class LogTail:
         self._seen = {key: time for key, time in self._seen.items() if time >= self._newest - 2 * LATE_S}
 
 
-REPORT_S = 300.0  # between lines of a job that waits
+REPORT_S = 300.0  # between lines about a job that waits for machines
 
-# By scheduling strategy, of a job that is PENDING.
+# Why a job is PENDING, by its scheduling strategy; _STOCK for the others.
 _REASONS = {
     "FLEX_START": "FLEX_START waits until the machines are free, for the tier's maxWaitDuration at most",
     "SPOT": "there may be no spare machines in {region} now",
@@ -96,10 +96,11 @@ def follow_job(
 ) -> JobStatus:  # fmt: skip
     """Prints states and logs until the job is over, and cancels its duplicates; returns the status of the original.
 
-    StateUnknownError if the state cannot be read for half an hour. `created`: the job is known to exist, so that a 404
-    only means that it cannot be seen yet. `max_wait_s`: a job that still waits for machines then is cancelled, EXPIRED.
+    `created`: the job is known to exist, so that a 404 only means that it cannot be seen yet; `max_wait_s`: a job that
+    waits longer for machines is cancelled, and returned as EXPIRED. Raises StateUnknownError if the state cannot be
+    read for half an hour.
     """
-    tail, shown = LogTail(backend, name, gcp, clock, print_line), ""
+    tail, shown_state = LogTail(backend, name, gcp, clock, print_line), ""
     live: LiveLines | None = None
     unseen, look_at = created, 0.0
     began, report_at = clock.now(), clock.now() + REPORT_S
@@ -117,9 +118,9 @@ def follow_job(
                 tail, name, live = LogTail(backend, original, gcp, clock, print_line), original, None
                 continue
         live, now = live or LiveLines(status, clock), clock.now()
-        old = not shown and now - (status.ended or 0.0) > LATE_S  # ended before: all its entries are there
-        news = [] if status.state == shown else [status.state]
-        shown = status.state
+        ended_before = not shown_state and now - (status.ended or 0.0) > LATE_S  # so its log is complete
+        news = [] if status.state == shown_state else [status.state]
+        shown_state = status.state
         waits = status.state in ("QUEUED", "PENDING") and not status.started
         if waits and now >= report_at:
             report_at = now + REPORT_S
@@ -131,7 +132,7 @@ def follow_job(
             print_line(WatchLine(now, line))
         if status.over:
             with suppress(KeyboardInterrupt):  # which only skips the last lines of the log
-                clock.sleep(0.0 if old else LAST_LOGS_S)
+                clock.sleep(0.0 if ended_before else LAST_LOGS_S)
                 tail.print_new(LAST_RETRY_S)
             return with_bill(status, clock.now())
         if waits and now - began >= max_wait_s:  # EXPIRED, unless it ended otherwise meanwhile
@@ -146,7 +147,7 @@ def follow_job(
 
 
 def _read_state(backend: Platform, name: str, gcp: GcpConfig, clock: Clock, *, unseen: bool) -> JobStatus:
-    """Returns the job's status. `unseen`: it was just created, so that a 404 is no answer yet."""
+    """Returns the job's status. `unseen`: it was just created, so a 404 may only mean that it is not visible yet."""
 
     def read() -> JobStatus:
         try:
@@ -186,10 +187,10 @@ _UNREADABLE = (UserError, PlatformFault, ValueError, AttributeError, TypeError)
 
 
 def with_bill(status: JobStatus, now: float) -> JobStatus:
-    """Records what a job that is over is billed for, if its job directory can be written, and returns its status.
+    """Returns the status of `with_stop_reason`, and records the time and cost of a job that is over in its directory.
 
-    The bill has the time from its start to its end, with all restarts, and USD if it has a price label; the status is
-    that of `with_stop_reason`.
+    The time is that from its start to its end, with all restarts; the cost is in USD, null without a price label.
+    Nothing is recorded if the directory cannot be written.
     """
     with suppress(*_UNREADABLE):
         if status.output and status.over and status.started:
@@ -213,23 +214,23 @@ def with_stop_reason(status: JobStatus) -> JobStatus:
     return status
 
 
-LIVE_S = 60.0  # between looks of a watch
+LIVE_S = 60.0  # between two lines of progress
 RECENT = 10  # reports from which the speed is computed
 
 
 class LiveLines:
-    """Makes the lines of a watch: progress and money every LIVE_S, if they changed, and each problem once.
+    """Makes the lines of progress of a running job: step and cost, at most every LIVE_S, and each problem once.
 
-    Reads the job directory again only where it has changed.
+    Reads stats.jsonl again only if it has changed.
     """
 
     def __init__(self, status: JobStatus, clock: Clock) -> None:
         self._clock, self._due = clock, 0.0
-        self._generation = 0  # of stats.jsonl, which `_live` sums up
-        self._live = ""
+        self._generation = 0  # of the stats.jsonl that `_progress` summarises
+        self._progress = ""
         self._shown = set[str]()
         self._folder: Address | None = None
-        with suppress(UserError):  # of a job that somebody else created
+        with suppress(UserError):  # another program's job may have no job directory
             self._folder = parse(status.output, "output")
 
     def lines(self, status: JobStatus) -> Iterator[str]:
@@ -242,16 +243,16 @@ class LiveLines:
                 if stats and stats.generation != self._generation:
                     about = json.loads(buckets.read(f"{self._folder}/{RUN_INFO}", quick=True)[0] or "{}")
                     entries = parse_stats(connect(buckets.QUICK).read(stats).decode(errors="replace"))
-                    self._live = summary(entries, whole(about.get("total_steps")) or 0)
+                    self._progress = summary(entries, whole(about.get("total_steps")) or 0)
                     self._generation = stats.generation
                 price = usd_per_hour(status)
                 usd = time_and_cost(status, price, self._clock.now())[1]
                 money = (
                     "" if price is None else f"; {usd:.2f} USD so far, {price * status.timeout_s / 3600:.2f} at most"
                 )
-                if self._live:  # new only with another step, not with the money alone
-                    news[self._live] = f"{self._live}{money}"
-            except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the latter two of a damaged file
+                if self._progress:  # printed again for another step, not for another cost alone
+                    news[self._progress] = f"{self._progress}{money}"
+            except (UserError, PlatformFault, ValueError, AttributeError) as error:  # the last two: a damaged file
                 news[str(error)] = f"no progress: {reason(error)} ({self._folder})"
         for subject, line in news.items():
             if subject not in self._shown:
@@ -260,12 +261,12 @@ class LiveLines:
 
 
 def summary(entries: Sequence[StatsEntry], total_steps: int) -> str:
-    """Returns how far the run of these lines of stats.jsonl is, in words; "" without a report."""
+    """Returns the progress of a run in words, from the entries of its stats.jsonl; "" if it has not reported."""
     reports = [entry for entry in entries if entry["kind"] == "report" and number(entry.get("seconds")) is not None]
     if not reports:
         return ""
     first, last, step = reports[-RECENT:][0], reports[-1], entries[-1]["step"]
-    # With evaluations and checkpoints between these reports.
+    # This pace includes the evaluations and checkpoints between the reports.
     steps, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
     pace = seconds / steps if steps > 0 and seconds > 0 else positive(last.get("step_seconds"))
     left = max(0, total_steps - step) * pace if pace and total_steps else None

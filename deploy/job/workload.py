@@ -1,4 +1,4 @@
-"""Defines what every job is asked for, whatever runs in it, and the request by which the trainer runs."""
+"""Defines the options of every job, what every kind of workload has to offer, and the workload of a training."""
 
 import dataclasses
 import json
@@ -46,9 +46,9 @@ CHECK, CHECK_S = "trainer.check", 3600  # the module that checks a tier's GPUs, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobOptions(SpecChanges):
-    """Holds what may be asked of a job of Vertex AI beside its tier and program. Money in USD, times in seconds.
+    """Holds the options of a job of Vertex AI beside its tier and program, money in USD and times in seconds.
 
-    The last fields are for `submit` to describe; other verbs take them as they are.
+    The last fields are options of `submit` alone, which describes them; other verbs keep their defaults.
     """
 
     project: str = option("ID", "Google Cloud project (default: gcloud's)")
@@ -92,10 +92,10 @@ class JobOptions(SpecChanges):
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """Holds what all jobs of a submission share: what was asked, the packages, and what names them.
+    """Holds what all jobs of a submission share: the options `asked`, the packages, and the parts of their names.
 
-    `subject` and `submission` make the names of jobs where none is given; `built_image`: that this folder remembers;
-    `limits`: at which a job ends itself, as `trainer.base.limit_watch` writes them.
+    `subject` and `submission` name the jobs that were given no name; `built_image`: the one that `image` built in this
+    folder; `limits`: those at which a job ends itself, in the text of `trainer.base.limit_watch`.
     """
 
     asked: JobOptions
@@ -106,7 +106,7 @@ class Order:
     limits: str = ""
 
 
-# What writing a spec has chosen: packages that go along, lines about the image, and warnings.
+# What `Workload.write` returns: the packages that are shipped, lines about the image, and warnings.
 Written = tuple[tuple[Package, ...], tuple[str, ...], tuple[str, ...]]
 
 
@@ -115,18 +115,16 @@ class Workload(ABC):
     """Represents what is to run on a tier."""
 
     tier: Tier
-    job_dir: str = dataclasses.field(default="", kw_only=True)  # that the user named
+    job_dir: str = dataclasses.field(default="", kw_only=True)  # as the user gave it
     about: str = dataclasses.field(default="", kw_only=True)  # one line that states what runs
-    inputs: Mapping[str, str] = dataclasses.field(
-        default_factory=dict, kw_only=True
-    )  # addresses that are read, by flag
+    inputs: Mapping[str, str] = dataclasses.field(default_factory=dict, kw_only=True)  # what it reads, by flag
 
     @abstractmethod
     def arguments(self) -> list[str]:
-        """Returns the arguments of the program, beside those of the tier's file."""
+        """Returns the arguments of the program, without those in the tier's file."""
 
     def local_program(self, job_dir: Path) -> tuple[str, Mapping[str, str]]:
-        """Returns the module that runs on this machine, empty for the one of the tier's file, and its variables."""
+        """Returns the module to run on this machine, "" for that of the tier's file, and its environment variables."""
         return "", {}
 
     @abstractmethod
@@ -135,7 +133,7 @@ class Workload(ABC):
 
     @abstractmethod
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        """Makes the workers of `spec`, which has the tier's content, run it."""
+        """Changes `spec`, a copy of the tier's, so that its workers run this; returns what that needs and says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Training(Workload):
         open_job_dir(dataclasses.replace(self.config, job_dir=str(job_dir)), lock=False)
 
     def choose_image(self, order: Order) -> Image:
-        """Returns the image of the job. Raises UserError if it cannot reach a setting's file or module there."""
+        """Returns the image of the job. Raises UserError if the machine, a path or a module would fail in it."""
         image = choose_image(self.tier, order.asked.image, order.built_image, order.packages)
         accelerator = load_machines().accelerators.get(self.tier.accelerator_type)
         # https://github.com/tensorflow/tensorflow/issues/97387 and 112272: sm_100 and sm_120, also with 2.21.
@@ -179,8 +177,8 @@ class Training(Workload):
         of_trackers = [REQUIREMENTS[address.kind] for address in read_addresses(track) if address.kind in REQUIREMENTS]
         installed = [*requirements(tier.accelerators), *of_trackers] if image.plain else []
         sources = [[package.uri(gcp.bucket), package.sha256] for package in packages]
-        started = image.plain or SECRETS in json.dumps(spec)  # by the starter
-        overrides = self.overrides  # the output is elsewhere there, and a recipe's file does not exist
+        needs_starter = image.plain or SECRETS in json.dumps(spec)
+        overrides = self.overrides  # a recipe's file does not exist there, so its settings go as flags
         if overrides.names_recipe_file:
             overrides = Overrides({**overrides.recipe, **overrides.without("recipe").values}, overrides.first)
         arguments = dataclasses.replace(self, overrides=overrides, job_dir="").arguments()
@@ -202,19 +200,19 @@ class Training(Workload):
                 added.append({"name": LIMITS, "value": order.limits})
             if added:
                 task["env"] = [*task.get("env", []), *added]
-            if started:
-                plan = {"requirements": installed, "packages": sources, "module": module}
-                write_start(task, plan, tier.accelerators if image.plain else 0, gcp.bucket)
+            if needs_starter:
+                instructions = {"requirements": installed, "packages": sources, "module": module}
+                write_start(task, instructions, tier.accelerators if image.plain else 0, gcp.bucket)
         about = (about_installing(tier, image.uri, "network" in spec),) if image.plain else ()
         warned = tuple(warnings(tier, self.config, json.dumps(spec)))
-        return (*packages, starter()) if started else packages, about, warned
+        return (*packages, starter()) if needs_starter else packages, about, warned
 
 
 SPOT_INTERVAL_S = 15 * 60  # the most work that a preemption should cost
 
 
 def check_devices(tier: Tier, config: TrainConfig) -> None:
-    """Raises UserError unless a chief and like workers use every accelerator, and the batch divides over them."""
+    """Raises UserError unless a chief and identical workers can train on the tier, and the batch divides over them."""
     pools = tier.spec["workerPoolSpecs"]
     refuse(
         (
@@ -248,7 +246,7 @@ def check_devices(tier: Tier, config: TrainConfig) -> None:
         raise UserError(f"{tier.name}: {error}") from None
 
 
-# Values of inputs that name something which the image has or can fetch; the others may be empty.
+# Values of inputs that are no paths, as the image has or can fetch what they name; other inputs may be empty.
 _NAMED = {"data": DATA_SOURCES, "weights": ("imagenet", "none"), "fid_features": ("inception",),
           "fid_weights": ("imagenet",)}  # fmt: skip
 
@@ -275,7 +273,7 @@ UNREACHABLE = "the job's machines cannot read this disk, only gs://BUCKET/… an
 
 
 def check_module(field: str, value: str, module: str, packages: Sequence[Package], *, runs: bool = False) -> None:
-    """Raises UserError unless the packages of the job contain the module, which `runs` as a program."""
+    """Raises UserError unless the packages of the job contain the module. `runs`: as a program, not as an import."""
     top, path = module.split(".")[0], module.replace(".", "/")
     package = next((package for package in packages if package.name == (TRAINER if top == "trainer" else top)), None)
     files = {f"{path}.py", f"{path}/__main__.py" if runs else f"{path}/__init__.py"}
@@ -293,7 +291,7 @@ def check_module(field: str, value: str, module: str, packages: Sequence[Package
 
 
 def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
-    """Yields warnings of what is allowed but may be a mistake. `spec`: the job's, as JSON."""
+    """Yields warnings about what is allowed but may be a mistake. `spec`: that of the job, as JSON."""
     for address in read_addresses(config.track):
         names = _TOKENS.get(address.kind, ())
         if names and not any(name in spec for name in names):
@@ -301,12 +299,12 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
             yield f"track={address.text}: the job gets no login: add {secret}"
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        own = (
-            functions_taking(field) and field.name not in config.inputs and isinstance(value, str)
-        )  # a setting of the user's
+        # A setting of the user's own functions, of which we do not know whether it names a file.
+        own = functions_taking(field) and field.name not in config.inputs and isinstance(value, str)
         if own and (Path(value).is_file() or ("/" in value and Path(value).exists())):
             yield f"{field.name}={value}: this path exists here, but {UNREACHABLE}"
-    steps, minutes = config.checkpoint_every_steps, config.checkpoint_every_minutes  # 0: not by these
+    steps, minutes = config.checkpoint_every_steps, config.checkpoint_every_minutes  # 0: off
+    # A step is taken to last a second at most.
     if tier.strategy == "SPOT" and not (0 < steps <= SPOT_INTERVAL_S or 0 < minutes <= SPOT_INTERVAL_S / 60):
         yield (
             f"SPOT with checkpoint_every_steps={steps} and checkpoint_every_minutes={minutes:g}: a preemption may lose "
@@ -317,17 +315,17 @@ def warnings(tier: Tier, config: TrainConfig, spec: str) -> Iterator[str]:
 CREATE = "create"
 REQUIREMENTS = {"mlflow": "mlflow-skinny", "wandb": "wandb"}  # as the extras of setup.py
 _TOKENS = {"mlflow": ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "wandb": ("WANDB_API_KEY",)}
-_HERE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
+_ON_THIS_MACHINE = re.compile(r"sqlite:|https?://(localhost|127\.|0\.0\.0\.0|\[::1\])")
 
 
 def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> None:
-    """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image cannot have."""
+    """Raises UserError for a tracker that the job's machines cannot reach, or whose package its image lacks."""
     for address in read_addresses(track):
         if ":" in address.kind and image.plain:
             check_module("track", address.text, address.kind.partition(":")[0], packages)
         refuse(
             (
-                _HERE.match(address.server),
+                _ON_THIS_MACHINE.match(address.server),
                 f"track={address.text} is on this machine, which the job cannot reach: name a server, or send the run "
                 f"when it has ended: `python -m deploy track gs://… --track={address.text}`",
             ),
@@ -340,20 +338,20 @@ def check_trackers(track: str, image: Image, packages: Sequence[Package]) -> Non
 
 
 def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: str) -> list[dict[str, str]]:
-    """Returns the variables of a job that its trackers read: tags, project and region, the TensorBoard instance."""
+    """Returns environment variables that a job's trackers read: tags, project and region, the TensorBoard instance."""
     if not track:
         return []
     tags = {"tier": tier.name, "image": image, "strategy": tier.strategy, "usd_per_hour": tier.price_per_hour,
             "project": gcp.project, "region": gcp.region}  # fmt: skip
-    tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it as well
+    tensorboard = "" if tensorboard.endswith(f"/{CREATE}") else tensorboard  # the tracker finds it itself
     variables = {TAGS: json.dumps(tags), "CLOUDSDK_CORE_PROJECT": gcp.project, "CLOUDSDK_AI_REGION": gcp.region}
     return [{"name": name, "value": value} for name, value in {**variables, TENSORBOARD: tensorboard}.items() if value]
 
 
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
-    """Returns the full name of `--tensorboard_instance`, which may be an id. Raises UserError.
+    """Returns the full name of `--tensorboard_instance`, which may be an id. Raises UserError without an account.
 
-    The name that it makes of CREATE stays until `with_tensorboard` creates the instance.
+    A name that ends in CREATE stands in the spec until `with_tensorboard` creates the instance.
 
     https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/experiments/tensorboard-training
     """
@@ -366,7 +364,7 @@ def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> 
 
 
 def with_tensorboard(spec: Mapping[str, Any], gcp: GcpConfig) -> Mapping[str, Any]:
-    """Returns the spec with the instance that CREATE stands for, which is made unless the region has it."""
+    """Returns the spec with an instance in the place of CREATE; creates that instance unless the region has it."""
     if not spec.get("tensorboard", "").endswith(f"/{CREATE}"):
         return spec
     name = VertexApi(gcp.project, gcp.region, f"tensorboard_instance={CREATE}").tensorboard()

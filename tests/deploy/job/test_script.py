@@ -74,7 +74,7 @@ def test_a_modules_package_goes_along_under_its_name(project: Path) -> None:
         ("key.pem", "", "these look like credentials: work/key.pem, a credential by its name: they would be"),
         ("big.bin", "x" * 3_000_000, "3.0 MB in 8 files, the largest work/big.bin with 3.0: a package holds code, at"),
         ("bad.py", "def", "bad.py, line 1: invalid syntax: the job could not import it: fix it"),
-        (".gitignore", "train.py", "script=train.py: it would not go along: .gitignore or .gcloudignore names it"),
+        (".gitignore", "train.py", "script=train.py: it would not be shipped: .gitignore or .gcloudignore names it"),
     ],
 )
 def test_what_must_not_go_along_is_refused(name: str, content: str, line: str, project: Path, refused: Command) -> None:
