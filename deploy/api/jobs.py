@@ -54,7 +54,7 @@ def attach(
         name = last.job
     full_name = re.fullmatch(r"projects/([^/]+)/locations/([^/]+)/customJobs/\d+", name)
     named = full_name[1] if full_name else ""
-    if not project:  # some services reject a project number: gcloud's project, which is an ID, comes before one
+    if not project:  # some services reject a project's number, so gcloud's project comes first
         known = attempt[1].project if attempt else "" if named.isdecimal() else named
         project = known or read_project("") or named
     if full_name:

@@ -48,8 +48,9 @@ def check_arguments(arguments: Sequence[str]) -> None:
     flag_before = ""
     for argument in words:
         flag, equals, value = argument.partition("=")
-        name = flag[2:] if equals and flag.startswith("--") else flag_before
-        if not (value if equals and flag.startswith("--") else argument).strip() and name not in may_be_empty:
+        with_value = equals and flag.startswith("--")
+        name, text = (flag[2:], value) if with_value else (flag_before, argument)
+        if not text.strip() and name not in may_be_empty:
             raise UserError(
                 f"empty argument {argument!r}: give a value, or leave it out (is a variable of the shell not set?)"
             )
@@ -87,7 +88,7 @@ def read_call(
     known, texts_by_name = options_of(kind), {name: texts_of(name, value) for name, value in keywords.items()}
     for name in ("dry_run", "out", "spec", "json"):
         if (name not in known and texts_by_name.pop(name, []) not in ([], ["false"])) or (settings or {}).get(name):
-            raise UserError(f"{name} is of the command, which prints and writes files: python -m deploy {verb} …")
+            raise UserError(f"{name} is only for the command, which prints and writes files: python -m deploy {verb} …")
     words = [f"--{name.removesuffix('_')}={text}" for name, of_flag in texts_by_name.items() for text in of_flag]
     words += [f"--{name}={as_text(value)}" for name, value in (settings or {}).items()]
     check_arguments(words := [*map(str, positional), *words])

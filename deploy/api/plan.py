@@ -305,8 +305,8 @@ def plan_by_options(
     step_plan = read_plan(expanded(asked.plan)) if asked.plan else plan_of(config, overrides)
     if asked.plan and step_plan.key != plan_key(config, step_plan.versions):
         raise UserError(
-            f"plan={asked.plan}: it is of other settings or sources, of {step_plan.model} on {step_plan.data}: leave "
-            "it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
+            f"plan={asked.plan}: it was made for other settings or sources ({step_plan.model} on {step_plan.data}): "
+            "leave it out, or make it again with the flags of this command: python -m trainer.plan … --out=FILE"
         )
     extrapolations: list[Extrapolation] = []
     assumed: list[str] = []
@@ -325,7 +325,7 @@ def plan_by_options(
                     continue
             extrapolation, own_image = by_name.get(tier.name), remembered() is not None
             if asked.fit and extrapolation:
-                say(f"# {tier.name}: --fit adds nothing: a run of --from shows it as it is")
+                say(f"# {tier.name}: --fit is ignored: a run of --from shows this tier as it is")
             chosen = best_memory_option(tier, step_plan, config) if asked.fit and not extrapolation else None
             run = step_plan.with_setting(config, chosen.name, chosen.value) if chosen else (step_plan, config)
             of_tier = forecast(tier, *run, load_machines(file), extrapolation, own_image=own_image)
@@ -357,8 +357,8 @@ def _measured(
     """
     tier, total = load_tier(asked.measure), plan.total_steps(config)
     compiled = is_compiled(plan, config, tier.devices)
-    same_choice = (is_compiled(plan, replace(config, steps=count), tier.devices) == compiled for count in _MEASURED)
-    steps = min(total, next((count for count, same in zip(_MEASURED, same_choice, strict=True) if same), total))
+    alike = (count for count in _MEASURED if is_compiled(plan, replace(config, steps=count), tier.devices) == compiled)
+    steps = min(total, next(alike, total))
     flags = overrides.without("steps", "epochs", "job_dir", "report_every_steps")
     digest = hashlib.sha256(" ".join([plan.key, *flags.arguments()]).encode()).hexdigest()[:12]
     folder = f"{checked_address('bucket', asked.bucket)}/measured/{digest}"

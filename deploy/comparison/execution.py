@@ -60,9 +60,9 @@ class ComparisonRequest:
             raise UserError(f"--{name} is not for a comparison: {advice[name]}: leave it out")
         runs = [workload_on(self.tiers[0], self.program)]
         first = runs[0]
-        rows = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
+        rows_per_replica = first.config.rows_per_replica(first.tier.devices) if isinstance(first, Training) else 0
         for tier in self.tiers[1:]:
-            weak = {"global_batch_size": rows * tier.devices} if self.scaling == "weak" else {}
+            weak = {"global_batch_size": rows_per_replica * tier.devices} if self.scaling == "weak" else {}
             runs.append(workload_on(tier, self.program.replace(**weak)))
         for run in runs:
             runner.check(run)

@@ -64,6 +64,7 @@ def cost_confirmation(
     does so only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its
     plan, for data in another region.
     """
+    # Of alternatives one is paid for, of other jobs all.
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
     counts, max_cost = [count for _, count in jobs], asked.max_cost

@@ -24,9 +24,9 @@ FLEX_START_SLACK_S = 600.0  # for the service to end a wait by itself
 class SubmittedJob(VertexJob):
     """Represents a submission that was checked and, once it is sent, its newest job.
 
-    `jobs`: one for each tier in each region that is left to try, in this order; the first is the newest, and if there
-    are no machines for it, `wait` goes on with the next. `about`: lines that describe the jobs; `register`: a name for
-    the model in the registry, and the image that serves it; `confirmation`: returns the cost confirmation.
+    `jobs`: one for each tier in each region that is left to try, in this order; the first is the current one, and if
+    there are no machines for it, `wait` goes on with the next. `about`: lines that describe the jobs; `register`: a
+    name for the model in the registry, and the image that serves it; `confirmation`: returns the cost confirmation.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
         spec["tensorboard"] = tensorboard_name(order.asked.tensorboard_instance, spec, gcp)
     if "tensorboard" in spec:
         check_same_region("tensorboard", spec["tensorboard"], gcp.region)
-    packages, image_lines, warned = work.write(spec, gcp, order, image)
+    packages, image_lines, warnings = work.write(spec, gcp, order, image)
     machine = table.machines.get(tier.machine_type)
     for pool in spec["workerPoolSpecs"] if tier.workers > 1 and machine and machine.rdma else ():
         task = pool["containerSpec"]  # without a command it is taken to run the trainer
@@ -155,14 +155,14 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
             "no bfloat16": isinstance(work, Training) and work.config.precision == "mixed_bfloat16"}  # fmt: skip
     notes = accelerator.note.split("; ") if accelerator else []
     of_machine = (note for note in notes if any(word in note and applies[word] for word in applies))
-    warned = (*warned, *(f"{tier.accelerator_type}: {note}" for note in of_machine))
+    warnings = (*warnings, *(f"{tier.accelerator_type}: {note}" for note in of_machine))
     if elsewhere:
-        warned = (
+        warnings = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "
             f"--region={gcp.region}` asks Google, and writes a file for --prices=",
-            *warned,
+            *warnings,
         )
-    return Job(name, work, gcp, order, image, output, spec, packages, about, warned)
+    return Job(name, work, gcp, order, image, output, spec, packages, about, warnings)
 
 
 def _limited(tier: Tier, asked: JobOptions) -> Tier:

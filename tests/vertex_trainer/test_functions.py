@@ -126,7 +126,7 @@ def test_no_machines_here_are_looked_for_there_and_errors_are_exceptions(cloud: 
     assert "<td>SUCCEEDED</td>" in job._repr_html_()
     assert f"training/{job.name.rsplit('/', 1)[-1]}?project=my-proj" in job._repr_html_()
     assert "/us-east4/" in job.name
-    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is of the command")):
+    for wrong, line in (({"stepz": 1}, "unknown flag --stepz"), ({"dry_run": True}, "dry_run is only for the command")):
         with pytest.raises(UserError, match=line):
             submit("l4x1", settings={**TINY, **wrong}, session=session, **WHERE)
     with pytest.raises(UserError, match="not submitted: set a limit, such as --max_cost=20"):
@@ -333,8 +333,8 @@ def test_train_runs_the_process_that_the_command_is(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize(("call", "line"), [
     (lambda: submit("l4x1", max_cost=20, settings={"max_cost": 400}), "max_cost is given twice, as 20 and 400"),
     (lambda: vertex_trainer.plan("-h"), "-h: flags of a function are keywords"),
-    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is of the command, which prints and writes files"),
-    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is of the command, which prints"),
+    (lambda: vertex_trainer.plan("l4x1", out="runs/plan"), "out is only for the command, which prints and writes"),
+    (lambda: vertex_trainer.compare("cpu", settings={"dry_run": True}), "dry_run is only for the command"),
     (lambda: jobs(limit=-1), "argument --limit: .-1. is not"), (lambda: jobs(state="over"), "argument --state: "),
     (lambda: train("mlp", job_dir=""), "train needs a job_dir"),
     (lambda: fit("mlp", "digits", max_cost=5), "max_cost is for a job: name its tier, as on=.l4x4., or leave it out"),

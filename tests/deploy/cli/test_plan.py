@@ -166,7 +166,7 @@ def test_the_verb_plans_by_a_short_run(tmp_path: Path, capsys: Capture) -> None:
     given = ["cpu", *flags, f"--from={short}", f"--out={out}", "--price-per-hour=cpu=0.5"]
     assert main(["plan", *given, f"--plan={planted_plan(tmp_path)}", "--fit"]) == 0
     shown = capsys.readouterr().out
-    assert "# cpu: --fit adds nothing: a run of --from shows it as it is\n" in shown
+    assert "# cpu: --fit is ignored: a run of --from shows this tier as it is\n" in shown
     assert "  cheapest    cpu standard          0.02 USD (0.01 - 0.05)        2.4 min (1.4 - 6)" in shown
     assert "the time to get machines and to start a container is not included" in (out / "plan.md").read_text()
     assert json.loads((out / "forecast.json").read_text())["tiers"][0]["seconds"]["middle"] == pytest.approx(25)

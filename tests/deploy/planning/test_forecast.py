@@ -326,7 +326,7 @@ def test_what_is_installed_first_takes_time_and_money_and_an_own_image_saves_it(
     ("--budget=-1", "'-1' must be a number above 0, in USD"),
     ("--within=eight", "'eight' must be a time"),
     ("--plan=nowhere.json", "nowhere.json is missing: make it again (python -m trainer.plan)"),
-    ("--plan=plan.json", "plan.json: it is of other settings or sources, of mlp on "),
+    ("--plan=plan.json", "plan.json: it was made for other settings or sources (mlp on "),
 ])  # fmt: skip
 def test_wrong_flags_are_refused(flag: str, line: str, refused: Command, tmp_path: Path) -> None:
     planted_plan(Path())
