@@ -114,7 +114,7 @@ def compare_by_options(
     out, vertex = local_path(asked.out, "out"), asked.on == "vertex"
     defaults = JobOptions()
     changed = [name for name in options_of(JobOptions) if getattr(asked, name) != getattr(defaults, name)]
-    job_flags = [*(name for name in changed if name not in _LOCAL_OPTIONS), *["dry_run"] * dry_run]
+    job_flags = [name for name in changed if name not in _LOCAL_OPTIONS] + (["dry_run"] if dry_run else [])
     if job_flags and not vertex:
         raise UserError(f"--{job_flags[0]} is for jobs of Vertex AI: add --on=vertex, or leave it out")
     runner = VertexRunner(order_of(asked, program), session, dry_run=dry_run) if vertex else LocalRunner()

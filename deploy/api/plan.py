@@ -150,7 +150,7 @@ class Plan:
             lines += [f"  {line}" for line in terminal_table(titles, rows, _TEXT_COLUMNS).splitlines()]
         table, more = load_machines(), len(self.cells()) - len(rows)
         rest = f"{more} more: --all; what is assumed" if more else "What is assumed"
-        lines.append(f"  {rest}{': ' * bool(folder)}{folder}. Prices: {table.region}, {table.date}")
+        lines.append(f"  {rest}{f': {folder}' if folder else ''}. Prices: {table.region}, {table.date}")
         return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines)
 
     def table(self) -> str:

@@ -89,7 +89,7 @@ def prepare(
 
     `unfollowed`: the command's flag, if any, after which nobody follows the job.
     """
-    register, unfollowed = ("", ""), unfollowed or "detach" * asked.detach
+    register, unfollowed = ("", ""), unfollowed or ("detach" if asked.detach else "")
     if asked.register:
         if unfollowed or asked.check or isinstance(program, Script):
             raise UserError(

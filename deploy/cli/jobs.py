@@ -24,7 +24,7 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
     for region, newest, count in jobs_by_region(parsed(JobsOptions, args), session):
         statuses += newest
         header = "created (UTC)     state      time         cost  name  job"
-        say(header if newest else f"no {args.state}{' ' * bool(args.state)}jobs of this package in {region}")
+        say(header if newest else f"no {f'{args.state} ' if args.state else ''}jobs of this package in {region}")
         for status in newest:
             created = datetime.fromtimestamp(status.created or 0.0, UTC).strftime("%Y-%m-%d %H:%M")
             ran, cost = describe_run(status, session.clock.now())

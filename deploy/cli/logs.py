@@ -28,5 +28,6 @@ def main(arguments: Sequence[str], session: Session = SESSION) -> int:
         if not args.json:
             show(line)
     if not lines:
-        tell(f"{job.name}: no lines in its log{' of that time or worker' * bool(args.worker or args.since)}")
+        selection = " of that time or worker" if args.worker or args.since else ""
+        tell(f"{job.name}: no lines in its log{selection}")
     return DONE

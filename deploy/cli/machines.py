@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if not (args.all or args.accelerator or args.count is not None):
         tiers = [load_tier(name, args.prices) for name in tier_names()]
-        lines = [(tier.name, tier.machine, f"{usd}{'*' * (tier.strategy == 'FLEX_START')}", spot)
+        lines = [(tier.name, tier.machine, f"{usd}{'*' if tier.strategy == 'FLEX_START' else ''}", spot)
                  for tier in tiers for usd, spot in [_prices(_own_price(tier))]]  # fmt: skip
         titles = ("tier", "machines", "USD/h", "spot USD/h")
         say(terminal_table(titles, lines, left=2), f"{source}; the boot disk is in them; * as FLEX_START")

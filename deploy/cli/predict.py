@@ -34,8 +34,8 @@ class Prediction(Workload):
     same_bytes: bool
 
     def arguments(self) -> list[str]:
-        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}", *["--same_bytes"] * self.same_bytes]
-        return [self.inputs["model"], *flags]
+        flags = [f"--rows_file={self.inputs['rows']}", f"--out={self.job_dir}"]
+        return [self.inputs["model"], *flags, *(["--same_bytes"] if self.same_bytes else [])]
 
     def choose_image(self, order: Order) -> Image:
         return Image(self.image)

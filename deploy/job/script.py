@@ -136,11 +136,11 @@ class ScriptRun(Workload):
             write_start(pool["containerSpec"], start, gpus, gcp.bucket)
         contents = "what requirements.txt names" if listed else "no requirements.txt, so the standard library alone"
         about = (f"runs in {image.uri}, with {contents}: --image=URI names another",) if image.plain else ()
-        warned = (
+        on_spot = (
             "SPOT: the script is ended by SIGTERM and started again: only what it saved itself, as in "
             "AIP_CHECKPOINT_DIR, is left",
-        ) * (self.tier.strategy == "SPOT")
-        return (package, starter()), about, warned
+        )
+        return (package, starter()), about, on_spot if self.tier.strategy == "SPOT" else ()
 
     def _check_imports(self, package: Package, image: str) -> None:
         """Raises UserError for imports that a plain image lacks, where no requirements.txt installs them."""

@@ -162,7 +162,7 @@ def check_resources(jobs: Sequence[Job]) -> float:
             gib = sum(buckets.size(address) for address in inputs if f"{address}/".startswith(f"{bucket}/")) / 2**30
             usd = price * gib * workers
             amount = "an amount" if math.isnan(price) else f"{price:.2f} USD"
-            size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" * (usd > 0)
+            size = f": {gib:.2f} GiB of data, {usd:.2f} USD if each worker reads them once" if usd > 0 else ""
             say(f"{bucket} is in {location}, the job runs in {region}: slower, and {amount} a GiB "
                 f"(https://cloud.google.com/storage/pricing#network-buckets){size}")  # fmt: skip
             usd_by_region[region] += usd if usd > 0 else 0.0
