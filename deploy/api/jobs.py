@@ -103,7 +103,7 @@ def jobs(
     region: str | Sequence[str] = "", project: str = "", state: str = "", labels: Mapping[str, str] | None = None,
     limit: int = 50, stream: TextIO | None = None, session: Session = SESSION,
 ) -> list[JobStatus]:  # fmt: skip
-    """Returns the `limit` newest jobs of each region, of those in `state`, such as "RUNNING", and with `labels`.
+    """Returns the `limit` newest jobs of each region, only those in `state`, such as "RUNNING", and with `labels`.
 
     Also cancels duplicates, second jobs that were created because a response was lost, and prints so on `stream`.
     """

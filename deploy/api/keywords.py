@@ -40,7 +40,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     defaults |= {name: field.default for names in settings_of_models().values() for name, field in names.items()}
     may_be_empty = {name for name, default in defaults.items() if default == ""} - {"recipe", "job_dir"}
     words = [*map(underscored, split_words(arguments)[0])]
-    # A word a line, so that both `--max_cost=5` and `--max_cost 5` are found.
+    # One word per line, so that both `--max_cost=5` and `--max_cost 5` are found.
     limits = dict.fromkeys(re.findall(r"^--max_cost[=\n](.*)", "\n".join(words), re.MULTILINE))
     # For other flags the last value counts, but with this one a slip costs money.
     if len(limits) > 1:
@@ -63,7 +63,7 @@ def package_folder(package: str) -> str:
 
 
 def read_settings(texts: Mapping[str, str], first: str) -> Overrides:
-    """Returns the trainer's settings among these flags. Raises UserError for flags that only a run from here has."""
+    """Returns the trainer's settings among these flags. Raises UserError for flags of `trainer.task` alone."""
     for name, reason in {"print_config": "trains nothing", "verbose": "is a flag of one run on this machine"}.items():
         if texts.get(name, "false") != "false":
             raise UserError(f"--{name} {reason}: use it with `python -m trainer.task`")

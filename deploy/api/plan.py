@@ -135,7 +135,7 @@ class Plan:
         return self.brief()
 
     def brief(self, folder: str = "") -> str:
-        """Returns the same, and names the place where everything is said: `folder`, if one is given."""
+        """Returns the same; if `folder` is given, its last line says that the whole plan is there."""
         answers = self.answers()
         width = max((len(answer.question) for answer in answers), default=0)
         lines = [self.about, "", *(f"  {answer.question.ljust(width)}   {answer.text}" for answer in answers), ""]

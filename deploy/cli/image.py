@@ -71,8 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     if code == DONE:
         sources = {package.name: package.digest for package in packages}
         uri = f"{args.image.rpartition(':')[0]}@{digest}" if digest else args.image
-        at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        remember(BuiltImage(uri, args.tensorflow, sources, at, args.image if digest else ""))
+        built_at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        remember(BuiltImage(uri, args.tensorflow, sources, built_at, args.image if digest else ""))
         if not digest:
             print(f"warning: gcloud named no digest: jobs run in the image that {uri} names when they start")
         print("jobs that are submitted in this folder, with these sources, run in this image")

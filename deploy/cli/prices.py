@@ -49,7 +49,7 @@ class Sku:
 
 @dataclass(frozen=True)
 class CatalogPrice:
-    """Holds a price in USD an hour, without that of local SSD, and its SKUs; if `usd` is None, `why` says why."""
+    """Holds a price in USD an hour, to which `local_ssd` is added, and its SKUs; if `usd` is None, `why` says why."""
 
     usd: float | None
     local_ssd: float = 0.0
@@ -103,9 +103,9 @@ def price_of(machine: Machine, table: Machines, skus: Sequence[Sku], kind: str) 
 
 def _of_gpu(accelerator: str, table: Machines) -> tuple[set[str], set[str]]:
     """Returns the words that SKUs of an accelerator have, and those that only its relatives' have, as H100 Mega's."""
-    name_words: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
-    own = name_words(accelerator)
-    return own, {word for gpu in table.accelerators if own < name_words(gpu) for word in name_words(gpu) - own}
+    words: Callable[[str], set[str]] = lambda name: _words(name.replace("_", " ")) - {"nvidia", "tesla"}  # noqa: E731
+    own = words(accelerator)
+    return own, {word for gpu in table.accelerators if own < words(gpu) for word in words(gpu) - own}
 
 
 def _sum(parts: Sequence[tuple[str, float, set[str], set[str]]], skus: Sequence[Sku], kind: str) -> CatalogPrice:
@@ -132,7 +132,7 @@ _DIFFERS = 0.005  # share of the table's price by which a price has to differ to
 
 
 def main(arguments: Sequence[str], session: Session = SESSION) -> int:
-    """Writes the file and prints the comparison."""
+    """Writes the price file and prints how its prices differ from the table's."""
     cli = parser("prices", __doc__, "--region=NAME [--out=FILE]", JobOptions, "region")
     cli.add_argument("--out", default="prices.yaml", metavar="FILE", help="the price file (default: %(default)s)")
     args = cli.parse_args(arguments)

@@ -11,7 +11,7 @@ from trainer.base.storage import is_remote, local_path
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `python -m deploy report DIR… [--baseline= --price_per_hour=TIER=USD --out=]`."""
+    """Writes the report on the given folders and returns the exit code."""
     flags = parser("report", __doc__, "DIR … [--baseline=TIER] [--price_per_hour=TIER=USD …] [--out=FOLDER]",
                    CompareOptions, "baseline", "price_per_hour")  # fmt: skip
     flags.add_argument(

@@ -8,7 +8,7 @@ from trainer.base.errors import DONE
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs `python -m deploy track RUN… --track=…`; does not send what a tracker already has."""
+    """Sends the given runs, except what a tracker already has, and returns the exit code."""
     cli = parser("track", __doc__, "RUN … --track=TRACKER[,TRACKER]", with_json=False)
     cli.add_argument(
         "runs",

@@ -34,7 +34,7 @@ Runner = LocalRunner | VertexRunner  # writes the output of a run to JOB_DIR.log
 
 @dataclasses.dataclass(frozen=True)
 class ComparisonRequest:
-    """Holds what a comparison was asked for. `command` is what the user typed."""
+    """Holds what is to be compared: tiers, what runs on each, and how often. `command` is what the user typed."""
 
     tiers: Sequence[Tier]
     program: Program

@@ -30,8 +30,8 @@ def price_and_limit(tier: Tier) -> str:
     return f"{hourly}, {most} at most, {limit}"
 
 
-# In USD. Confirmation is needed above the first by the upper end of the plan or, without one, above the second by the
-# cost until the timeout.
+# In USD. Jobs need confirmation if the upper end of their plan exceeds the first or, without a plan, their cost until
+# the timeout exceeds the second.
 UNCONFIRMED_PLAN_USD, UNCONFIRMED_TIMEOUT_USD = 50.0, 500.0
 
 
@@ -64,7 +64,7 @@ def cost_confirmation(
     does so only if it limits them to UNCONFIRMED_TIMEOUT_USD together. `transfer_usd`: what each job pays, beside its
     plan, for data in another region.
     """
-    # Of alternatives one is paid for, of other jobs all.
+    # Only one of several alternatives is paid for; other jobs all are.
     most: Callable[[Iterable[float]], float] = max if alternatives else sum
     least: Callable[[Iterable[float]], float] = min if alternatives else sum
     counts, max_cost = [count for _, count in jobs], asked.max_cost

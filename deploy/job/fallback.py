@@ -61,7 +61,7 @@ class SubmittedJob(VertexJob):
         return self
 
     def take_up(self, earlier: Submission) -> bool:
-        """Makes the newest job of an earlier submission this one's; returns False if there is none.
+        """Adopts the newest job of an earlier submission; returns False if it has none.
 
         The tiers and regions that come after that job's own are left to try.
         """

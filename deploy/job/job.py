@@ -1,4 +1,4 @@
-"""Makes a job of what runs, on which tier and where: the checked spec that is sent, or why it could only fail."""
+"""Turns a workload on a tier into a checked job that can be sent, or says why it could only fail."""
 
 import copy
 import dataclasses
@@ -154,8 +154,8 @@ def job_of(work: Workload, gcp: GcpConfig, order: Order) -> Job:
             "/gcs": "/gcs/" in str(work.arguments()),
             "no bfloat16": isinstance(work, Training) and work.config.precision == "mixed_bfloat16"}  # fmt: skip
     notes = accelerator.note.split("; ") if accelerator else []
-    of_machine = (note for note in notes if any(word in note and applies[word] for word in applies))
-    warnings = (*warnings, *(f"{tier.accelerator_type}: {note}" for note in of_machine))
+    applicable = (note for note in notes if any(word in note and applies[word] for word in applies))
+    warnings = (*warnings, *(f"{tier.accelerator_type}: {note}" for note in applicable))
     if elsewhere:
         warnings = (
             f"no price for {gcp.region}: that of {table.region} is used: `python -m deploy prices "

@@ -1,4 +1,4 @@
-"""Records what was sent, and alone decides when a job directory may not be written by another submission.
+"""Records what was sent, and decides whether a submission may write to a job directory; no other module does.
 
 Each job has its record in its own job directory, OUTPUT/submission.json. It names the submission that may write there.
 Any machine may replace it, but only if its generation is still the one that was read, and only once no job of that
@@ -64,7 +64,7 @@ class Attempt:
 
 @dataclasses.dataclass
 class Submission:
-    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses, tell what was submitted.
+    """Holds all attempts of one submission; `command` and `sources`, its packages' addresses, identify what was sent.
 
     `folder`: that of a comparison's run, which gets a copy of the record.
     """

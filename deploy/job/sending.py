@@ -109,7 +109,7 @@ class Creation:
         raise AssertionError("backoff never ends")
 
     def look(self, seconds: float = LISTED_S, listings: int = LISTINGS) -> str:
-        """Looks for the job of the request for so many seconds, and returns its name, as `look_for` does."""
+        """Looks for the job of the request for `seconds`, and returns its name, as `look_for` does."""
         label, since = self._request.labels[LABEL], self._clock.now() + seconds - LISTED_S
         self.name = look_for(label, self.backend, self._clock, since, listings)
         return self.name

@@ -133,7 +133,7 @@ class Workload(ABC):
 
     @abstractmethod
     def write(self, spec: dict[str, Any], gcp: GcpConfig, order: Order, image: Image) -> Written:
-        """Changes `spec`, a copy of the tier's, so that its workers run this; returns what that needs and says."""
+        """Changes `spec`, a copy of the tier's, so that its workers run this. Returns packages, lines and warnings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,7 +349,7 @@ def variables(track: str, tier: Tier, image: str, gcp: GcpConfig, tensorboard: s
 
 
 def tensorboard_name(instance: str, spec: Mapping[str, Any], gcp: GcpConfig) -> str:
-    """Returns the full name of `--tensorboard_instance`, which may be an id. Raises UserError without an account.
+    """Returns the full name of --tensorboard_instance, which may be an id. Raises UserError without a service account.
 
     A name that ends in CREATE stands in the spec until `with_tensorboard` creates the instance.
 
