@@ -1,8 +1,8 @@
-"""Finds credentials in the files that are to go along with a job.
+"""Finds credentials in the files that a job would get.
 
-A file that is a credential by its name never goes. Text is judged by detect-secrets, with all its detectors and
-filters, which verifies nothing over the network; six expressions find what it misses, in every file, text or not. What
-detect-secrets takes for a credential and is empty, prose, a reference or a checksum is dropped.
+A file with the name of a credential counts as one. Text is scanned by detect-secrets, with all its detectors and
+filters and without its checks over the network; six expressions find what it misses, in text and binary files. Its
+findings that are empty, prose, a reference or a checksum are dropped.
 """
 
 import mmap
@@ -39,18 +39,17 @@ _EXPRESSIONS = {
 }
 _PATTERNS = {kind: re.compile(expression) for kind, expression in _EXPRESSIONS.items()}
 
-# What detect-secrets finds and is no credential: values, and lines of checksums, which look random.
-_EMPTY = re.compile(
+# What detect-secrets reports although it is no credential: some values, and checksums, which look random.
+_HARMLESS = re.compile(
     r"(?i)(null|none|true|false|~|password|passwd|secret|token|your[_-].*|projects/.*)?|.*\s.*|[\w-]*-key"
 )
 _CHECKSUM = re.compile(r"(?i)sha|md5|hash|digest|checksum|commit|etag|integrity|revision")
 
 
 def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
-    """Yields each credential in a file: its kind, with its line.
+    """Yields a description of each credential in a file: its line and its kind.
 
-    `as_text`: whether detect-secrets reads the file, if it is text.
-    Raises UserError without detect-secrets.
+    `as_text`: whether detect-secrets scans the file, if it is text. Raises UserError if it is not installed.
     """
     lines = dict[int, str]()
     with path.open("rb") as file:
@@ -73,9 +72,9 @@ def find_credentials(path: Path, *, as_text: bool = True) -> Iterator[str]:
         text = path.read_text(encoding="utf-8", errors="replace").split("\n")  # as detect-secrets counts lines
         with default_settings():
             for secret in scan_file(str(path)):
-                named = secret.type == "Secret Keyword" and _EMPTY.fullmatch(secret.secret_value or "")
+                harmless = secret.type == "Secret Keyword" and _HARMLESS.fullmatch(secret.secret_value or "")
                 checksum = "High Entropy" in secret.type and _CHECKSUM.search(text[secret.line_number - 1])
-                if not named and not checksum:
+                if not harmless and not checksum:
                     lines.setdefault(secret.line_number, secret.type)
     for number, kind in sorted(lines.items()):
         yield f"line {number} ({kind})"

@@ -18,15 +18,16 @@ from trainer.base.storage import write_whole
 INSTALL = "install"  # the value of --image= that is no address
 # On Docker Hub; https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/containers-overview
 PLAIN_IMAGE = "python:3.12-slim"
-IMAGE_RECORD = Path("runs/image.json")  # of the image that was built in this folder
+IMAGE_RECORD = Path("runs/image.json")  # describes the image that was built in this folder
 
 
 @dataclasses.dataclass(frozen=True)
 class BuiltImage:
     """Holds what `python -m deploy image` built in this folder.
 
-    `tensorflow`: the package that pip installed, empty for the default; `sources`: the hash of each package in it, by
-    name; `time`: in UTC, for people; `tag`: the address that was asked for, where `uri` has a digest.
+    `tag`: the address that was asked for, if `uri` has a digest instead; `tensorflow`: the TensorFlow package that pip
+    installed, empty for the default; `sources`: the hash of each package in it, by the package's name; `time`: when it
+    was built, in UTC, for people.
     """
 
     uri: str
@@ -36,7 +37,7 @@ class BuiltImage:
     tag: str = ""
 
     def misfit(self, tier: Tier, packages: Sequence[Package]) -> str:
-        """Returns why a job on `tier` with these packages cannot run in this image; empty if it can."""
+        """Returns why a job on `tier` with these packages cannot run in this image; "" if it can."""
         digests = {package.name: package.digest for package in packages}
         differing = sorted({name for name, _ in self.sources.items() ^ digests.items()})
         if differing:
@@ -46,10 +47,10 @@ class BuiltImage:
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """Holds the choice of an image. `uri`: empty for those that the tier's file names.
+    """Holds the image that a job runs in. `uri`: its address; empty if the tier's file names the images.
 
-    `plain`: it has Python alone, and each start installs the rest; otherwise it has all. `built`: whether it was built
-    in this folder; `about`: for people, why it was or was not taken.
+    `plain`: the image has Python only, and each start of a worker installs the packages; otherwise it has them all.
+    `built`: it was built in this folder. `about`: a line for people on why that image was or was not chosen.
     """
 
     uri: str
@@ -59,7 +60,7 @@ class Image:
 
 
 def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Sequence[Package]) -> Image:
-    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: what this folder remembers."""
+    """Returns the image of a job on `tier`. `image`: the value of --image=; `built`: the image built in this folder."""
     if installs(image):
         return Image(image.partition(":")[2] or PLAIN_IMAGE, plain=True)
     if image:
@@ -76,12 +77,12 @@ def choose_image(tier: Tier, image: str, built: BuiltImage | None, packages: Seq
 
 
 def installs(image: str) -> bool:
-    """Returns whether --image= asks for a plain Python image: `install`, or `install:URI` for one of the user's own."""
+    """Returns whether the value of --image= asks for a plain Python image: `install`, or `install:URI` to choose it."""
     return image == INSTALL or image.startswith(f"{INSTALL}:")
 
 
 def check_asked_image(image: str) -> None:
-    """Raises UserError unless --image= is `install`, or has the address of an image in a repository."""
+    """Raises UserError unless the value of --image= is empty, `install`, or the address of an image in a repository."""
     if image in ("", INSTALL):
         return
     uri = image.removeprefix(f"{INSTALL}:")
@@ -93,13 +94,13 @@ def check_asked_image(image: str) -> None:
 
 
 def remember(image: BuiltImage) -> None:
-    """Replaces what this folder remembers."""
+    """Writes runs/image.json, from which `remembered` reads the image that was built in this folder."""
     IMAGE_RECORD.parent.mkdir(parents=True, exist_ok=True)
     write_whole(IMAGE_RECORD, json.dumps(dataclasses.asdict(image), indent=2) + "\n")
 
 
 def remembered() -> BuiltImage | None:
-    """Returns the image that was built in this folder, if any. Raises UserError if the record is damaged."""
+    """Returns the image that was built in this folder; None if there is none. Raises UserError for a damaged record."""
     try:
         return BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):
@@ -109,7 +110,7 @@ def remembered() -> BuiltImage | None:
 
 
 IN_JOB = Path(__file__).parents[1] / "in_job"
-# The command of a job: reads the starter with a token of the job's account, checks its SHA-256 and runs it.
+# The command of a job: downloads the starter with a token of the job's account, checks its SHA-256 and runs it.
 START = """\
 import hashlib, json, os, sys, time, urllib.parse, urllib.request
 def read(url, headers):
@@ -122,17 +123,17 @@ token = json.loads(read(f"http://{account}/default/token", {"Metadata-Flavor": "
 text = read(f"{storage}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, '')}?alt=media", {"Authorization": f"Bearer {token}"})
 exec(text if hashlib.sha256(text).hexdigest() in name else sys.exit(f"error: {name}: its SHA-256 is another now"))
 """  # noqa: E501 (few lines that can be read as they are)
-# Where Google's machines mount the driver, which images with CUDA know and a plain one does not.
+# Where Google's machines mount the GPU driver. Images with CUDA set these variables; a plain Python image does not.
 _DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",
            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}  # fmt: skip
-# The files that pip chooses for Python 3.12, of 2026-11-22: with CUDA measured, without estimated. The minutes are a
-# guess, at 50 MB/s.
-_GB, _MINUTES = {True: 3.5, False: 0.7}, {True: 4, False: 2}
+# What pip downloads for Python 3.12 with CUDA (True; measured on 2026-11-22) and without (False; estimated), and how
+# long the installation takes: a guess, at 50 MB/s.
+_INSTALL_GB, _INSTALL_MINUTES = {True: 3.5, False: 0.7}, {True: 4, False: 2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Starter(Package):
-    """Holds the program that prepares a job's machine: one file, stored as it is."""
+    """Represents the program that prepares a job's machine: one file, which is uploaded as it is."""
 
     def build(self) -> Path:
         return IN_JOB / "starter.py"
@@ -142,63 +143,68 @@ class Starter(Package):
 
 
 def starter() -> Starter:
-    """Returns the starter of this version."""
+    """Returns the starter of this version of the package, with its SHA-256."""
     content = (IN_JOB / "starter.py").read_bytes()
     return Starter("starter", "0", {"starter.py": content}, sha256=hashlib.sha256(content).hexdigest())
 
 
 def write_start(task: dict[str, Any], plan: Mapping[str, Any], gpus: int, bucket: str) -> None:
-    """Makes a containerSpec begin with the starter, which gets `plan`. The tier's own variables win.
+    """Changes a containerSpec so that its command is the starter, which gets `plan`; the tier's own variables win.
 
-    `gpus`: of a machine whose image does not know where the driver is.
+    `gpus`: the GPUs of the machine if its image does not say where their driver is, else 0.
     """
-    drivers = _DRIVER if gpus else {}
-    variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1", **drivers}
-    of_tier = {variable["name"]: variable for variable in task.get("env", [])}
+    driver_variables = _DRIVER if gpus else {}
+    variables = {"TRAINER_START": json.dumps({"gpus": gpus, **plan}), "PYTHONUNBUFFERED": "1", **driver_variables}
+    tier_variables = {variable["name"]: variable for variable in task.get("env", [])}
     task["command"] = ["python3", "-c", START, starter().uri(bucket)]
-    added = [{"name": name, "value": value} for name, value in variables.items() if name not in of_tier]
-    task["env"] = [*added, *of_tier.values()]
+    added = [{"name": name, "value": value} for name, value in variables.items() if name not in tier_variables]
+    task["env"] = [*added, *tier_variables.values()]
 
 
 def requirements(gpus: int) -> list[str]:
-    """Returns what pip installs beside the packages, on a machine with so many GPUs."""
+    """Returns the requirements that pip installs beside the job's packages on a machine with this number of GPUs."""
     extras = {"tensorflow": "[and-cuda]"} if gpus else {}
     return [f"{name}{extras.get(name, '')}=={version}" for name, version in versions_there().items()]
 
 
 def versions_there() -> dict[str, str]:
-    """Returns the TensorFlow and Keras that a job installs, as pip takes them: those of this machine.
+    """Returns the versions of TensorFlow and Keras that a job installs, in pip's form: those of this machine.
 
-    So each restart has the same, and a job runs what was tried here. In place of one that is not admitted, or that is
-    no release, it has the newest minor that was tried. Python 3.11 to 3.13 have all that are admitted.
+    So a job runs what was tried here, and each restart installs the same. If this machine has a version that the
+    trainer does not admit, or that is not a release, the job gets the newest minor version that was tried with the
+    trainer. All admitted versions exist for Python 3.11 to 3.13.
     """
     from packaging.specifiers import SpecifierSet  # TensorFlow and Keras need it too
 
-    there = {}
+    chosen = {}
     for name, admitted in ADMITTED.items():
         here = versions().get(name, "")
         major, minor = admitted.rpartition("<")[2].split(".")
-        released = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
-        there[name] = here if released else f"{major}.{int(minor) - 1}.*"
-    return there
+        usable = re.fullmatch(r"[\d.]+", here) and here in SpecifierSet(admitted)
+        chosen[name] = here if usable else f"{major}.{int(minor) - 1}.*"
+    return chosen
 
 
 def install_seconds(gpus: int) -> float:
-    """Returns how long each worker with so many GPUs installs at each start; a guess."""
-    return 60.0 * _MINUTES[bool(gpus)]
+    """Returns a guess of the seconds that a worker with this number of GPUs spends on installation at each start."""
+    return 60.0 * _INSTALL_MINUTES[bool(gpus)]
 
 
 def about_installing(tier: Tier, image: str, network: bool) -> str:
-    """Returns one line on what the installation in a plain Python image takes at each start."""
-    gpus, seconds = bool(tier.accelerators), install_seconds(tier.accelerators)
+    """Returns a line on what each start in a plain Python image installs, with its size, time and cost.
+
+    `network`: whether the job has --network=.
+    """
+    has_gpus, seconds = bool(tier.accelerators), install_seconds(tier.accelerators)
     usd = tier.price_per_hour and tier.price_per_hour * seconds / 3600
     cost = "" if usd is None else f", about {usd:.2f} USD"
-    way = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
-    unfit = " and ".join(
-        f"{name} {versions().get(name, '(missing)')}" for name, there in versions_there().items() if "*" in there
+    network_note = ": with --network= it needs a way out, as Cloud NAT (docs/vertex.md)" if network else ""
+    unusable = " and ".join(
+        f"{name} {versions().get(name, '(missing)')}" for name, chosen in versions_there().items() if "*" in chosen
     )
-    why = f", the newest tried, as a job cannot have the {unfit} of this machine," if unfit else ", as here,"
+    why = f", the newest tried, as a job cannot have the {unusable} of this machine," if unusable else ", as here,"
     return (
         f"runs in {image}: each worker installs {' '.join(requirements(tier.accelerators))}{why} at each start: "
-        f"{_GB[gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI){way}"
+        f"{_INSTALL_GB[has_gpus]} GB from pypi.org, some {seconds / 60:.0f} minutes{cost} (not measured on Vertex AI)"
+        f"{network_note}"
     )

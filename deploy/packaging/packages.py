@@ -1,7 +1,7 @@
 """Builds the trainer and a user's package as wheels for Cloud Storage, from a clean copy of the sources.
 
-A wheel's address contains the hashes of its sources and of the wheel: the same sources are built once in a folder, the
-same wheel is uploaded once, from whichever machine, and an object is never replaced.
+A wheel's address contains the hashes of its sources and of the wheel itself. So a folder builds the same sources once,
+any number of machines upload the same wheel once, and an object in the bucket is never replaced.
 """
 
 import dataclasses
@@ -27,11 +27,12 @@ from trainer.base.storage import expanded
 
 DIST = Path("dist")
 TRAINER = "vertex_trainer"
-_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
-# The earliest ZIP date, for every file in a wheel or archive, which then depend on their files alone.
+_BESIDE = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")  # files that the trainer's build needs
+# Every file in a wheel or archive gets the earliest date of ZIP, so that equal files make equal archives.
 _TIME, _EARLIEST = {"SOURCE_DATE_EPOCH": "315532800"}, (1980, 1, 1, 0, 0, 0)
 
-# Of a folder all goes along: data files, and subfolders without an __init__.py, which Python can import too.
+# The wheel of a folder contains all its files: data files, and subfolders without an __init__.py, which Python can
+# import too.
 _USER_SETUP = """\
 from setuptools import setup
 
@@ -47,16 +48,16 @@ setup(
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """Holds sources to build: `files` maps paths in the clean copy to contents; `name` is the import name.
+    """Holds the sources of a wheel. `name`: that of its import; `files`: their contents, by path in the clean copy.
 
-    Files are read in pieces when they are hashed and copied: a package may be larger than the memory.
+    Files are read in pieces when they are hashed and copied, since a package may be larger than the memory.
     """
 
     name: str
     version: str
     files: Mapping[str, bytes | Path]
-    about: str = ""  # what goes along, for people
-    sha256: str = ""  # of the wheel, once it is built
+    about: str = ""  # a line for people on what is shipped
+    sha256: str = ""  # the wheel's, once it is built
 
     @cached_property
     def digest(self) -> str:
@@ -69,7 +70,7 @@ class Package:
 
     @property
     def folder(self) -> str:
-        """Returns the wheel's folder, below dist/ and below the bucket's packages/."""
+        """Returns the name of the wheel's folder below dist/; in the bucket's packages/ the wheel's hash follows it."""
         return f"{self._stem}-{self.digest}"
 
     @property
@@ -82,11 +83,11 @@ class Package:
         return f"{_distribution(self.name).replace('-', '_')}-{self.version}"
 
     def uri(self, bucket: str) -> str:
-        """Returns the address in `bucket`, a gs:// address, of the wheel, which must have been built."""
+        """Returns the wheel's address in `bucket`, itself a gs:// address. `sha256` must be set: see `built`."""
         return f"{bucket}/packages/{self.folder}-{self.sha256[:12]}/{self.wheel}"
 
     def build(self) -> Path:
-        """Returns the file to upload, which is built if needed. Raises UserError if that fails."""
+        """Builds the file to upload unless dist/ has it, and returns its path. Raises UserError if the build fails."""
         folder = DIST / self.folder
         if not (folder / self.wheel).is_file():
             with tempfile.TemporaryDirectory() as scratch:
@@ -99,7 +100,7 @@ class Package:
         return folder / self.wheel
 
     def _make(self, out: Path) -> None:
-        """Makes the sdist and the wheel in the folder `out`, reproducibly, whatever the clock and the umask."""
+        """Makes the sdist and the wheel in the folder `out`: the same bytes whatever the clock and the umask."""
         copy = out.with_name("copy")
         write_copy(self, copy)
         command = [sys.executable, "-m", "build", "--no-isolation", f"--outdir={out}", str(copy)]
@@ -108,7 +109,8 @@ class Package:
         )
         if build.returncode or not (out / self.wheel).is_file():
             lines = [line for line in build.stdout.splitlines() if line.strip()] or ["python -m build printed nothing"]
-            errors = [line for line in lines if "error" in line or "Error:" in line]  # of setuptools, not of its caller
+            # The last line is often that of build, which called setuptools; an error of setuptools says more.
+            errors = [line for line in lines if "error" in line or "Error:" in line]
             raise UserError(
                 f"{self.name} could not be built: {(errors or lines)[-1].strip()} (pip install '.[deploy]')"
             )
@@ -116,7 +118,7 @@ class Package:
 
 @dataclasses.dataclass(frozen=True)
 class CodeArchive(Package):
-    """Holds files that a job unpacks, where a Package's are installed."""
+    """Holds the files of a ZIP archive, which a job unpacks instead of installing it as a wheel."""
 
     @property
     def wheel(self) -> str:
@@ -135,17 +137,17 @@ class CodeArchive(Package):
 
 
 def _opened(content: bytes | Path) -> io.BytesIO | io.BufferedReader:
-    """Opens the content of a file of a package."""
+    """Opens the content of a package's file, given as bytes or as a path, for reading."""
     return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
 def _distribution(module: str) -> str:
-    """Returns pip's name for a module's package, normalised by PEP 503."""
+    """Returns the name by which pip knows a module's package, normalised as in PEP 503."""
     return re.sub(r"[^a-z0-9]+", "-", module.lower())
 
 
 def trainer_package() -> Package:
-    """Returns the trainer's sources, the same of a checkout and of an installed copy, and their commit."""
+    """Returns the trainer as a package, with a file that names its commit; the same from a checkout or a wheel."""
     files: dict[str, bytes | Path] = {name: beside(name) for name in _BESIDE}
     for folder in (beside("job_configs"), ROOT / "trainer", ROOT / "deploy", ROOT / "vertex_trainer"):
         for path in sorted(folder.rglob("*")):
@@ -159,10 +161,10 @@ def trainer_package() -> Package:
 
 
 def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> Package:
-    """Returns a folder that Python can import, with its requirements.txt, or one module.
+    """Returns the user's package: a folder that Python can import, with its requirements.txt, or one module.
 
-    Raises UserError if it must not or cannot be used. `most_mb`: its largest size, in 10^6 bytes; `include`: patterns
-    of files that go along though git does not track them.
+    `most_mb`: its largest size, in 10^6 bytes; `include`: patterns of files to ship although git does not track them.
+    Raises UserError if `address` is neither, or for what must not or cannot be shipped.
     """
     path = expanded(address).resolve()
     alone = path.suffix == ".py" and path.is_file()
@@ -194,14 +196,14 @@ def user_package(address: str, most_mb: float = MOST_MB, include: Sequence[str] 
     return Package(name, "0", {"setup.py": setup.encode(), **sources.files}, f"ships {name}: {sources}")
 
 
-# The versions that the trainer takes, of its install_requires: they end at the newest minor that was tried.
+# The versions of TensorFlow and Keras that the trainer's install_requires admit, up to the newest minor that was tried.
 ADMITTED = dict(re.findall(r'"(tensorflow|keras)(>=[\d.]+,<[\d.]+)"', beside("setup.py").read_text(encoding="utf-8")))
 
 
 def check_requirement(line: str) -> None:
-    """Raises UserError for a line of requirements.txt that allows no version of TensorFlow or Keras of the trainer's.
+    """Raises UserError for a line of requirements.txt that excludes all versions of TensorFlow or Keras in ADMITTED.
 
-    The job would install it over the image's, or pip would find no solution.
+    The job would replace the image's version by it, or pip would find no solution.
     """
     from packaging.requirements import InvalidRequirement, Requirement  # TensorFlow and Keras need it too
 
@@ -220,12 +222,15 @@ def check_requirement(line: str) -> None:
 
 
 def packages_with(folder: str, most_mb: float = MOST_MB, include: Sequence[str] = ()) -> list[Package]:
-    """Returns the packages of a job: the user's `folder` unless that is empty, then the trainer."""
+    """Returns the packages of a job: the user's package in `folder`, unless that is empty, and then the trainer."""
     return [*([user_package(folder, most_mb, include)] if folder else []), trainer_package()]
 
 
 def write_copy(package: Package, folder: Path) -> None:
-    """Writes only the package's sources below `folder`. Raises UserError if they changed since they were hashed."""
+    """Copies the package's sources, and nothing else, into `folder`.
+
+    Raises UserError if they changed since they were hashed.
+    """
     for name, content in package.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +242,7 @@ def write_copy(package: Package, folder: Path) -> None:
 
 
 def built(package: Package) -> Package:
-    """Returns the package with the SHA-256 of its wheel, which is built if needed."""
+    """Builds the package's wheel if needed, and returns the package with the wheel's SHA-256."""
     if package.sha256:
         return package
     return dataclasses.replace(package, sha256=hashlib.sha256(package.build().read_bytes()).hexdigest())

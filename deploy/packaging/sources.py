@@ -15,18 +15,18 @@ from trainer.base.errors import UserError, reason
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-MOST_MB = 100  # of a package, unless --max_package_mb says otherwise
+MOST_MB = 100  # the largest size of a package, unless --max_package_mb says otherwise
 MB = 1e6
-MOST_NAMES = 12  # of files that are left out, in a line
-ALLOW = "#!allow:"  # begins a line of ours in an ignore file that names a file which goes along, whatever it looks like
-_SCANNER_BYTES = 5e6  # of a package, that detect-secrets reads: it is slow
+MOST_NAMES = 12  # how many of the files that are left out a line names
+ALLOW = "#!allow:"  # in an ignore file, begins a line that names a file to ship even if it looks like a credential
+_SCANNER_BYTES = 5e6  # how much of a package detect-secrets reads, because it is slow
 IGNORE_FILES = (".gitignore", ".gcloudignore")
-IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # of the folder below which they apply
+IgnoreRules = tuple[Path, "GitIgnoreSpec"]  # a folder, and the rules that apply below it
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-    """Holds the files that go along, by their path from the package's parent, and those that are left out."""
+    """Holds the files that are shipped, by their path from the package's parent folder, and what is left out."""
 
     files: Mapping[str, Path]
     left_out: tuple[str, ...]
@@ -41,12 +41,12 @@ class Sources:
 def user_sources(
     folder: Path, most_mb: float = MOST_MB, outputs: Collection[Path] = (), include: Sequence[str] = ()
 ) -> Sources:
-    """Returns the files of the package `folder` (an absolute path) that go along with a job, or itself if it is one.
+    """Returns the files of the package `folder` (an absolute path) that a job gets; `folder` may also be one module.
 
-    In a git checkout they are those that git tracks, and Python files that it does not ignore; elsewhere all. Caches,
-    hidden files, notebooks, virtual environments, what .gcloudignore names (without git .gitignore, too), links that
-    leave the folder, and the folders `outputs`, which this package writes, are left out. `include`: patterns of
-    .gitignore's form for files that git does not track and that go along.
+    In a git checkout these are the files that git tracks, and the Python files that it does not ignore; elsewhere all
+    files. Left out are caches, hidden files, notebooks, virtual environments, links that leave the folder, what
+    .gcloudignore names (outside of git also what .gitignore names), and the folders `outputs`, which this package
+    writes. `include`: patterns, as in .gitignore, of files to ship although git does not track them.
     Raises UserError for a package above `most_mb`, for a credential, for a syntax error, and for an import of a file
     that is left out.
     """
@@ -88,7 +88,7 @@ def user_sources(
                 problem = error.msg if isinstance(error, SyntaxError) else reason(error)
                 raise UserError(f"package: {name}{line}: {problem}: the job could not import it: fix it") from None
             for statement in imports_of(name, tree):
-                if path == folder:  # it goes along alone
+                if path == folder:  # a single module is shipped without its neighbours
                     beside = [top / file for file in (f"{statement.top}.py", f"{statement.top}/__init__.py")]
                     neighbour = statement.top not in ("trainer", "deploy") and any(file.is_file() for file in beside)
                     if neighbour or not statement.top:
@@ -105,7 +105,10 @@ def user_sources(
 
 
 def _git_files(folder: Path) -> set[Path] | None:
-    """Returns what git tracks in the folder, and Python files that it does not ignore; None outside of a checkout."""
+    """Returns the files in the folder that git tracks, and the Python files that it does not ignore.
+
+    Returns None outside of a git checkout.
+    """
     listed: set[Path] = set()
     for which in (["--cached"], ["--others", "--exclude-standard", "--", "*.py"]):
         git = subprocess.run(["git", "ls-files", "-z", *which], cwd=folder, capture_output=True, text=True, check=False)
@@ -116,7 +119,7 @@ def _git_files(folder: Path) -> set[Path] | None:
 
 
 def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include: Sequence[str]) -> Iterator[Path]:
-    """Yields the files to ship, and adds to `left_out` what a user may miss."""
+    """Yields the files to ship, and adds to `left_out` the names of files that a user may miss."""
     from pathspec import GitIgnoreSpec
 
     if folder.is_file():
@@ -126,19 +129,19 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include:
     names = (".gcloudignore",) if by_git is not None else IGNORE_FILES
     top, waiting = folder.resolve(), [(folder, list[IgnoreRules]())]
     while waiting:
-        current, outside = waiting.pop()
-        rules = [*outside, *rules_in(current, names)]
+        current, outer_rules = waiting.pop()
+        rules = [*outer_rules, *rules_in(current, names)]
         for path in sorted(current.iterdir()):
             if path.name.startswith(".") or path.name == "__pycache__" or path.suffix == ".pyc":
                 continue
             is_folder = path.is_dir()
-            leaves = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
+            leaves_folder = path.is_symlink() and (is_folder or not path.resolve().is_relative_to(top))
             is_source = (is_folder or path.is_file()) and path.suffix != ".ipynb"
             is_output = is_folder and (path in outputs or (path / "pyvenv.cfg").is_file())
             ignored = is_ignored(path, rules, is_folder=is_folder)
             if not is_folder and not included.match_file(path.relative_to(folder)):
                 ignored = ignored or (by_git is not None and path not in by_git)
-            if leaves or is_output or not is_source or ignored:
+            if leaves_folder or is_output or not is_source or ignored:
                 left_out.append(path.relative_to(folder.parent).as_posix() + "/" * is_folder)
             elif is_folder:
                 waiting.append((path, rules))
@@ -147,16 +150,19 @@ def _walk(folder: Path, left_out: list[str], outputs: Collection[Path], include:
 
 
 def rules_in(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[IgnoreRules]:
-    """Returns the rules of the ignore files in a folder: https://git-scm.com/docs/gitignore"""
+    """Returns the rules of a folder's own ignore files, [] without any: https://git-scm.com/docs/gitignore"""
     from pathspec import GitIgnoreSpec
 
     return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _lines(folder, names)) else []
 
 
 def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> bool:
-    """Returns whether the last rule that matches the path excludes it. The path's folder must not be ignored."""
-    checks = (spec.check_file(path.relative_to(top).as_posix() + "/" * is_folder).include for top, spec in rules)
-    return ([included for included in checks if included is not None] or [False])[-1]
+    """Returns whether a path is ignored: whether the last rule that matches it excludes it.
+
+    The folder of the path must not be ignored itself: git reads no rules below an ignored folder.
+    """
+    matches = (spec.check_file(path.relative_to(top).as_posix() + "/" * is_folder).include for top, spec in rules)
+    return ([excluded for excluded in matches if excluded is not None] or [False])[-1]
 
 
 def _lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
@@ -164,20 +170,22 @@ def _lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
-# Of Python 3.12, which the image has, whichever runs here; pip and the report of ours are there too.
+# What can be imported in the image, which has Python 3.12: its standard library (so without the modules that 3.12
+# removed, whichever Python runs here), pip, and our vertex_report.
 _IN_IMAGE = (sys.stdlib_module_names | {"pip", "vertex_report"}) - {
     "asynchat", "asyncore", "distutils", "imp", "smtpd",
 }  # fmt: skip
-# The name by which pip installs a package, where it is another.
+# The name by which pip installs a package, where it differs from the name that is imported.
 DISTRIBUTIONS = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "yaml": "pyyaml",
                   "skimage": "scikit-image", "bs4": "beautifulsoup4", "dateutil": "python-dateutil"}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """Holds one import. `module`: as written, with leading dots; `names`: what is taken from it.
+    """Holds one import statement. `module`: as written, with leading dots; `names`: the names after `import`.
 
-    `certain`: whether it is executed in any case: at the top of a module, not in a function, a `try` or an `if`.
+    `certain`: whether it is always executed: it is at the top level of a module or of its `if __name__ == "__main__"`,
+    not in a function, a `try` or another `if`.
     """
 
     file: str
@@ -188,12 +196,12 @@ class Import:
 
     @property
     def top(self) -> str:
-        """Returns the name of the package; empty for the module's own."""
+        """Returns the name of the top-level package; empty for a relative import."""
         return self.module.partition(".")[0]
 
 
 def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
-    """Yields the imports of a file, of which `tree` is the syntax tree."""
+    """Yields the imports in the syntax tree `tree` of a file."""
     main = [node for node in tree.body if isinstance(node, ast.If) and "'__main__'" in ast.unparse(node.test)]
     certain = {id(node) for body in (tree.body, *(part.body for part in main)) for node in body}
     for node in ast.walk(tree):
@@ -206,9 +214,9 @@ def imports_of(file: str, tree: ast.Module) -> Iterator[Import]:
 
 
 def missing_imports(files: Mapping[str, Path], program: str) -> list[Import]:
-    """Returns the first import of each package that a script needs in any case, and neither its folder nor image has.
+    """Returns the first import of each package that a script always imports and that neither its folder nor image has.
 
-    `files`: of the folder, by their paths in it; those that the script does not import are not looked at.
+    `files`: the files of the folder, by their paths in it; of these only `program` and what it imports are read.
     """
     present = {part.partition(".")[0] for name in files for part in name.split("/")} | _IN_IMAGE | {""}
     missing, waiting, visited = dict[str, Import](), [program], set[str]()
