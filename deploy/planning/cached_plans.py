@@ -1,4 +1,4 @@
-"""Finds the plan that is kept for a run's settings, makes it, and holds a job against it before it is sent."""
+"""Finds or makes the plan of a run's settings, and compares a job with it before the job is sent."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,8 +22,8 @@ FIT = "if the run may not fit, add what makes it fit: the cheapest setting that 
 
 
 def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
-    """Returns the plan that is kept for these settings, made now, in a process of its own, if there is none."""
-    plan = _kept(config)
+    """Returns the cached plan for these settings; if there is none, another process makes it now."""
+    plan = _cached_plan(config)
     if not plan:
         say("measures steps on this machine's CPU, once for these settings …")
         flags = overrides.without("job_dir", "expect_devices").arguments()
@@ -31,23 +31,23 @@ def plan_of(config: TrainConfig, overrides: Overrides) -> StepPlan:
     return plan or read_plan(kept_plan(config))
 
 
-def _kept(config: TrainConfig) -> StepPlan | None:
-    """Returns the plan that is kept for these settings, with --remat that of a plain run; None without one.
+def _cached_plan(config: TrainConfig) -> StepPlan | None:
+    """Returns the cached plan for these settings; None if there is none, or if its file cannot be read.
 
-    A file that cannot be read is as none: a cache is made again, not mended.
+    With --remat it may be derived from the plan of the run without. A damaged file is made again, not repaired.
     """
-    path, plain = kept_plan(config), replace(config, remat="")
-    if config.remat == BLOCKS and not path.is_file() and (plan := _kept(plain)) and plan.recomputed:
-        return plan.with_setting(plain, "remat", BLOCKS)[0]
+    path, without_remat = kept_plan(config), replace(config, remat="")
+    if config.remat == BLOCKS and not path.is_file() and (plan := _cached_plan(without_remat)) and plan.recomputed:
+        return plan.with_setting(without_remat, "remat", BLOCKS)[0]
     with suppress(UserError):
         return read_plan(path)
     return None
 
 
 def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> MemoryOption | None:
-    """Returns the best setting by which a run surely fits the tier, and says it (`--fit`).
+    """Prints and returns the best setting by which a run surely fits the tier's memory (`--fit`).
 
-    None if it fits as it is, or by no setting.
+    Returns None if the run fits as it is, or if no setting makes it fit.
     """
     fit = fit_on(plan, config, tier, load_machines())
     if not fit or not fit.options:
@@ -58,30 +58,37 @@ def best_memory_option(tier: Tier, plan: StepPlan, config: TrainConfig) -> Memor
     return fit.options[0]
 
 
-def _estimated(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> PricedEstimate | None:
-    """Returns what the kept plan says of a job under its tier's strategy; None without a plan, a time or a price."""
-    plan = _kept(config)
+def _cached_estimate(tier: Tier, config: TrainConfig, *, own_image: bool = False) -> PricedEstimate | None:
+    """Returns the cached plan's estimate of a job under its tier's strategy; None without a plan, a time or a price.
+
+    own_image: the job's image has all packages, so that nothing is installed at its start.
+    """
+    plan = _cached_plan(config)
     if not plan:
         return None
-    offers = forecast(tier, plan, config, load_machines(), own_image=own_image).offers
-    return next((offer for offer in offers if offer.strategy == tier.strategy), None)
+    estimates = forecast(tier, plan, config, load_machines(), own_image=own_image).offers
+    return next((priced for priced in estimates if priced.strategy == tier.strategy), None)
 
 
 def cost_lines(jobs: Iterable[Job]) -> list[str]:
-    """Returns what the kept plan of each job estimates, with a warning if that is more than where it is stopped."""
+    """Returns a line on the cost that each job's cached plan estimates.
+
+    The line is a warning if the estimate is above the cost at which the job is stopped.
+    """
     lines = dict[str, None]()
     for job in jobs:
-        tier, offer = job.tier, estimate(job)
-        if offer and tier.most_usd is not None:
-            usd, hours, most = offer.usd, offer.hours, job.order.asked.max_cost
+        tier, priced = job.tier, estimate(job)
+        if priced and tier.most_usd is not None:
+            usd, hours, max_cost = priced.usd, priced.hours, job.order.asked.max_cost
             line = (
                 f"its plan estimates {usd.middle:.2f} USD ({usd.low:.2f} - {usd.high:.2f}) as "
                 f"{STRATEGIES[tier.strategy]}, {figures(hours.middle)} hours ({figures(hours.low)} - "
                 f"{figures(hours.high)})"
             )
             if usd.middle > tier.most_usd:
-                second = offer.usd_per_hour / 3600
-                limit = "--max_cost" if most is not None and tier.most_usd > most - second else "--timeout"
+                # --max_cost sets a timeout of whole seconds; the cost at this timeout is at most a second's price lower.
+                second = priced.usd_per_hour / 3600
+                limit = "--max_cost" if max_cost is not None and tier.most_usd > max_cost - second else "--timeout"
                 stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"
                 line = f"warning: {line}, {stopped}"
             lines[f"{tier.name}: {line}"] = None
@@ -89,22 +96,23 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
 
 
 def estimate(job: Job) -> PricedEstimate | None:
-    """Returns what the kept plan estimates of the job; None without a plan or a price."""
+    """Returns the hours and the cost that the job's cached plan estimates; None without a plan or a price."""
     work, tier = job.workload, job.tier
     if job.order.asked.check or not isinstance(work, Training) or tier.most_usd is None:
         return None
-    return _estimated(tier, work.config, own_image=not job.image.plain)
+    return _cached_estimate(tier, work.config, own_image=not job.image.plain)
 
 
 def planned_usd(jobs: Iterable[Job]) -> list[tuple[float, float] | None]:
-    """Returns the least and the most USD of each job by its plan, as `cost_confirmation` takes them."""
-    return [(offer.usd.low, offer.usd.high) if (offer := estimate(job)) else None for job in jobs]
+    """Returns the lower and the upper end of each job's cost in USD by its plan, in the form of `cost_confirmation`."""
+    return [(priced.usd.low, priced.usd.high) if (priced := estimate(job)) else None for job in jobs]
 
 
 def with_limits(work: Workload, order: Order) -> Order:
-    """Returns the order of a job that takes along the limits at which it ends itself; those of a check as they are.
+    """Returns the order with the limits at which the job stops itself; the order of a check is returned unchanged.
 
-    Raises UserError for idle GPUs where there are none or nobody sees all, and for a limit by a plan without one.
+    Raises UserError for --stop_if_idle without GPUs, or for a script on several machines, of which none sees the GPUs
+    of all, and for --stop_if_over without a plan.
     """
     if order.asked.check:
         return order
@@ -123,28 +131,27 @@ def with_limits(work: Workload, order: Order) -> Order:
     if factor:
         if training and order.asked.plan:
             plan_of(training.config, training.overrides)
-        offer = training and _estimated(tier, training.config)
-        if not offer:
+        priced = training and _cached_estimate(tier, training.config)
+        if not priced:
             instead = "--plan makes one" if training else "a script has none: use --max_cost"
             raise UserError(f"stop_if_over={factor:g}: there is no plan of the time on {tier.name}: {instead}")
-        hours = min(offer.hours.high, offer.usd.high / offer.usd_per_hour)
+        hours = min(priced.hours.high, priced.usd.high / priced.usd_per_hour)
     return replace(order, limits=StopLimits(order.asked.stop_if_idle, factor * hours * 3600, factor).text)
 
 
 def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[str]:
-    """Returns what the kept plans say of each tier's memory, or that nobody looked; alike tiers in one line.
+    """Returns lines on whether each training fits its tier's memory; tiers of which the same is true share a line.
 
-    Nothing of a script: what it does is not known.
-
-    plan: makes a plan that is missing first. Raises UserError if a run cannot fit, by more than the error of the
-    prediction, unless `force`.
+    The answer comes from cached plans; a line says so where there is none. Scripts have no line: their memory is not
+    known. plan: make the plans that are missing. force: warn about a run that certainly does not fit, instead of
+    raising UserError.
     """
     tiers: dict[str, list[str]] = {}
     for training in (work for work in works if isinstance(work, Training)):
         tier = training.tier
         if plan:
             plan_of(training.config, training.overrides)
-        known = _kept(training.config)
+        known = _cached_plan(training.config)
         fit = fit_on(known, training.config, tier, load_machines()) if known else None
         if fit:
             line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")

@@ -1,7 +1,8 @@
-"""Estimates the hours of a full job on each tier from runs at hand, with its assumptions.
+"""Estimates the hours of a full job on each tier from short runs, and lists the assumptions.
 
-A tier that was measured keeps its own times. Two measured tiers of one machine with the same accelerator tell of larger
-ones. Else N times the devices take between 1/N of a step's time (ideal) and all of it (no gain).
+A tier that was measured keeps its own step times. From two measured tiers of one machine each, with the same
+accelerator, tiers with more devices are predicted: a step on N devices takes a / N + b. Otherwise a step on N times the
+devices takes between 1/N of the time (ideal) and the same time (no gain).
 """
 
 import math
@@ -18,15 +19,19 @@ from trainer.base.errors import UserError
 from trainer.base.settings.own_settings import fixed_settings
 from trainer.base.settings.train_config import TrainConfig
 
-COUNTED = 0.25  # of b, if the rows of both measured times are the same
-SLOWER_BY_ROWS = 0.08  # a step takes ratio ** this as long where rows shrink by `ratio`, which the times did not show
-ROWS_STAY = Interval(0.877, 1.0, 1.34)  # published over predicted
-ROWS_SHRINK, NO_GAIN = 0.9, 1.05  # the least of published over predicted; the most of published over `many`
+# A step on N devices takes a / N + b. These numbers come from published step times.
+COUNTED = 0.25  # the share of b that is counted if both measurements have the same rows in a micro-batch
+SLOWER_BY_ROWS = 0.08  # with 1/r of the rows a step takes r ** this as long, unless the measured rows shrink as well
+ROWS_STAY = Interval(0.877, 1.0, 1.34)  # published over predicted times, if the rows stay the same
+ROWS_SHRINK, NO_GAIN = 0.9, 1.05  # otherwise: the least of published over predicted, the most of published over `many`
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Holds a step on `devices` GPUs of one machine, with `rows` rows in a micro-batch, as seconds of a fixed batch."""
+    """Holds the time of a step with a fixed global batch on `devices` GPUs of one machine.
+
+    `rows`: the rows of each micro-batch.
+    """
 
     devices: int
     rows: float
@@ -34,30 +39,36 @@ class Measurement:
 
 
 def step_seconds(few: Measurement, many: Measurement, devices: int, rows: float) -> float:
-    """Returns the seconds on `devices` GPUs with `rows` rows in each micro-batch, from `few` and more GPUs."""
-    stays = (many.devices * many.seconds - few.devices * few.seconds) / (many.devices - few.devices)
-    stays = min(max(stays, 0.0), many.seconds)
+    """Returns the predicted seconds of a step on `devices` GPUs with `rows` rows in each micro-batch.
+
+    The prediction is a / N + b through the measurements on `few` and on `many` GPUs.
+    """
+    constant = (many.devices * many.seconds - few.devices * few.seconds) / (many.devices - few.devices)  # b
+    constant = min(max(constant, 0.0), many.seconds)
     if few.rows == many.rows:
-        stays *= COUNTED
-    shrunk = 1.0 if few.rows > many.rows else max(1.0, many.rows / rows) ** SLOWER_BY_ROWS
-    return ((many.seconds - stays) * many.devices / devices + stays) * shrunk
+        constant *= COUNTED
+    slower = 1.0 if few.rows > many.rows else max(1.0, many.rows / rows) ** SLOWER_BY_ROWS
+    return ((many.seconds - constant) * many.devices / devices + constant) * slower
 
 
 def interval(few: Measurement, many: Measurement, devices: int, rows: float) -> Interval:
-    """Returns the prediction with its interval."""
+    """Returns the prediction of `step_seconds` with the interval in which published times were."""
     seconds = step_seconds(few, many, devices, rows)
     if few.rows == many.rows == rows:
         return ROWS_STAY.times(seconds)
     return Interval(ROWS_SHRINK * seconds, seconds, max(NO_GAIN * many.seconds, seconds))
 
 
-START_DOUBT = Interval(0.5, 1.0, 2.0)  # of the start-up of a short run, which machines and disks change
-_BATCH = ("global_batch_size", "micro_batches")  # which may differ if the rows of a micro-batch are those of a tier
+START_DOUBT = Interval(0.5, 1.0, 2.0)  # factors of a short run's start-up, which differs between machines and disks
+_BATCH = ("global_batch_size", "micro_batches")  # these may differ if a micro-batch has the rows that it has on a tier
 
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Holds the estimate for one tier: seconds from start to end, and of one step; `measured`: whose runs tell it."""
+    """Holds the estimate for one tier. `seconds`: from start to end; `step`: seconds of one step.
+
+    `measured`: the names of the tiers whose runs the estimate is made from.
+    """
 
     tier: str
     measured: str
@@ -67,7 +78,11 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class _Measured:
-    """Holds a measured tier: a run of it, seconds for the rows of the planned batch, and the rows of a micro-batch."""
+    """Holds a measured tier and the run that stands for it.
+
+    `step`: its seconds a step, scaled to the planned global batch; `rows`: those of its micro-batches; `same_batch`:
+    whether its global batch and micro-batches are the planned ones.
+    """
 
     row: TierSummary
     run: RunRecord
@@ -79,9 +94,9 @@ class _Measured:
 def estimate(
     measured: Collection, tiers: Sequence[TierFacts], config: TrainConfig
 ) -> tuple[list[Extrapolation], list[str]]:  # fmt: skip
-    """Returns an estimate for each tier that the runs tell something of, and the assumptions.
+    """Returns an estimate for each tier on whose kind of device there is a run, and lines that state the assumptions.
 
-    Raises UserError if a run is of another training.
+    Raises UserError if no run has step times, or a run trained with other settings than `config`.
     """
     planned_rows = {_micro_batch_rows(config, tier) for tier in tiers}
     runs = [_read(row, config, planned_rows) for row in summarize(measured) if row.step_seconds]
@@ -89,7 +104,8 @@ def estimate(
         raise UserError("the short run has no step times: let it take at least two reports")
     estimates, sources, assumptions = [], dict[str, None](), []
     for tier in tiers:
-        # Those on real devices of the tier's kind, as far as the names tell: simulated ones share one machine.
+        # The runs on real devices of the tier's kind, as far as the names tell; simulated devices share one machine, so
+        # that their times say nothing.
         alike = []
         for run in runs:
             kind, name = run.row.kind, run.row.tier
@@ -99,15 +115,15 @@ def estimate(
                 alike.append(run)
         if not alike:
             continue
-        used, step, words = _step_on(tier, alike, config)
+        used, step, explanation = _step_on(tier, alike, config)
         for each in used:
             on = f"{counted_devices(each.row.devices)} ({each.row.simulated or each.row.kind})"
             sources[f"the short run of {each.row.tier} is {each.run.folder}: {each.row.steps} steps on {on}"] = None
-        assumptions.append(f"{tier.name}: {words}")
+        assumptions.append(f"{tier.name}: {explanation}")
         if used[0].row.kind in ("CPU", "GPU"):  # devices without a model name
             assumptions.append(f"{tier.name}: the {used[0].row.kind} of the short run is taken for {tier.kind}")
-        # Start-up, all steps, and the rest of the short run (saving, evaluation), which may grow with steps. Epochs of
-        # the full job have as many steps as those of a short run of the same batch.
+        # The job takes its start-up, all its steps, and what else the short run took (saving, evaluation), which may
+        # grow with the steps. An epoch has as many steps as in the short run only if that had the same batch.
         short, row = used[0].run, used[0].row
         steps = config.steps or (config.epochs or 1) * (short.steps_per_epoch or 0) * used[0].same_batch
         if not steps:
@@ -130,22 +146,22 @@ _ALWAYS = (
 
 
 def _micro_batch_rows(config: TrainConfig, tier: TierFacts) -> float:
-    """Returns the rows of a micro-batch of the planned run on each device of a tier."""
+    """Returns how many rows a micro-batch of the planned run has on each device of a tier."""
     return config.global_batch_size / tier.devices / config.micro_batches_on(tier.devices)
 
 
 def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _Measured:
-    """Returns what the first timed run of a tier tells, of those that are done if any is.
+    """Returns what the first timed run of a tier measured, a run that is done if there is one.
 
-    Its batch may be another than the planned one if a micro-batch has as many rows as on a tier that is asked for, as
-    in weak scaling. Raises UserError if it is of another training.
+    Its global batch may differ from the planned one if its micro-batches have as many rows as on one of the planned
+    tiers (`planned_rows`), as in weak scaling. Raises UserError if another setting differs.
     """
     run = min((run for run in row.group.runs if run.timed), key=lambda run: run.state != "done")
     batch = run.config.get("global_batch_size", config.global_batch_size)
     micro_batches = (run.config.get("virtual_replicas") or 0) / row.devices or run.config.get("micro_batches") or 1
     rows = batch / row.devices / micro_batches
-    free = _BATCH if rows in planned_rows else ()
-    fixed = {name: value for name, value in fixed_settings(config).items() if name not in free}
+    may_differ = _BATCH if rows in planned_rows else ()
+    fixed = {name: value for name, value in fixed_settings(config).items() if name not in may_differ}
     differing = [key for key, value in fixed.items() if key in run.config and run.config[key] != value]
     if differing:
         key = differing[0]
@@ -162,30 +178,34 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
 def _step_on(
     tier: TierFacts, alike: Sequence[_Measured], config: TrainConfig
 ) -> tuple[tuple[_Measured, ...], Interval, str]:
-    """Returns the runs that tell a tier's step, of those on its kind of device, the step, and how it follows."""
+    """Returns the runs that a tier's step time is predicted from, the prediction in seconds, and its explanation.
+
+    `alike`: the measured tiers on the same kind of device.
+    """
     for run in alike:
         if run.same_batch and (run.row.tier, run.row.devices) == (tier.name, tier.devices):
             return (run,), run.step, "its own step times, the quartiles as interval"
     points = sorted((run for run in alike if run.row.workers == tier.workers == 1), key=lambda run: run.row.devices)
     if points and points[0].row.devices < points[-1].row.devices < tier.devices:
-        # More devices than two measured tiers of one machine; the quartiles of the larger one's step times widen it.
+        # The tier has more devices than two measured tiers of one machine each. The quartiles of the step times of the
+        # larger of them widen the interval.
         few, many = points[0], points[-1]
         rows = _micro_batch_rows(config, tier)
-        less, more = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
-        factor = interval(less, more, tier.devices, rows).times(1 / many.step.middle)
-        words = (
+        on_few, on_many = (Measurement(run.row.devices, run.rows, run.step.middle) for run in (few, many))
+        factor = interval(on_few, on_many, tier.devices, rows).times(1 / many.step.middle)
+        explanation = (
             f"by a / N + b through {few.row.devices} and {many.row.devices} devices, {tier.devices} take "
             f"{figures(factor.low)} to {figures(factor.high)} x the time of {many.row.devices} "
             f"(the runs of {few.row.tier} and {many.row.tier})"
         )
         fewer = "" if few.rows == many.rows == rows else "; a micro-batch has fewer rows there, for which no rule held"
-        return (many, few), many.step.product(factor), f"{words}{fewer}"
-    # By the number of devices alone, from no gain to ideal.
+        return (many, few), many.step.product(factor), f"{explanation}{fewer}"
+    # Only the number of devices is known: the interval is from no gain to an ideal one.
     row = alike[0].row
     ratio = row.devices / tier.devices
     factor = Interval(min(ratio, 1.0), math.sqrt(ratio), max(ratio, 1.0))
-    words = f"one device is taken to be as fast as one of the run of {row.tier}"
+    explanation = f"one device is taken to be as fast as one of the run of {row.tier}"
     if ratio != 1:
         times = f"{figures(factor.low)} to {figures(factor.high)}"
-        words += f"; {tier.devices} devices take {times} x the time of {row.devices}"
-    return (alike[0],), alike[0].step.product(factor), words
+        explanation += f"; {tier.devices} devices take {times} x the time of {row.devices}"
+    return (alike[0],), alike[0].step.product(factor), explanation

@@ -1,4 +1,4 @@
-"""Puts together what is known of a run on each tier: whether it fits, the time of a step and of the job, the money."""
+"""Forecasts a run on a tier: whether it fits the memory, the time of a step and of the whole job, and its cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,18 +14,16 @@ from trainer.base.run_files.plan_file import StepPlan
 from trainer.base.settings.accelerators import arithmetic
 from trainer.base.settings.train_config import TrainConfig
 
-# Guesses, with what they may be off: from the start of the process to the first step; the installation of TensorFlow in
-# a plain image, as a factor of images.py's guess.
-START_SECONDS = Interval(30.0, 60.0, 180.0)
-INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)
-PREEMPTIONS_PER_HOUR = 0.05  # assumed of each spot machine; none in the best case, twice as many in the worst
-RESTART_SECONDS = 600.0  # assumed: new machines, the container and the start of the trainer, after a preemption
-BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"
+START_SECONDS = Interval(30.0, 60.0, 180.0)  # a guess: from the start of the process to the first step
+INSTALL_DOUBT = Interval(0.5, 1.0, 2.5)  # factors of the guess in images.py of how long TensorFlow's installation takes
+PREEMPTIONS_PER_HOUR = 0.05  # assumed for each spot machine; none in the best case, twice as many in the worst
+RESTART_SECONDS = 600.0  # assumed for a preemption: to get new machines, and to start the container and the trainer
+BY_GRAPH, BY_CPU, BY_RUNS = "graph", "cpu", "runs"  # what a step's time was predicted from
 
 
 @dataclass(frozen=True)
 class PricedEstimate:
-    """Holds the whole job on a tier under a strategy: hours, and USD for all machines."""
+    """Holds the hours and the cost in USD of a whole job, on all its machines, under one scheduling strategy."""
 
     strategy: str
     usd_per_hour: float
@@ -38,18 +36,18 @@ class Forecast:
     """Holds the forecast of a tier. `problems`: why a number is missing or the run cannot work, one line each."""
 
     tier: str
-    strategy: str  # of its file
-    kind: str  # of its devices, or of its machine if that has none
+    strategy: str  # the scheduling strategy that the tier's file names
+    kind: str  # the type of its accelerators, or of its machine if that has none
     machine: str
     devices: int
     batch_per_device: int | None
     fit: Fit | None
-    step: Interval | None  # seconds
-    seconds: Interval | None  # of the whole job, without installation and preemptions
-    install_seconds: Interval  # before it, in a plain Python image; 0 in another
+    step: Interval | None  # seconds of one step
+    seconds: Interval | None  # seconds of the whole job, without installation and preemptions
+    install_seconds: Interval  # added to these in a plain Python image; 0 in another
     steps: int
-    basis: str  # BY_GRAPH, BY_CPU: steps where the plan was made, BY_RUNS; "" without times
-    measured: str  # the tiers whose runs tell the times, of BY_RUNS
+    basis: str  # BY_GRAPH, BY_CPU (steps on the machine that made the plan) or BY_RUNS; "" without times
+    measured: str  # for BY_RUNS, the tiers whose runs the times come from
     compiled: bool  # whether XLA is expected to compile the steps
     offers: tuple[PricedEstimate, ...]
     problems: tuple[str, ...]
@@ -62,9 +60,9 @@ def forecast(
     tier: Tier, plan: StepPlan, config: TrainConfig, table: Machines, extrapolation: Extrapolation | None = None, *,
     own_image: bool = False,
 ) -> Forecast:  # fmt: skip
-    """Returns the forecast of a tier, whose times come from the graph unless runs tell them by `extrapolation`.
+    """Returns the forecast of a run on a tier. Its times are those of `extrapolation`; without that, the plan's.
 
-    own_image: nothing is installed when a job starts, also where the tier's file names no image.
+    own_image: the job's image has all packages, even if the tier's file names no image; nothing is installed.
     """
     rows, problems, steps = None, [], plan.total_steps(config)
     try:
@@ -100,42 +98,42 @@ def forecast(
             problems.append("no time: its step could not be traced on two replicas (python -m trainer.plan says why)")
     plain = not own_image and choose_image(tier, "", None, ()).plain
     installing = INSTALL_DOUBT.times(install_seconds(tier.accelerators) if plain else 0.0)
-    offered: list[PricedEstimate] = []
+    estimates: list[PricedEstimate] = []
     if step and seconds and not too_large:
         lost = lost_by_preemption(
             step.middle, config.checkpoint_every_steps, config.checkpoint_every_minutes, seconds.middle
         )
-        offered = list(priced_estimates(tier, seconds.plus(installing), lost))
+        estimates = list(priced_estimates(tier, seconds.plus(installing), lost))
         usd = tier.usd_by_strategy
         unknown = [STRATEGIES[strategy] for strategy in usd if usd[strategy] is None]
-        if not offered:
+        if not estimates:
             problems.append(f"no price: give --price_per_hour={tier.name}=USD")
-        elif usd.get("SPOT") is not None and "SPOT" not in {offer.strategy for offer in offered}:
+        elif usd.get("SPOT") is not None and "SPOT" not in {priced.strategy for priced in estimates}:
             problems.append("as spot, preemptions might lose more than is done")
         if tier.price.lower_bound:
             problems.append("its prices are lower bounds, without Vertex AI's fee, which is not known")
-        if unknown and offered:
+        if unknown and estimates:
             problems.append(f"no price known as {' or '.join(unknown)}")
     return Forecast(
         tier.name, tier.strategy, tier.kind, tier.machine, tier.devices, rows, fit, step, seconds, installing, steps,
         basis, extrapolation.measured if extrapolation else "",
-        basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(offered),
+        basis == BY_GRAPH and is_compiled(plan, config, tier.devices), tuple(estimates),
         tuple(problems),
     )  # fmt: skip
 
 
 def priced_estimates(tier: Tier, seconds: Interval, lost_seconds: float) -> Iterator[PricedEstimate]:
-    """Yields the job under each strategy that has a price and an end.
+    """Yields the estimate of a job under each strategy that has a price and under which the job can finish.
 
-    seconds: of the job without interruption; lost_seconds: of work, by one preemption of a spot machine. Each machine
-    of the tier is preempted on its own, and ends the work of all.
+    seconds: how long the job takes without interruption; lost_seconds: of work that one preemption of a spot machine
+    loses. The preemption of any machine of the tier interrupts all of them.
     """
     for strategy, price in tier.usd_by_strategy.items():
-        share = 0.0
+        lost_share = 0.0  # of all time, by preemptions
         if strategy == "SPOT":
-            share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
-        if price is not None and 2 * share < 1:  # else more may be lost than is done
-            longer = Interval(1.0, 1 / (1 - share), 1 / (1 - 2 * share))
+            lost_share = PREEMPTIONS_PER_HOUR * tier.workers * (lost_seconds + RESTART_SECONDS) / 3600
+        if price is not None and 2 * lost_share < 1:  # otherwise, in the worst case, the job never ends
+            longer = Interval(1.0, 1 / (1 - lost_share), 1 / (1 - 2 * lost_share))
             hours = seconds.product(longer).times(1 / 3600)
             yield PricedEstimate(strategy, price, hours, hours.times(price))
 
@@ -143,6 +141,7 @@ def priced_estimates(tier: Tier, seconds: Interval, lost_seconds: float) -> Iter
 def lost_by_preemption(step_seconds: float, every_steps: int, every_minutes: float, job_seconds: float) -> float:
     """Returns the seconds of work that a preemption loses on average: half of the time between two checkpoints.
 
-    every_steps, every_minutes: how often one is saved; 0: not by these.
+    every_steps, every_minutes: how often a checkpoint is saved; 0 where this does not trigger one. Without either, half
+    of the job is lost.
     """
     return min(filter(None, [every_steps * step_seconds, 60 * every_minutes, job_seconds])) / 2

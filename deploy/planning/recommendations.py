@@ -1,6 +1,7 @@
-"""Answers in a few lines what a plan is asked: which tier is the cheapest and the fastest, and whether more GPUs pay.
+"""Answers what users ask of a plan: which tier is the cheapest, which is the fastest, and whether more GPUs pay.
 
-Tiers are ranked by their middle values: those of one graph err the same way, so that their intervals rank nothing.
+Tiers are ranked by the middles of their intervals: predictions from one graph err in the same direction, so that
+overlapping intervals do not make two tiers equal.
 """
 
 from collections import Counter
@@ -19,14 +20,14 @@ Choice = tuple[Forecast, PricedEstimate]
 Measure = Callable[[PricedEstimate], Interval]
 hours_of: Measure = attrgetter("hours")
 usd_of: Measure = attrgetter("usd")
-EQUAL = 1.05  # so many times as much is as cheap, or as fast, where the other measure is better
-# How many times as fast, or as dear, more devices are to be at least, or at most, to be worth it.
+EQUAL = 1.05  # costs, or times, up to this factor of the lowest count as equal, and the other measure decides
+# More devices are worth it if they are at least FASTER times as fast and cost at most DEARER times as much.
 FASTER, DEARER = 1.25, 1.25
-MOST_REASONS = 3  # of tiers without a time or a price
+MOST_REASONS = 3  # how many tiers without a time or a price get a line that says why
 
 
 class Answer(NamedTuple):
-    """Holds what is asked, in a word or two, and the answer on a line."""
+    """Holds a question in a word or two, and its answer in a line."""
 
     question: str
     text: str
@@ -35,7 +36,10 @@ class Answer(NamedTuple):
 def answers(
     forecasts: Sequence[Forecast], offers: Sequence[Choice], within_hours: float | None, budget_usd: float | None
 ) -> Iterator[Answer]:
-    """Yields the answers, first to what was asked; `offers`: all of them, the cheapest first."""
+    """Yields the answers to show below a plan, first those to the limits that the user gave.
+
+    `offers`: each forecast with each of its prices, the cheapest first; `within_hours`, `budget_usd`: the limits.
+    """
     if len(forecasts) == 1 and (fit := forecasts[0].fit):
         verdict = {FITS: "yes", TOO_LARGE: "no"}.get(fit.verdict, "perhaps")
         needed = f"needs {fit.needed.low / GIB:.1f} - {fit.needed.high / GIB:.1f} of {fit.available / GIB:.1f} GiB"
@@ -53,17 +57,18 @@ def answers(
     cheapest, fastest = _best(offers, usd_of, hours_of), _best(offers, hours_of, usd_of)
     if within_hours is not None:
         least = f"none: the fastest takes at least {span(min(offer.hours.low for _, offer in offers))}"
-        within = _within(offers, hours_of, within_hours, usd_of)
+        within = _best_within(offers, hours_of, within_hours, usd_of)
         yield Answer(f"within {span(within_hours)}", within or least)
     if budget_usd is not None:
         least = f"none: the cheapest costs at least {dollars(min(offer.usd.low for _, offer in offers))} USD"
-        yield Answer(f"for {dollars(budget_usd)} USD", _within(offers, usd_of, budget_usd, hours_of) or least)
+        yield Answer(f"for {dollars(budget_usd)} USD", _best_within(offers, usd_of, budget_usd, hours_of) or least)
     yield Answer("cheapest", _line(cheapest))
     yield Answer("fastest", _line(fastest))
     for problem, count in Counter(each.problems[0] for each in forecasts if each.problems and not each.step).items():
         if 2 * count >= len(forecasts):
             yield Answer("not timed", f"{count} tiers: {problem}")
-    # Whether the most devices of a kind pay against the fewest: of the cheapest kind that has several numbers of them.
+    # Whether the largest number of devices of a kind is worth its price against the smallest; for the cheapest kind of
+    # which there are several numbers of devices.
     kinds: dict[tuple[str, str, str], list[Choice]] = {}
     for forecast, offer in offers:
         if forecast.kind in load_machines().accelerators:
@@ -72,9 +77,9 @@ def answers(
     ends = ((min(alike, key=_devices), max(alike, key=_devices)) for alike in kinds.values())
     scaled = next(((few, many) for few, many in ends if _devices(few) < _devices(many)), None)
     if scaled:
-        (few, least_of_it), (many, most_of_it) = scaled
-        faster = least_of_it.hours.middle / most_of_it.hours.middle
-        dearer = most_of_it.usd.middle / least_of_it.usd.middle
+        (few, few_priced), (many, many_priced) = scaled
+        faster = few_priced.hours.middle / many_priced.hours.middle
+        dearer = many_priced.usd.middle / few_priced.usd.middle
         pays = "no" if faster < FASTER else "yes" if dearer <= DEARER else "only in a hurry"
         gain = f"{faster:.1f} x as fast as {few.tier} for {dearer:.1f} x the money"
         yield Answer(f"{many.devices} GPUs?", f"{pays}: {many.tier} is {gain}")
@@ -87,22 +92,25 @@ def answers(
         each_step = f"{figures(1e3 * forecast.step.middle, 2)} ms a step"
         yield Answer("the time", f"{', '.join(parts)}, {span(training / 3600)} training at {each_step}")
         low, high = (figures(end / forecast.step.middle, 2) for end in (forecast.step.low, forecast.step.high))
-        known = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
-        known = "by steps on this CPU" if forecast.basis == BY_CPU else known
-        surer = f"{known}; surer: --measure={forecast.tier.partition('@')[0]}"
-        basis = f"measured on {forecast.measured}" if forecast.measured else surer
+        source = "as on an H100" if forecast.kind.startswith(CONSTANTS.card) else "by rates alone"
+        source = "by steps on this CPU" if forecast.basis == BY_CPU else source
+        predicted = f"{source}; surer: --measure={forecast.tier.partition('@')[0]}"
+        basis = f"measured on {forecast.measured}" if forecast.measured else predicted
         yield Answer("how sure?", f"a step may take {low} to {high} x as long, {basis}")
 
 
 def _best(offers: Sequence[Choice], measure: Measure, other: Measure) -> Choice:
-    """Returns the offer with the least by its middle value; of those that are equal, the least by the other measure."""
+    """Returns the choice with the lowest `measure` by its middle; among those within EQUAL, the lowest `other`."""
     least = min(measure(offer).middle for _, offer in offers)
     equal = [choice for choice in offers if measure(choice[1]).middle <= EQUAL * least]
     return min(equal, key=lambda choice: other(choice[1]).middle)
 
 
-def _within(offers: Sequence[Choice], limited: Measure, most: float, measure: Measure) -> str:
-    """Returns the best offer that is surely, or perhaps, within a limit; "" if there is none."""
+def _best_within(offers: Sequence[Choice], limited: Measure, most: float, measure: Measure) -> str:
+    """Returns the line of the choice with the lowest `measure` whose `limited` value is at most `most`.
+
+    If no choice is surely within the limit, it is one that perhaps is, by its middle; "" if there is none.
+    """
     for end, doubt in (("high", ""), ("middle", "perhaps ")):
         if within := [choice for choice in offers if getattr(limited(choice[1]), end) <= most]:
             return doubt + _line(_best(within, measure, limited))
@@ -132,7 +140,7 @@ def span(hours: float) -> str:
 
 
 def _unit(hours: float) -> tuple[str, float]:
-    """Returns the unit in which a time is said, and its hours."""
+    """Returns the unit in which people would say a time, and how many hours the unit has."""
     units = (("s", 1 / 3600, 59.5), ("min", 1 / 60, 100), ("h", 1.0, 100))
     return next(((name, unit) for name, unit, most in units if hours < most * unit), ("days", 24.0))
 

@@ -1,10 +1,11 @@
-"""Predicts the time of a step from its graph: FLOPs, bytes and operations, by two formulas fitted to one GPU's steps.
+"""Predicts the time of a step from the FLOPs, bytes and operations of its graph, by formulas fitted to one GPU's steps.
 
-Both have the device's part, from the rates of a card's data sheet, and the host's, which starts kernels: plain steps
-move the bytes of every operation, and start some kernels for each convolution; compiled ones are products and
-convolutions, and little else. `python -m benchmarks.plan_fit` makes the numbers, and their errors. On several GPUs the
-graph is that of two replicas, whose batch norm has more operations, and moves more bytes, than TensorFlow's kernel.
-CPUs have no formula: their steps are those that were measured where the plan was made.
+There are two formulas, for plain steps and for steps that XLA compiles. Each adds the time of the device, by the rates
+of a card's data sheet, and the time of the host, which starts kernels. A plain step moves the bytes of every operation,
+and starts several kernels for each convolution; a compiled step consists mostly of products and convolutions.
+`python -m benchmarks.plan_fit` fits the numbers and shows their errors. For several GPUs the graph is that of two
+replicas, in which batch norm has more operations, and moves more bytes, than TensorFlow's fused kernel. CPUs have no
+formula: their steps were measured on the machine that made the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from trainer.base.settings.xla_rule import MOST_FLOPS, compiles
 
 @dataclass(frozen=True)
 class Interval:
-    """Holds a number between two others; the middle is the best guess."""
+    """Holds a best guess, `middle`, with the lower and the upper end of the interval that the number may lie in."""
 
     low: float
     middle: float
@@ -36,11 +37,11 @@ class Interval:
         return Interval(self.low * factor, self.middle * factor, self.high * factor)
 
     def plus(self, other: Interval) -> Interval:
-        """Returns the sum, whose ends are the sums of the ends: both may err the same way at once."""
+        """Returns the sum. Its ends are the sums of the ends, since both numbers may err in the same direction."""
         return Interval(self.low + other.low, self.middle + other.middle, self.high + other.high)
 
     def product(self, other: Interval) -> Interval:
-        """Returns the product of two intervals of positive numbers, whose ends are the products of the ends."""
+        """Returns the product of two intervals of positive numbers; its ends are the products of the ends."""
         return Interval(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
     def text(self, show: Callable[[float], str] = figures, unit: str = "") -> str:
@@ -53,53 +54,55 @@ FILE = Path(__file__).with_name("gpu_constants.json")
 
 @dataclass(frozen=True)
 class Formula:
-    """Holds how a step takes time."""
+    """Holds the fitted numbers of one formula: factors of the device's time, and the host's seconds."""
 
-    products: float  # times the counted seconds of convolutions and products
-    others: float  # times those of all other operations
-    few_channels: float  # times those of gradients of batch norm over few channels
-    operation_seconds: float
-    convolution_seconds: float  # more, of each
-    step_seconds: float  # more, of each step
-    band: Sequence[float]  # factors of a prediction, between which each network was that was not in the fit
+    products: float  # a factor for the counted seconds of convolutions and matrix products
+    others: float  # a factor for those of all other operations
+    few_channels: float  # a factor for those of batch norm's gradients over few channels
+    operation_seconds: float  # the host's time for each operation
+    convolution_seconds: float  # its additional time for each convolution
+    step_seconds: float  # its additional time for each step
+    band: Sequence[float]  # factors of a prediction, between which the times of networks outside the fit lay
 
 
 @dataclass(frozen=True)
 class GpuConstants:
-    """Holds what was fitted to one card, and what a GPU holds beside tensors."""
+    """Holds the formulas that were fitted to one card, and the GPU memory that is needed beside tensors."""
 
     source: str
-    card: str  # the beginning of the names of those like the one that was measured
+    card: str  # the beginning of the names of the accelerators that count as the measured card
     plain: Formula
     compiled: Formula
-    elsewhere: float  # a factor at both ends of the interval, for what was not measured
-    all_reduce_seconds: float  # to start one on one machine: assumed
-    context_gib: float  # of CUDA
-    workspace_gib: float  # of cuBLAS and cuDNN, which a step cannot do without: assumed
-    convolutions_gib: Sequence[float]  # that cuDNN takes for its trials where there is room: usually, and at most
-    nccl_gib: float  # buffers, on a machine with several GPUs: assumed
+    elsewhere: float  # widens both ends of the interval by this factor, for what was not measured
+    all_reduce_seconds: float  # assumed: to start an all-reduce on one machine
+    context_gib: float  # CUDA's context
+    workspace_gib: float  # assumed: workspaces of cuBLAS and cuDNN that a step cannot do without
+    convolutions_gib: Sequence[float]  # what cuDNN takes, usually and at most, to try kernels if there is room
+    nccl_gib: float  # assumed: NCCL's buffers, on a machine with several GPUs
 
 
 def read_constants(path: Path = FILE) -> GpuConstants:
-    """Returns the constants in a file. Raises TypeError for missing or unknown names."""
+    """Reads the constants from a JSON file. Raises TypeError for missing or unknown names."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return GpuConstants(**content | {way: Formula(**content[way]) for way in ("plain", "compiled")})
 
 
 CONSTANTS = read_constants()
 NETWORK_SECONDS = 200e-6  # assumed: to start an all-reduce over several machines
-SUMMING_DOUBT = Interval(0.5, 1.0, 2.0)
-NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, of the smallest machines with a GPU
+SUMMING_DOUBT = Interval(0.5, 1.0, 2.0)  # factors of the predicted time of all-reduces
+NETWORK_BYTES_PER_SECOND = 2e9  # assumed: 16 Gbit/s, which the smallest machines with a GPU have
 
 
 def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Formula) -> float:
-    """Returns the time that one replica's part of a step takes on the device, without all-reduces.
+    """Returns the device's seconds for one micro-batch of `rows` rows, without all-reduces.
 
-    Of an operation it is that of its FLOPs or of its bytes, the longer one.
+    An operation takes as long as its FLOPs or its memory traffic, whichever is longer. `kind`: the arithmetic, a key
+    of `rates.tflops`.
     """
     flop_rate, byte_rate = rates.tflops[kind] * 1e12, rates.memory_gb_per_s * 1e9
-    share, total = 0.5 if kind == "16_bit" else 1.0, 0.0  # of the bytes that depend on the rows
-    # Without tensor cores a product reaches more of the peak: as much as in plain steps, by what is published of V100.
+    # In 16 bits the bytes that depend on the rows (activations) are half as many.
+    share, total = 0.5 if kind == "16_bit" else 1.0, 0.0
+    # Without tensor cores a product comes closer to the peak rate: as close as in plain steps, by published V100 times.
     slower = min(formula.products, CONSTANTS.plain.products) if kind == "float32" else formula.products
     for op in work.operations:
         moved = max(op.moved_bytes.fixed + share * op.moved_bytes.per_row * rows, 0.0) / byte_rate
@@ -111,7 +114,7 @@ def device_seconds(work: Work, rows: float, rates: Rates, kind: str, formula: Fo
 
 
 def host_seconds(work: Work, micro_batches: int, formula: Formula) -> float:
-    """Returns the time in which the host starts the kernels of one replica's micro-batches of a step."""
+    """Returns the host's seconds to start the kernels of all micro-batches of one replica in a step."""
     kernels = formula.operation_seconds * work.count + formula.convolution_seconds * work.convolutions
     return micro_batches * kernels + formula.step_seconds
 
@@ -119,59 +122,61 @@ def host_seconds(work: Work, micro_batches: int, formula: Formula) -> float:
 def all_reduce_seconds(
     work: Work, devices: int, workers: int, link_gb_per_s: float, *, gathered: bool = False, sharded: bool = False
 ) -> float:
-    """Returns the time in which `devices` replicas, on so many machines, sum gradients and batch statistics.
+    """Returns the seconds of a step in which `devices` replicas on `workers` machines sum gradients and statistics.
 
-    gathered: each receives those of all others, and adds them itself, as with --virtual_replicas; sharded: each then
-    gathers the weights that others updated, as with --shard_optimizer.
+    `link_gb_per_s`: of the link between GPUs of one machine. gathered: each replica receives the values of all others
+    and adds them itself, as with --virtual_replicas. sharded: each replica also gathers the weights that the others
+    have updated, as with --shard_optimizer.
     """
     start, rate = (CONSTANTS.all_reduce_seconds, link_gb_per_s * 1e9) if workers == 1 else (
         NETWORK_SECONDS, NETWORK_BYTES_PER_SECOND)  # fmt: skip
-    travels = devices - 1 if gathered else 2 * (devices - 1) / devices
-    if sharded:  # weights are gathered: half of the way of their gradients' sums
-        travels += (devices - 1) / devices
-    return (work.all_reduces + sharded) * start + travels * work.reduced_bytes / rate
+    transfers = devices - 1 if gathered else 2 * (devices - 1) / devices
+    if sharded:  # gathering the weights moves half as many bytes as summing their gradients
+        transfers += (devices - 1) / devices
+    return (work.all_reduces + sharded) * start + transfers * work.reduced_bytes / rate
 
 
 def step_seconds(
     plan: StepPlan, config: TrainConfig, gpu: Accelerator, devices: int, workers: int = 1
 ) -> Interval | None:
-    """Returns the time of a step on `devices` GPUs, on so many machines, as it will run; None if nothing tells it."""
+    """Returns the seconds of a step on `devices` GPUs of `workers` machines; None if graph or rates are not known."""
     work, rates = plan.work if devices == 1 else plan.work_of_two, gpu.rates
     if work is None or rates is None:
         return None
     kind, micro_batches = arithmetic(config, rates.tflops), config.micro_batches_on(devices)
     rows = config.global_batch_size / devices / micro_batches
     formulas = [CONSTANTS.plain]
-    if is_compiled(plan, config, devices):  # which made no step slower: convolutions alone say little
+    if is_compiled(plan, config, devices):  # XLA made no measured step slower, so the faster prediction counts
         formulas.append(CONSTANTS.compiled)
     parts = [
         (micro_batches * device_seconds(work, rows, rates, kind, formula), host_seconds(work, micro_batches, formula))
         for formula in formulas
     ]
     device, host = min(parts, key=sum)
-    # The card, its arithmetic and the number of GPUs that were measured; all else is inferred.
+    # Only steps on one GPU of this card with TF32 were measured; all others are inferred, with a wider interval.
     measured = gpu.name.startswith(CONSTANTS.card) and kind == "tf32" and devices == 1
     wider, (low, high) = 1.0 if measured else CONSTANTS.elsewhere, formulas[-1].band
-    # A program of several steps may leave the host nothing to do between them: no GPU has run one.
-    least = 0.0 if is_looped(plan, config, devices) else host
-    step = Interval(low / wider * (device + least), device + host, high * wider * (device + host))
-    ways = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
-    summed = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **ways)
-    return step.plus(SUMMING_DOUBT.times(summed))
+    # If XLA runs several steps in one program, the host may have nothing to do between them; not measured on a GPU.
+    least_host = 0.0 if is_looped(plan, config, devices) else host
+    step = Interval(low / wider * (device + least_host), device + host, high * wider * (device + host))
+    summing = {"gathered": config.virtual_replicas > 0, "sharded": config.shard_optimizer}
+    all_reduces = all_reduce_seconds(work, devices, workers, rates.link_gb_per_s, **summing)
+    return step.plus(SUMMING_DOUBT.times(all_reduces))
 
 
-# Of a step on another machine's cores: a core of the cloud's older processors, of which two are one real core, is as
-# slow; newer kernels, and XLA where TensorFlow has no oneDNN, are faster than the plain steps that were measured.
+# Factors of the time of a step on another machine's cores. A vCPU of the cloud's older processors, half of a real core,
+# may be as slow as the upper one; newer kernels, and XLA where TensorFlow has no oneDNN, may be as fast as the lower.
 CPU_DOUBT = Interval(0.4, 1.0, 2.5)
 
 
 def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, workers: int) -> Interval | None:
-    """Returns the time of a step on the CPUs of so many machines, from steps on this one; None if nothing tells it.
+    """Returns the seconds of a step on the CPUs of `workers` machines, from the steps that the plan measured.
 
-    As many times as many cores take from as long to as many times less.
+    With N times the cores it is between 1/N of the time and the same time. Returns None if the graph or the machine's
+    cores are not known, and for a mixed precision, since the plan's steps ran in float32.
     """
     work = plan.work if workers == 1 else plan.work_of_two
-    if work is None or not machine.vcpus or config.precision.startswith("mixed"):  # which was measured in float32
+    if work is None or not machine.vcpus or config.precision.startswith("mixed"):
         return None
     micro_batches = config.micro_batches_on(workers)
     here = micro_batches * plan.cpu.seconds.at(config.global_batch_size / workers / micro_batches)
@@ -181,13 +186,13 @@ def cpu_step_seconds(plan: StepPlan, config: TrainConfig, machine: Machine, work
 
 
 def is_compiled(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
-    """Returns whether XLA will compile the steps of a run on so many GPUs."""
+    """Returns whether XLA will compile the steps of a run on this number of GPUs."""
     if devices > 1 and plan.sums_within:
         return False
     return compiles(config, devices, plan.total_steps(config), plan.work.count)
 
 
 def is_looped(plan: StepPlan, config: TrainConfig, devices: int) -> bool:
-    """Returns whether XLA will run many steps in one program."""
+    """Returns whether XLA will run many steps in one program, as it does with small steps on one GPU."""
     short = plan.work.flops(config.global_batch_size) <= MOST_FLOPS["GPU"]
     return devices == 1 and short and is_compiled(plan, config, 1)

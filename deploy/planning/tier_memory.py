@@ -1,4 +1,4 @@
-"""Says whether a step fits the memory of a tier's devices, and the data its machines."""
+"""Predicts whether a step fits the memory of a tier's devices, and whether the data fit its machines."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,26 +12,26 @@ from trainer.base.settings.accelerators import arithmetic, lie_on_card, scratch_
 from trainer.base.settings.train_config import BLOCKS, TrainConfig
 
 GIB = 2**30
-USABLE = 0.93  # of what a card is sold with; the driver and its error correction keep the rest
-_LEAST = 0.95  # of what a step holds in the order that was traced
-# An allocator needs up to so many times as much as it holds. Of 46 limits that were tried 44 are right by this number;
-# by a replay of TensorFlow's allocator, in 150 lines, 46 were.
+USABLE = 0.93  # the usable share of a card's nominal memory; the driver and error correction take the rest
+_LEAST = 0.95  # the lowest peak of a step, as a share of its peak in the order in which it was traced
+# The allocator may need this many times the bytes that are in use, because of fragmentation. This number decided 44 of
+# 46 tried memory limits correctly; a replay of TensorFlow's allocator, which took 150 lines, decided all 46.
 FRAGMENTS = 1.25
 _PROCESS_BYTES = 2 * GIB  # assumed: Python and TensorFlow
-_IMAGE_BYTES = 30 * GIB  # assumed: container and system, on the disk
+_IMAGE_BYTES = 30 * GIB  # assumed: the container and the system on the disk
 FITS, NEAR, TOO_LARGE = "fits", "near", "too large"
-# What a setting asks for; the others keep the numbers of every model.
+# Settings that may change a model's numbers, or that ask something of it; the others keep the numbers of every model.
 _PROVISO = {"micro_batches": "; other numbers with batch norm; a train_step of yours needs accumulate"}
 
 
 @dataclass(frozen=True)
 class MemoryOption:
-    """Holds a setting by which a run surely fits: the bytes that each device then needs less, and its price in time."""
+    """Holds a setting with which a run surely fits the memory, with its effect on memory and time."""
 
     name: str
     value: int | str
-    saved: float
-    slower: float | None  # the time of a step over that without it; None: not predicted, as on CPUs
+    saved: float  # bytes that each device saves
+    slower: float | None  # the time of a step, relative to that without the setting; None: not predicted, as on CPUs
 
     def __str__(self) -> str:
         time = "" if self.slower is None else f", {self.slower - 1:+.0%} time"
@@ -41,17 +41,17 @@ class MemoryOption:
 
 @dataclass(frozen=True)
 class Fit:
-    """Holds what one device needs and has, in bytes, and the largest global batch that surely fits."""
+    """Holds the bytes that one device needs and has, and whether the run fits."""
 
-    verdict: str  # FITS, NEAR or TOO_LARGE
+    verdict: str  # FITS, NEAR (it may fit) or TOO_LARGE
     needed: Interval
     available: float
-    largest_batch: int
-    options: tuple[MemoryOption, ...]  # of a run that does not surely fit, the best first
+    largest_batch: int  # the largest global batch that surely fits; 0 if none does
+    options: tuple[MemoryOption, ...]  # if the run does not surely fit, the settings that make it fit, the best first
 
     @property
     def words(self) -> str:
-        """Returns the numbers in a line."""
+        """Returns a line with the needed and available memory, the largest batch and the options."""
         low, high = (f"{value / GIB:.1f}" for value in (self.needed.low, self.needed.high))
         batch = f"a global batch of {self.largest_batch:,} fits" if self.largest_batch else "no batch fits"
         options = f", this one with {' or '.join(map(str, self.options))}" if self.options else ""
@@ -72,8 +72,8 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
     options = [] if verdict == FITS else [*_memory_options(plan, config, tier, gpu, required, available)]
     options.sort(key=lambda option: (option.name in _PROVISO, option.slower or 1.0))  # what keeps the numbers first
     if tier.accelerators and plan.work.convolutions:
-        # cuDNN tries kernels with what memory there is, or as much as a job gives it, and does with less: it decides no
-        # verdict.
+        # cuDNN tries kernels with the memory that is left, or with as much as the job lets it use. It also works with
+        # less, so that it is shown as needed but does not change the verdict.
         limit = scratch_mib(gib) * 2**20 or available
         usual, most = (min(part * GIB, limit) for part in CONSTANTS.convolutions_gib)
         middle, high = min(required.middle + usual, available), min(required.high + most, available)
@@ -84,15 +84,16 @@ def fit_on(plan: StepPlan, config: TrainConfig, tier: Tier, table: Machines) -> 
 def _memory_options(
     plan: StepPlan, config: TrainConfig, tier: Tier, gpu: Accelerator | None, required: Interval, available: float
 ) -> Iterator[MemoryOption]:
-    """Yields the settings by which the run surely fits, each with the least value that does."""
+    """Yields each setting with which the run surely fits, with the smallest value that is enough."""
     rows, micro_batches = config.global_batch_size // tier.devices, config.micro_batches_on(tier.devices)
-    finer = [] if config.virtual_replicas else [n for n in range(micro_batches + 1, rows + 1) if rows % n == 0]
-    sharded = tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer
+    more_micro_batches = [n for n in range(micro_batches + 1, rows + 1) if rows % n == 0]
+    can_shard = tier.devices > 1 and plan.slot_bytes and not config.shard_optimizer
     settings: dict[str, Sequence[int | str]] = {
-        "micro_batches": finer, "remat": [BLOCKS] if plan.recomputed else [],
-        "shard_optimizer": [True] if sharded else [],
-    }  # fmt: skip
-    timed = gpu if gpu and gpu.rates and arithmetic(config, gpu.rates.tflops) else None
+        "micro_batches": [] if config.virtual_replicas else more_micro_batches,
+        "remat": [BLOCKS] if plan.recomputed else [],
+        "shard_optimizer": [True] if can_shard else [],
+    }
+    timed_gpu = gpu if gpu and gpu.rates and arithmetic(config, gpu.rates.tflops) else None
     for name, values in settings.items():
         for value in values:
             changed = plan.with_setting(config, name, value)
@@ -100,15 +101,15 @@ def _memory_options(
             if needed.high > available:
                 continue
             slower = None
-            if timed:
-                steps = [step_seconds(*run, timed, tier.devices, tier.workers) for run in ((plan, config), changed)]
+            if timed_gpu:
+                steps = [step_seconds(*run, timed_gpu, tier.devices, tier.workers) for run in ((plan, config), changed)]
                 slower = steps[1].middle / steps[0].middle if steps[0] and steps[1] else None
             yield MemoryOption(name, value, required.middle - needed.middle, slower)
             break
 
 
 def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
-    """Returns the bytes that each device of the tier needs."""
+    """Returns the bytes that each device of the tier needs for a step, without those for which cuDNN tries kernels."""
     rows = config.global_batch_size // tier.devices / config.micro_batches_on(tier.devices)
     held = peak_of(plan.memory.lines(config, gpu=bool(tier.accelerators)), rows)
     held -= plan.sharded_bytes(config, tier.devices)
@@ -117,9 +118,10 @@ def _needed(plan: StepPlan, config: TrainConfig, tier: Tier) -> Interval:
 
 
 def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
-    """Returns the bytes that a device needs beside the tensors of a micro-batch: of several, the sum of gradients too.
+    """Returns the bytes that a device needs beside the tensors of a micro-batch.
 
-    With --virtual_replicas, sums of 1, 2, 4 … micro-batches, and then the sums of all devices.
+    With several micro-batches this includes the sum of their gradients. With --virtual_replicas it includes the sums of
+    1, 2, 4 … micro-batches or, if these are more, the sums of all devices.
     """
     gradients, micro_batches = plan.trained_bytes, config.micro_batches_on(tier.devices)
     summed = gradients * (micro_batches > 1)
@@ -128,18 +130,17 @@ def _overhead(plan: StepPlan, config: TrainConfig, tier: Tier) -> float:
     if not tier.accelerators:
         return _PROCESS_BYTES + 2.0 * plan.data_bytes + plan.memory.state_bytes + summed
     several = tier.devices > 1
-    # All-reduces are packed into a buffer.
     fixed = (CONSTANTS.context_gib + CONSTANTS.workspace_gib + CONSTANTS.nccl_gib * several) * GIB
     memory = (load_machines().accelerators[tier.accelerator_type].memory_gb or 0) * GIB
     if lie_on_card(plan.data_bytes, memory) and is_looped(plan, config, tier.devices):
-        fixed += plan.data_bytes  # lie on the device
-    return fixed + summed + gradients * several
+        fixed += plan.data_bytes  # the data are kept on the device
+    return fixed + summed + gradients * several  # all-reduces copy the gradients into one buffer
 
 
 def host_problems(plan: StepPlan, tier: Tier, table: Machines) -> Iterator[str]:
-    """Yields why the data do not fit the memory or the disk of the tier's machines."""
+    """Yields a line for each reason why the data do not fit the memory or the disk of the tier's machines."""
     machine = table.machines.get(tier.machine_type)
-    # In memory once as it was read and once as TensorFlow's tensors; a checkpoint's copy of the state comes on top.
+    # The data are in memory twice, as they were read and as TensorFlow's tensors; a checkpoint copies the state.
     required = _PROCESS_BYTES + 2 * plan.data_bytes + plan.memory.state_bytes
     if tier.accelerators and machine and machine.memory_gb and required > USABLE * machine.memory_gb * GIB:
         yield (f"the data need {math.ceil(required / GIB)} GiB of the {machine.memory_gb:g} GB of {machine.name}: "
