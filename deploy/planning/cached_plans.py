@@ -86,7 +86,7 @@ def cost_lines(jobs: Iterable[Job]) -> list[str]:
                 f"{figures(hours.high)})"
             )
             if usd.middle > tier.most_usd:
-                # --max_cost sets a timeout of whole seconds; the cost at this timeout is at most a second's price lower.
+                # --max_cost sets a timeout of whole seconds, whose cost is lower by less than the price of a second.
                 second = priced.usd_per_hour / 3600
                 limit = "--max_cost" if max_cost is not None and tier.most_usd > max_cost - second else "--timeout"
                 stopped = f"and the job is stopped at {tier.most_usd:.2f} USD: raise {limit}, or train fewer steps"

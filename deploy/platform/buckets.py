@@ -1,6 +1,7 @@
-"""Reads and writes what a submission needs in buckets.
+"""Reads and writes the objects in buckets that a submission needs.
 
-The client of `trainer.base.storage` repeats what may be repeated. Raises UserError or PlatformFault, one line each.
+The client of `trainer.base.storage` retries what may be repeated. Every function raises UserError or PlatformFault,
+with one line, if it fails in the end.
 """
 
 import dataclasses
@@ -12,46 +13,52 @@ from trainer.base.errors import UserError
 from trainer.base.storage import Address, parse
 from trainer.base.storage.gcs import LIMITS, NoPermission, Remote, connect
 
-_MANY = 1000  # objects, which one request lists
-QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown: it is read again a minute later
+_MANY = 1000  # the number of objects that one request lists
+QUICK = dataclasses.replace(LIMITS, retry=10, pause=2)  # for what is only shown, and is read again a minute later
 
 
 def upload(file: Path, uri: str) -> None:
-    """Uploads `file`, unless the object exists: its address has a hash of the content."""
+    """Uploads `file` unless the object exists. `uri` must contain a hash of the content, so that it never changes."""
     if connect().get(_address(uri)) is None:
         connect().upload(file, _address(uri))
 
 
 def read(uri: str, *, quick: bool = False) -> tuple[str, int]:
-    """Returns text and generation of a small object; ("", 0) if there is none."""
+    """Returns the text and the generation of a small object; ("", 0) if there is none. `quick`: give up soon."""
     client = connect(QUICK if quick else None)
     item = client.get(_address(uri))
     return (client.read(item).decode(errors="replace"), item.generation) if item else ("", 0)
 
 
 def write(uri: str, text: str, generation: int, *, quick: bool = False) -> int:
-    """Replaces a small object of this generation, 0 for none; returns its new one. Raises Conflict for another one."""
+    """Writes a small object and returns its new generation. Raises Conflict unless the present one is `generation`.
+
+    A generation of 0 means that there must be no object. `quick`: give up soon.
+    """
     return connect(QUICK if quick else None).upload(text.encode(), _address(uri), generation, strict=True)
 
 
 def delete(uri: str, generation: int) -> None:
-    """Deletes an object of this generation, if it still has that."""
+    """Deletes an object if its generation is still `generation`."""
     item = connect().get(_address(uri))
     if item and item.generation == generation:
         connect().delete(item)
 
 
 def exists(uri: str) -> bool:
-    """Returns whether an object is at gs://BUCKET/… or below it; True if the account may not list the bucket."""
+    """Returns whether there is an object at gs://BUCKET/… or below it.
+
+    Returns True if the account may not list the bucket, since the job's account may be allowed to.
+    """
     address = _address(uri)
     try:
         return bool(connect().list(address, most=1) or (address.name and connect().get(address)))
-    except NoPermission:  # the job's account may have it
+    except NoPermission:
         return True
 
 
 def size(uri: str) -> float:
-    """Returns the bytes of the objects below an address; nan if they are many, or may not be listed."""
+    """Returns the total bytes of the objects below an address; nan if there are many, or they may not be listed."""
     with suppress(NoPermission):
         objects = connect().list(_address(uri), most=_MANY)
         return sum(item.size for item in objects) if len(objects) < _MANY else math.nan
@@ -64,7 +71,7 @@ def below(uri: str) -> list[Remote]:
 
 
 def location(bucket: str) -> str:
-    """Returns the location of gs://NAME, as US or EUROPE-WEST4; empty if the account may not read it."""
+    """Returns the location of gs://NAME, such as US or EUROPE-WEST4; "" if the account may not read it."""
     try:
         return connect().location(_address(bucket).bucket)
     except NoPermission:

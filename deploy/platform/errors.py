@@ -12,9 +12,10 @@ from deploy.tiers.gcp_config import GcpConfig
 from trainer.base.errors import DONE, FAULT, INTERRUPTED, USER_MUST_CHANGE, PlatformFault, UserError
 from trainer.base.storage.login import login_command
 
-STATE_UNKNOWN = 69  # exit code: the job's end, or whether it was created, is unknown (EX_UNAVAILABLE of sysexits.h)
+# The exit code if it is not known how a job ended, or whether it was created (EX_UNAVAILABLE of sysexits.h).
+STATE_UNKNOWN = 69
 
-# Exit status of a replica -> explanation. 128 + n: killed by signal n.
+# Exit status of a replica -> its explanation. A status of 128 + n means that signal n killed it.
 _REPLICA_EXITS = {
     1: "a fault of the program or the platform: see its last log lines above",
     2: "its settings, data or machine were refused, or a script's arguments: see the log line that contains error:",
@@ -27,26 +28,29 @@ _REPLICA_EXITS = {
 
 
 class StateUnknownError(ApiError):
-    """Reports that a job runs or may run and its state cannot be read now; `code` is that of the cause."""
+    """Reports that a job runs, or may run, and that its state cannot be read; `code` is that of the failed call."""
 
     final = True
 
 
 class VertexFault(PlatformFault):
-    """Reports that a service of Google's fails; its line says what to do."""
+    """Reports that one of Google's services fails; the message says what to do."""
 
     advice = ""
 
 
 class JobUnknown(VertexFault):
-    """Reports that a job runs or may run, unobserved."""
+    """Reports that a job runs, or may run, and that nothing watches it any longer."""
 
     exit_code = STATE_UNKNOWN
 
 
 @contextmanager
 def api_errors(gcp: GcpConfig) -> Iterator[None]:
-    """Raises an ApiError as one line: UserError if the user can fix it, else VertexFault or JobUnknown."""
+    """Converts an ApiError in the block to an error of one line: UserError if the user can fix it.
+
+    Otherwise it is VertexFault, or JobUnknown if a job may run.
+    """
     try:
         yield
     except StateUnknownError as error:
@@ -57,7 +61,10 @@ def api_errors(gcp: GcpConfig) -> Iterator[None]:
 
 @contextmanager
 def billing_errors(action: str, fix: str) -> Iterator[None]:
-    """Raises an ApiError of prices or of a bill as one line: UserError with `fix` if the user can do something."""
+    """Converts an ApiError of reading prices or bills to an error of one line that begins with `action`.
+
+    It is UserError, with `fix`, if the user can do something about it, and VertexFault otherwise.
+    """
     try:
         yield
     except ApiError as error:
@@ -66,7 +73,7 @@ def billing_errors(action: str, fix: str) -> Iterator[None]:
         raise VertexFault(f"{action}: {error}") from None
 
 
-# Pattern in the message of a 403 -> what to do; docs/permissions.md lists all roles.
+# A pattern in the message of a 403 -> what to do about it; docs/permissions.md lists all roles.
 _PERMISSION_FIXES = {
     "has not been used in project|SERVICE_DISABLED":
         "enable it: `gcloud services enable {service} --project={project}`",
@@ -81,7 +88,7 @@ _PERMISSION_FIXES = {
 
 
 def describe_error(error: ApiError, gcp: GcpConfig) -> str:
-    """Returns one line: the service's message and what to do."""
+    """Returns one line with the service's message and what to do about it."""
     if error.final:
         return str(error)
     if error.quota:
@@ -109,18 +116,18 @@ def describe_error(error: ApiError, gcp: GcpConfig) -> str:
 
 
 def not_logged_in(error: ApiError) -> str:
-    """Returns what to do after a 401, whose message is long and always the same."""
+    """Returns what to do after a 401. The service's own message, always the same long one, is left out."""
     return f"not logged in, or the login has expired (401): run `{error.login}`"
 
 
 def stocked_out(status: JobStatus) -> bool:
     """Returns whether the job failed because no machines, or no quota, were available."""
-    # A job that waited for machines for too long is EXPIRED.
+    # EXPIRED is the state of a job that waited too long for machines.
     return status.state == "EXPIRED" or (status.state == "FAILED" and bool(STOCKED_OUT.search(status.error)))
 
 
 def exit_code(status: JobStatus) -> int:
-    """Returns the exit code of `watch` and `submit` for a job that is over."""
+    """Returns the exit code that `watch` and `submit` end with for a job in a final state."""
     if status.state == "SUCCEEDED":
         return DONE
     if status.state in ("CANCELLED", STOPPED) or _replica_exit(status) == 75:
@@ -129,7 +136,7 @@ def exit_code(status: JobStatus) -> int:
 
 
 def describe_failure(status: JobStatus) -> str:
-    """Returns the job's error, with its replica's exit status explained."""
+    """Returns the job's error, with an explanation of its replica's exit status if there is one."""
     code = _replica_exit(status)
     return f"{status.error}: {code} means {_REPLICA_EXITS[code]}" if code in _REPLICA_EXITS else status.error
 
@@ -141,7 +148,7 @@ def _replica_exit(status: JobStatus) -> int:
 
 @contextlib.contextmanager
 def converted_errors() -> Iterator[None]:
-    """Raises Google's exceptions as ApiError."""
+    """Converts exceptions of Google's clients in the block, and of their HTTP client, to ApiError."""
     from google.api_core.exceptions import GoogleAPICallError, RetryError
     from google.auth.exceptions import GoogleAuthError, TransportError
     from google.protobuf.json_format import ParseError
@@ -160,7 +167,7 @@ def converted_errors() -> Iterator[None]:
 
 
 def response_error(response: Any) -> ApiError:
-    """Converts an HTTP response with a status of 400 or more."""
+    """Converts an HTTP response with a status of 400 or more to an ApiError."""
     try:
         message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
@@ -168,14 +175,17 @@ def response_error(response: Any) -> ApiError:
     return ApiError(response.status_code, message, login_command())
 
 
-# What HTTP clients (urllib3, requests) write of a request that did not reach the service.
+# What the HTTP clients urllib3 and requests write about a request that did not reach the service.
 _TLS = re.compile(r"SSL(?!.*(EOF|timed out|SYSCALL|BAD_RECORD_MAC|reset))|certificate verify failed")
 _PROXY = re.compile(r"ProxyError(?!.*Tunnel connection failed: 50[234])|[Cc]onnect to proxy")
 _NOT_SENT = re.compile(r"NewConnectionError|ConnectTimeout|NameResolutionError|Failed to resolve|Connection refused")
 
 
 def connection_error(text: str) -> ApiError:
-    """Returns the error for a request without a response; neither TLS nor a proxy is fixed by a retry."""
+    """Returns the error for a request without a response, by what its client wrote.
+
+    A fault of TLS or of a proxy is a BrokenClientError, because a retry does not fix it.
+    """
     _, caused_by, cause = text.strip().rpartition("Caused by ")
     cause = cause.removesuffix(")") if caused_by else cause
     if _PROXY.search(text):
@@ -195,15 +205,15 @@ _CODES = {
     "CANCELLED": 499, "UNKNOWN": 500, "INTERNAL": 500, "DATA_LOSS": 500, "UNIMPLEMENTED": 501, "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }  # fmt: skip
-_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}
-# gcloud also prints "crashed" for network errors that it does not know, as (ConnectTimeout): those are transient.
+_PHRASES = {"auth login|active account": 401, "not have permission": 403, "not found": 404}  # text -> HTTP status
+# gcloud also prints "crashed" for network errors that it does not know, such as (ConnectTimeout); they are transient.
 _BROKEN = re.compile(r"gcloud failed to load|gcloud crashed \((Attribute|Import|Key|ModuleNotFound|Name|Type)Error\)")
-_REFUSED = re.compile(r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified")
+_BAD_ARGUMENT = re.compile(r"Invalid (value|choice)|argument |unrecognized argument|Missing required|must be specified")
 
 
 def gcloud_error(code: int, stderr: str) -> ApiError:
-    """Converts gcloud's exit status and last output to an ApiError."""
-    if code < 0:  # its output may be cut off
+    """Converts gcloud's exit status `code` and what it wrote to stderr to an ApiError."""
+    if code < 0:  # a signal killed it, and its output may be cut off
         return ApiError(0, f"gcloud was killed by signal {-code}, or did not end in time")
     message = stderr[stderr.rfind("ERROR:") :] if "ERROR:" in stderr else stderr[-500:]
     message = message.partition("\n\nIf you would like to report")[0]
@@ -214,7 +224,7 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
     name = re.match(r"([A-Z_]+):", text)
     if name and name[1] in _CODES:
         return ApiError(_CODES[name[1]], text)
-    if code == 2 or _REFUSED.match(text):  # gcloud rejects an argument itself
+    if code == 2 or _BAD_ARGUMENT.match(text):  # gcloud itself rejected an argument, and sent nothing
         return ApiError(400, text)
     number = re.search(r"\b(?:HTTPError|Error|status:?) (\d{3})\b", text)
     if number:
@@ -226,7 +236,10 @@ def gcloud_error(code: int, stderr: str) -> ApiError:
 
 
 def lost_response(log: str) -> ApiError:
-    """Returns the error in gcloud's log, from the line on that announces a retry; the response may have many lines."""
+    """Returns the error that made gcloud retry. `log`: its log from the line that announces the retry.
+
+    The response that the log contains may have several lines.
+    """
     reason = log.rsplit("after exception ", 1)[-1].strip()
     status = re.search(r"'status': '?(\d{3})", reason)
     if not status:

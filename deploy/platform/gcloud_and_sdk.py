@@ -1,4 +1,4 @@
-"""Provides what every command uses: the clock, and a backend by gcloud or by Google's Python package."""
+"""Provides the clock, and the backends that create jobs by gcloud or by Google's Python package."""
 
 import contextlib
 import dataclasses
@@ -19,19 +19,20 @@ from deploy.platform.vertex_api import SYSTEM_CLOCK, Clock, CustomJob
 from trainer.base.errors import UserError
 from trainer.base.storage.login import credentials, gcloud_environment
 
-COMMAND_TIMEOUT_S = (
-    120.0  # of one command; a submission that is silent for longer is taken for dead (SILENT_S of ledger.py)
-)
-_CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"  # in gcloud's log
+# The time that one gcloud command may take. SILENT_S in ledger.py must be longer: after that time without a sign a
+# submission is taken for dead.
+COMMAND_TIMEOUT_S = 120.0
+# Text in gcloud's log when it connects to a server, and when it is about to repeat a request.
+_CONNECTS, _RETRIES = "Starting new HTTP", "Retrying request to url"
 
 
 def to_yaml(spec: Mapping[str, Any]) -> str:
-    """Returns the spec as `gcloud ai custom-jobs create --config` reads it."""
+    """Returns the spec as YAML, as `gcloud ai custom-jobs create --config` reads it."""
     return yaml.dump(dict(spec), Dumper=_Dumper, sort_keys=False, width=1_000_000)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as such, so that a program in a spec can be read."""
+    """Writes text of several lines as a block, so that people can read the program in a job's command."""
 
     def represent_str(self, data: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", data, style="|" if "\n" in data else None)
@@ -41,7 +42,7 @@ _Dumper.add_representer(str, _Dumper.represent_str)
 
 
 class Gcloud(Platform):
-    """Creates jobs by gcloud."""
+    """Creates jobs by gcloud; for everything else it calls REST, as Platform does."""
 
     def create_command(self, request: CustomJob, config: str = "-") -> list[str]:
         """Returns the command that creates the job; it reads the spec from the file `config`, or from stdin."""
@@ -52,16 +53,16 @@ class Gcloud(Platform):
         return ["gcloud", "ai", "custom-jobs", "create", *place, *flags]
 
     def create(self, request: CustomJob) -> str:
-        """Runs `gcloud ai custom-jobs create`, and kills it when it is about to retry.
+        """Runs `gcloud ai custom-jobs create` and returns the job's name.
 
-        gcloud repeats its POST after 5xx and dropped connections, which can create a second job. Its log tells whether
-        it has connected to a server.
+        gcloud repeats its POST after 5xx and dropped connections, which could create a second job: it is killed when it
+        is about to do so. `sent` becomes False if its log shows that it has not connected to a server.
         """
         command = [*self.create_command(request), "--format=value(name)", "--verbosity=debug"]
         with contextlib.ExitStack() as stack:
             with converted_errors():
                 environment = stack.enter_context(gcloud_environment())
-            self.sent = True  # unless its log says otherwise
+            self.sent = True  # unless the log says otherwise below
             process = stack.enter_context(_running(command, environment))
             assert process.stdin
             assert process.stdout
@@ -69,7 +70,7 @@ class Gcloud(Platform):
             log: list[str] = []
 
             def read_log(lines: IO[str] = process.stderr) -> None:
-                with contextlib.suppress(ValueError):  # it is closed, as Ctrl-C came just when this began
+                with contextlib.suppress(ValueError):  # stderr is closed if Ctrl-C came just as this thread began
                     for line in lines:
                         log.append(line)
                         if _RETRIES in line:
@@ -99,9 +100,10 @@ class Gcloud(Platform):
 
 @contextlib.contextmanager
 def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Starts the command, and kills it after COMMAND_TIMEOUT_S or on an exception.
+    """Starts the command for the block, and kills it after COMMAND_TIMEOUT_S or if the block raises.
 
-    It runs in a new session: gcloud may be a shell script whose child processes must be killed too.
+    The command runs in a session of its own, since gcloud may be a shell script whose child processes must be killed
+    too. Raises UserError if gcloud is not installed.
     """
     pipe = subprocess.PIPE
     try:
@@ -123,7 +125,7 @@ def _running(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 
 def not_installed(alternative: str = "") -> UserError:
-    """Returns the error for a missing gcloud. `alternative`: what the user may do instead."""
+    """Returns the error for a missing gcloud. `alternative`: ends the line with what the user may do instead."""
     return UserError(f"gcloud is not installed: https://cloud.google.com/sdk/docs/install{alternative}")
 
 
@@ -131,10 +133,10 @@ BACKENDS = ("gcloud", "sdk")
 
 
 class Sdk(Platform):
-    """Creates jobs with Google's Python package; the rest goes by REST."""
+    """Creates jobs with Google's Python package; for everything else it calls REST, as Platform does."""
 
     def create(self, request: CustomJob) -> str:
-        """Sends one POST, which the client never repeats."""
+        """Creates the job by one POST, which the client never repeats, and returns its name."""
         try:
             aiplatform = importlib.import_module("google.cloud.aiplatform_v1")
         except ImportError:
@@ -158,7 +160,7 @@ class Sdk(Platform):
 
 @dataclasses.dataclass(frozen=True)
 class Session:
-    """Holds the clock and the function that opens a backend; tests replace both."""
+    """Holds the clock, and the function that opens a backend by kind, project and region; tests replace both."""
 
     clock: Clock
     open: Callable[[str, str, str], Platform]

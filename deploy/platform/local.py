@@ -29,7 +29,7 @@ class LocalWorker:
     name: str  # as in Vertex AI's logs: workerpool0-0
     module: str
     arguments: tuple[str, ...]
-    environment: Mapping[str, str]  # in addition to that of this process
+    environment: Mapping[str, str]  # its variables, in addition to those of this process
     cores: frozenset[int]
 
 
@@ -37,17 +37,17 @@ def local_workers(
     tier: Tier, arguments: Sequence[str], job_dir: Path, job_id: str, command: str = "",
     program: tuple[str, Mapping[str, str]] = ("", {}),
 ) -> list[LocalWorker]:  # fmt: skip
-    """Returns the workers of `tier`, chief first, without reduction servers and evaluators.
+    """Returns the workers of `tier`, the chief first, without reduction servers and evaluators.
 
-    `arguments`, `program`: as a `Workload` has them. `command`: what the user typed, for run.json; empty: the chief's
-    own command is recorded.
+    `arguments`, `program`: as a `Workload` has them. `command`: what the user typed, for run.json; if it is empty, the
+    chief's own command is recorded.
     """
     module, variables = program
     pools = tier.spec["workerPoolSpecs"][:2]
     counts = [int(pool.get("replicaCount", 1)) for pool in pools]
     addresses, devices = iter(free_addresses(sum(counts))), _devices(tier.accelerators, sum(counts))
-    cluster = {f"workerpool{place}": [next(addresses) for _ in range(count)] for place, count in enumerate(counts)}
-    # The workers share the cores of this process if these are fewer.
+    cluster = {f"workerpool{pool}": [next(addresses) for _ in range(count)] for pool, count in enumerate(counts)}
+    # Each worker gets its part of this process's cores; if there are more workers than cores, they share them.
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     share = max(1, len(cores) // sum(counts))
     shared = {
@@ -63,34 +63,34 @@ def local_workers(
         **variables,
     }
     result: list[LocalWorker] = []
-    for place, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
+    for pool_index, (pool, role) in enumerate(zip(pools, ("chief", "worker"), strict=False)):
+        pool_name = f"workerpool{pool_index}"
         task = pool.get("pythonPackageSpec") or pool["containerSpec"]
-        of_tier = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
-        # An image's own entry point is taken for the trainer.
-        of_image = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
-        runs = module or task.get("pythonModule") or "".join(of_image) or "trainer.task"
-        for index in range(counts[place]):
-            # Vertex AI sets both for a single worker, too.
-            spec = {
-                "cluster": cluster, "environment": "cloud", "task": {"type": f"workerpool{place}", "index": index},
-            }  # fmt: skip
+        tier_variables = {variable["name"]: variable.get("value", "") for variable in task.get("env", [])}
+        # The module in a command such as `python -m MODULE`; an image's own entry point is assumed to be the trainer.
+        image_module = task.get("command", [])[2:] if task.get("command", [])[1:2] == ["-m"] else []
+        worker_module = module or task.get("pythonModule") or "".join(image_module) or "trainer.task"
+        for index in range(counts[pool_index]):
+            # Vertex AI sets TF_CONFIG and CLUSTER_SPEC for a single worker, too.
+            spec = {"cluster": cluster, "environment": "cloud", "task": {"type": pool_name, "index": index}}
             config = {
                 "cluster": dict(zip(("chief", "worker"), cluster.values(), strict=False)), "environment": "cloud",
                 "task": {"type": role, "index": index, "cloud": job_id},
             }  # fmt: skip
-            of_cluster = {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
+            cluster_variables = {"TF_CONFIG": json.dumps(config), "CLUSTER_SPEC": json.dumps(spec)}
             number = len(result)
             own_cores = frozenset(cores[(number * share + core) % len(cores)] for core in range(share))
-            environment = {**of_tier, **shared, **devices[number], **of_cluster}
-            words = (*task.get("args", []), *arguments)
-            result.append(LocalWorker(f"workerpool{place}-{index}", runs, words, environment, own_cores))
+            environment = {**tier_variables, **shared, **devices[number], **cluster_variables}
+            flags = (*task.get("args", []), *arguments)
+            result.append(LocalWorker(f"{pool_name}-{index}", worker_module, flags, environment, own_cores))
     return result
 
 
 def free_addresses(count: int) -> list[str]:
-    """Returns `count` local addresses whose ports are free now.
+    """Returns `count` local addresses, each with a port that is free now.
 
-    The ports are below the range of outgoing connections, which could take one before it is used.
+    The ports are below the range from which outgoing connections get theirs: one of those might take a port before the
+    worker does.
     """
     addresses: list[str] = []
     while len(addresses) < count:
@@ -101,7 +101,11 @@ def free_addresses(count: int) -> list[str]:
 
 
 def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
-    """Splits the GPUs that this process may use between the workers; logical CPU devices simulate missing ones."""
+    """Returns for each worker the variables that give it its share of this machine's GPUs.
+
+    Without GPUs, logical devices of the CPU simulate the `accelerators` of each worker. Raises UserError if there are
+    GPUs, but too few.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None and shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
@@ -119,7 +123,7 @@ def _devices(accelerators: int, workers: int) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
 
 
-EXIT_TIMEOUT_S = 20.0  # for the other workers after one has failed, or for all when the job is stopped
+EXIT_TIMEOUT_S = 20.0  # the time that workers get to exit after another one has failed, or when the job is stopped
 _POLL_S = 0.05
 
 PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
@@ -127,13 +131,13 @@ PrintWorkerLine = Callable[[str, str], None]  # (worker's name, line)
 
 @dataclass(frozen=True)
 class JobEnd:
-    """Holds a finished job's exit code (as the trainer defines them), its state in Vertex AI's terms, and its error."""
+    """Holds how a local job ended."""
 
-    code: int
-    state: str
+    code: int  # an exit code of the trainer
+    state: str  # in Vertex AI's terms
     error: str = ""
-    restarts: int = 0
-    status: int = 0  # of the worker that failed the job, as a container reports it
+    restarts: int = 0  # of all workers
+    status: int = 0  # the exit status, as a container reports it, of the worker that made the job fail
 
 
 @dataclass
@@ -148,15 +152,15 @@ class _RunningWorker:
 
 @dataclass
 class LocalJob:
-    """Represents one local job. Call `run` once, and `stop` from any thread or signal handler."""
+    """Represents one local job. Call `run` once; `stop` may be called from any thread or signal handler."""
 
     workers: Sequence[LocalWorker]
     print_line: PrintWorkerLine
-    restarts: int = 0  # allowed per worker, after a non-zero exit status
+    restarts: int = 0  # how often each worker may be restarted after a non-zero exit status
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> JobEnd:
-        """Runs the job to its end; leaves no process behind."""
+        """Runs the job to its end and returns how it ended. No worker is left running, even after an exception."""
         running: list[_RunningWorker] = []
         try:
             for worker in self.workers:
@@ -178,11 +182,11 @@ class LocalJob:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # so that Ctrl-C reaches only this process, which sends one signal
+            start_new_session=True,  # so that Ctrl-C reaches only this process, which then sends each worker one signal
         )
         if hasattr(os, "sched_setaffinity"):
             with contextlib.suppress(OSError):  # no such core
-                os.sched_setaffinity(process.pid, worker.cores)  # long before it has imported what looks at its cores
+                os.sched_setaffinity(process.pid, worker.cores)  # before the process imports what counts its cores
         self._print(worker.name, f"starts as process {process.pid}")
         assert process.stdout is not None
 
@@ -196,7 +200,7 @@ class LocalJob:
         return _RunningWorker(worker, process, reader, restarts)
 
     def _print(self, name: str, line: str) -> None:
-        """Prints a line; ignores a full disk or closed terminal, so that the worker's pipe is still read."""
+        """Prints a line. A full disk or a closed terminal is ignored, so that the worker's pipe is still read."""
         with contextlib.suppress(OSError, ValueError):
             self.print_line(name, line)
 
@@ -214,26 +218,26 @@ class LocalJob:
                         time.sleep(_POLL_S)
                     failed.reader.join(EXIT_TIMEOUT_S)
                     error = f"The replica {failed.worker.name} exited with a non-zero status of {_status(code)}."
-                    of_job = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
-                    return JobEnd(of_job, "FAILED", error, restarts, _status(code))
-                if code:  # restarts it in place
+                    job_code = code if code in (USER_MUST_CHANGE, INTERRUPTED) else FAULT
+                    return JobEnd(job_code, "FAILED", error, restarts, _status(code))
+                if code:  # it failed, and may be restarted
                     failed.reader.join(EXIT_TIMEOUT_S)
-                    again = f"restart {failed.restarts + 1} of {self.restarts}"
-                    self._print(failed.worker.name, f"exited with status {_status(code)}: {again}")
+                    restart = f"restart {failed.restarts + 1} of {self.restarts}"
+                    self._print(failed.worker.name, f"exited with status {_status(code)}: {restart}")
                     running[place] = self._start(failed.worker, failed.restarts + 1)
         self._print("all", f"stopping: the workers save their state and exit within {EXIT_TIMEOUT_S:.0f} s")
         self._terminate(running)
-        ends = {worker.process.returncode for worker in running}
-        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in ends else ""
-        return JobEnd(INTERRUPTED if ends != {DONE} else DONE, "CANCELLED", killed)
+        statuses = {worker.process.returncode for worker in running}
+        killed = f"killed after {EXIT_TIMEOUT_S:.0f} s" if -signal.SIGKILL in statuses else ""
+        return JobEnd(INTERRUPTED if statuses != {DONE} else DONE, "CANCELLED", killed)
 
     def _terminate(self, running: Sequence[_RunningWorker]) -> None:
-        """Sends SIGTERM, on which the trainer saves its state, then SIGKILL to what still runs, with its processes."""
-        for end in (subprocess.Popen.terminate, kill_group):
+        """Sends each worker SIGTERM, on which the trainer saves its state; kills those that still run afterwards."""
+        for send_signal in (subprocess.Popen.terminate, kill_group):
             deadline = time.monotonic() + EXIT_TIMEOUT_S
             for worker in running:
                 if worker.process.poll() is None:
-                    end(worker.process)
+                    send_signal(worker.process)
             for worker in running:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     worker.process.wait(max(0.0, deadline - time.monotonic()))
@@ -242,16 +246,16 @@ class LocalJob:
 
 
 def kill_group(process: "subprocess.Popen[str]") -> None:
-    """Kills a process that leads its session, and those that it started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+    """Kills a process that was started in a session of its own, and all processes that it started."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
-    """Calls `handler` for the signals `numbers`, and once for SIGHUP unless nohup ignores it, within the block.
+    """Calls `handler` for the signals `numbers` within the block, and for the first SIGHUP unless nohup ignores it.
 
-    Does nothing in another thread than the main one, in which alone Python handles signals.
+    Does nothing outside of the main thread, because Python handles signals only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -259,7 +263,7 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
     hangup = getattr(signal, "SIGHUP", None)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if number == hangup:  # the shell sends it, and the kernel again when the shell ends
+        if number == hangup:  # it comes twice: from the shell, and from the kernel when the shell ends
             signal.signal(number, lambda number, frame: None)
         handler(number, frame)
 
@@ -273,7 +277,7 @@ def on_signals(handler: Callable[[int, FrameType | None], Any], *numbers: int) -
 
 
 def readable(line: str) -> str:
-    """Returns a line of a worker's output as Cloud Logging shows it: the message if it is JSON."""
+    """Returns a line of a worker's output as Cloud Logging shows it: if it is JSON, its severity and message."""
     with contextlib.suppress(ValueError):
         entry = json.loads(line)
         if isinstance(entry, dict) and "message" in entry:
@@ -284,11 +288,11 @@ def readable(line: str) -> str:
 
 
 def checkpoint_step(job_dir: Path) -> int | None:
-    """Returns the step of the newest checkpoint, each a folder that is created atomically; None if there is none."""
+    """Returns the step of the newest checkpoint in a job directory; None if there is none."""
     steps = [step_of(path.name) for path in (job_dir / CHECKPOINTS).glob("*")]
     return max((step for step in steps if step >= 0), default=None)
 
 
 def _status(code: int) -> int:
-    """Returns the exit status as a container reports it: 128 + n for a process that signal n killed."""
+    """Converts Popen's return code to the status that a container reports: 128 + n if signal n killed the process."""
     return code if code >= 0 else 128 - code

@@ -1,7 +1,7 @@
-"""Registers a run's model as a version in Vertex AI's Model Registry, once, and reads versions.
+"""Registers a run's model as a version in Vertex AI's Model Registry, exactly once, and reads versions.
 
-The model's resource is named by the user, so a lost answer cannot make a second model; a label with a digest of what is
-registered finds a version that is there.
+The user names the model's resource, so that a lost response cannot lead to a second model. Each version has a label
+with a digest of its content, by which a version that is already registered is found.
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest/v1/projects.locations.models
 """
 
@@ -28,12 +28,12 @@ from trainer.base.storage.staging import Staged
 
 LABEL = "vertex-trainer-model"
 PORT = 8080
-_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between looks at an upload, and its longest time
+_WAIT_S, _OPERATION_S = 5.0, 1800.0  # between two looks at an upload operation, and the longest that it may take
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelVersion:
-    """Holds a registered version: the model's resource name, number, aliases, image, address of the files, labels."""
+    """Holds a registered version. `name`: the resource name of its model; `artifact`: the address of its files."""
 
     name: str
     version: str
@@ -47,26 +47,29 @@ class ModelVersion:
 
 
 def checked_name(name: str) -> str:
-    """Returns the name of a model. Raises UserError unless the registry takes it as an ID."""
+    """Returns the name of a model. Raises UserError unless the registry accepts it as an ID."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
         raise UserError(f"name={name}: use small letters, digits, - and _, at most 63, a letter first")
     return name
 
 
 def checked_alias(alias: str) -> str:
-    """Returns an alias. Raises UserError unless the registry takes it."""
+    """Returns an alias, which may be empty. Raises UserError unless the registry accepts it."""
     if alias and not re.fullmatch(r"[a-z][a-zA-Z0-9-]{0,126}[a-z0-9]", alias):
         raise UserError(f"alias={alias}: use letters, digits and -, 2 to 128, a small letter first, as champion")
     return alias
 
 
 def digest(image: str, about: Servable) -> str:
-    """Returns what tells a version from others: of its image and its files."""
+    """Returns a digest of a version's image and files, which tells it from other versions."""
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 
 def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> ModelVersion:
-    """Returns the version of this model, which is made unless it is there. Raises ApiError, UserError if it fails."""
+    """Registers `model` unless the registry has this version, and returns the version.
+
+    A lost response is not an error: the next look at the registry finds the version. Raises ApiError if it fails.
+    """
     name, deadline = str(model["displayName"]), clock.now() + _OPERATION_S
     address = f"{backend.parent}/models/{name}"
     for wait in backoff(_WAIT_S):
@@ -89,7 +92,7 @@ def register(model: Mapping[str, Any], backend: Platform, clock: Clock) -> Model
                 operation = retried(partial(backend.call, "GET", str(operation.get("name", ""))), clock)
             if refusal := operation.get("error"):
                 raise ApiError(400, str(refusal.get("message", refusal)))
-        except ApiError as error:  # a lost answer: the next look finds the version
+        except ApiError as error:  # after a lost response, the next turn of the loop finds the version
             if not (error.transient or error.code == 409) or clock.now() > deadline:
                 raise
             clock.sleep(wait)
@@ -110,12 +113,12 @@ def _version(model: Mapping[str, Any]) -> ModelVersion:
         )  # fmt: skip
 
 
-_DESCRIBING = (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")  # the files that are read of a run
+_DESCRIBING = (RUN_INFO, RESULT, f"{MODEL}/{SERVING}")  # the files of a run that its registration is read from
 
 
 @dataclasses.dataclass(frozen=True)
 class Registration:
-    """Holds what is to be registered: the model, as the API has it, and the local files that are uploaded before."""
+    """Holds a version to register: the model in the form of the API, and its files, which must be uploaded first."""
 
     model: Mapping[str, Any]
     about: Servable
@@ -123,7 +126,10 @@ class Registration:
 
 
 def serving_image(image: str) -> str:
-    """Returns the image that serves a model. Raises UserError if none is named and none was built in this folder."""
+    """Returns the address of the image that serves a model: `image` or, if empty, the one built in this folder.
+
+    Raises UserError if there is neither, or if `image` asks for a plain Python image.
+    """
     check_asked_image(image)
     built = remembered()
     uri = image or (built.uri if built else "")
@@ -141,9 +147,9 @@ def serving_image(image: str) -> str:
 
 
 def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str = "") -> Registration:
-    """Returns the version that a run makes. `job`: the name of the job that trained it, if it is known.
+    """Describes the model of the run at `run` as a version to register. `job`: the job that trained it, if known.
 
-    Raises UserError if the run has no whole model, or is on this machine and no bucket is given.
+    Raises UserError if the run has no complete model, or if it is on this machine and no bucket is given.
     """
     address = parse(run, "run")
     folder = Staged(address, "run").fetch(_DESCRIBING.__contains__, quiet=True) if address else expanded(run)
@@ -155,8 +161,9 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
         **({"job": console_page(job, gcp.project)} if job else {}),
     }  # fmt: skip
     image = serving_image(image)
-    elsewhere = "" if address else f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
-    artifact = elsewhere or f"{address}/{MODEL}"
+    artifact = f"{address}/{MODEL}"
+    if not address:  # the files are uploaded from this machine
+        artifact = f"{checked_address('bucket', gcp.bucket)}/models/{name}/{digest(image, about)}"
     model = {
         "displayName": name, "versionDescription": json.dumps(description), "labels": {LABEL: digest(image, about)},
         "artifactUri": artifact,
@@ -169,7 +176,11 @@ def read_registration(run: str, name: str, image: str, gcp: GcpConfig, job: str 
 
 
 def register_run(registration: Registration, alias: str, backend: Platform, clock: Clock) -> ModelVersion:
-    """Uploads what is missing, makes the version unless it is there, and moves `alias` to it if one is given."""
+    """Uploads missing files, registers the version unless the registry has it, and moves `alias` to it unless empty.
+
+    Prints and returns the version. Raises UserError if a file is missing in the bucket of a run, ApiError if a call
+    fails.
+    """
     artifact, files = str(registration.model["artifactUri"]), registration.about.files
     for name in (*files, SERVING):
         if registration.files:
@@ -179,6 +190,7 @@ def register_run(registration: Registration, alias: str, backend: Platform, cloc
     version = register(registration.model, backend, clock)
     if alias and alias not in version.aliases:
         path, content = f"{version.name}@{version.version}:mergeVersionAliases", {"versionAliases": [alias]}
-        version = _version(retried(lambda: backend.call("POST", path, json=content), clock))  # from whichever has it
+        # The registry takes the alias away from the version that has it.
+        version = _version(retried(lambda: backend.call("POST", path, json=content), clock))
     say(f"registered {version}")
     return version

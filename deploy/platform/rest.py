@@ -1,4 +1,4 @@
-"""Calls Vertex AI and Cloud Logging by their REST interfaces, with google-auth alone, for all but creating a job."""
+"""Calls the REST interfaces of Vertex AI and Cloud Logging, by google-auth alone, for everything but creating jobs."""
 
 import itertools
 import os
@@ -12,16 +12,16 @@ from deploy.platform.vertex_api import CustomJob, JobStatus, WatchLine
 from deploy.tiers.tier import LABEL
 from trainer.base.storage.login import credentials
 
-REQUEST_TIMEOUT_S = 60.0  # of one request
+REQUEST_TIMEOUT_S = 60.0  # for one request
 
 
 class Platform:
     """Represents Vertex AI and Cloud Logging for one project and region.
 
-    Every method raises ApiError if a request fails, and UserError if its client is not installed. No method retries:
-    callers retry with `deploy.platform.vertex_api.retried`, except `create`, which `deploy.job.sending` repeats only
-    after it has looked for the job. Jobs are named projects/P/locations/R/customJobs/ID. `login`: credentials, by
-    default this machine's.
+    Every method raises ApiError if a request fails, and UserError if the client that it uses is not installed. No
+    method retries: callers retry with `deploy.platform.vertex_api.retried`, except for `create`, which
+    `deploy.job.sending` repeats only after it has looked for the job. The name of a job is
+    projects/P/locations/R/customJobs/ID. `login`: the credentials to use, by default this machine's.
     """
 
     def __init__(self, project: str, region: str, login: Any = None) -> None:
@@ -30,24 +30,25 @@ class Platform:
         self.parent = f"projects/{project}/locations/{region}"
 
     def create(self, request: CustomJob) -> str:
-        """Creates the job and returns its name; sends at most one create request, and sets `sent` before it does."""
+        """Creates the job and returns its name. Sends at most one request, and sets `sent` before it does."""
         raise NotImplementedError
 
     def get(self, name: str) -> JobStatus:
-        """Returns the current status of the job; ApiError 404 if it does not exist."""
+        """Returns the current status of a job. Raises ApiError 404 if it does not exist."""
         return vertex_api.parse_job(self.call("GET", name))
 
     def jobs(self, label: str = "") -> Sequence[JobStatus]:
-        """Returns all jobs that this package submitted, or only those with the value `label` of LABEL."""
+        """Returns the status of each job that this package submitted, or only of those whose LABEL has this value."""
         only = f"labels.{LABEL}={label}" if label else f"labels.{LABEL}:*"
         return [
             vertex_api.parse_job(job) for job in self.listed(f"{self.parent}/customJobs", "customJobs", filter=only)
         ]
 
     def logs(self, name: str, since: float, worker: str = "", last: int = 0) -> Sequence[tuple[str, WatchLine]]:
-        """Returns the log since a time, in seconds since 1970, each line after its identifier, in any order.
+        """Returns pairs of an identifier and a log line of a job, in any order.
 
-        Of all workers unless one is named; `last`: only so many of the newest lines.
+        `since`: the earliest time, in seconds since 1970; `worker`: if given, only its lines; `last`: if given, only
+        this many of the newest lines.
         """
         query = f'resource.type="ml_job" AND resource.labels.job_id="{name.rsplit("/", 1)[-1]}"'
         begins = datetime.fromtimestamp(since, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
@@ -71,7 +72,7 @@ class Platform:
         return lines
 
     def cancel(self, name: str) -> None:
-        """Requests cancellation and returns at once; `get` shows when the job is over."""
+        """Requests a job's cancellation and returns at once; `get` shows when the job is over."""
         self.call("POST", f"{name}:cancel", json={})
 
     @property
@@ -80,16 +81,22 @@ class Platform:
         return f"{address('AIPLATFORM', f'https://{self._region}-aiplatform.googleapis.com')}/v1"
 
     def call(self, method: str, path: str, **request: Any) -> Any:
-        """Returns the JSON of one request to Vertex AI; `path`: a resource, as projects/P/locations/R/models/ID."""
+        """Sends one request to Vertex AI and returns the JSON of the response.
+
+        `path`: a resource, such as projects/P/locations/R/models/ID; `request`: keywords of `requests`.
+        """
         return call(method, f"{self.service}/{path}", self._login, **request)
 
     def listed(self, path: str, key: str, **parameters: str) -> Iterator[Any]:
-        """Yields the items of a list of Vertex AI, of all its pages."""
+        """Yields the items of a list in Vertex AI, from all its pages. `key`: the field of each page with the items."""
         return pages(key, lambda token: self.call("GET", path, params={**parameters, **token}))
 
 
 def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
-    """Returns the JSON of a response. Raises ApiError if the request fails. `login`: by default this machine's."""
+    """Sends one request and returns the JSON of the response. Raises ApiError if the request fails.
+
+    `login`: the credentials, by default this machine's; `request`: keywords of `requests`.
+    """
     from google.auth.transport.requests import AuthorizedSession
 
     with converted_errors(), AuthorizedSession(login or credentials()) as session:
@@ -100,7 +107,7 @@ def call(method: str, url: str, login: Any = None, **request: Any) -> Any:
 
 
 def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
-    """Yields the items of all pages; `call` gets {} or the token of the next page."""
+    """Yields the items in the field `key` of all pages; `call` returns a page for {} or {"pageToken": …}."""
     request: dict[str, str] | None = {}
     while request is not None:
         page = call(request)
@@ -111,5 +118,5 @@ def pages(key: str, call: Callable[[dict[str, str]], Any]) -> Iterator[Any]:
 
 
 def address(service: str, default: str) -> str:
-    """Returns the address of a service, which the user may have replaced for gcloud too."""
+    """Returns the address of a service: `default`, unless the variable by which gcloud's is replaced is set."""
     return os.environ.get(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service}", default).rstrip("/")

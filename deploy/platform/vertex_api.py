@@ -1,4 +1,4 @@
-"""Defines what this package and Vertex AI exchange: requests, states, lines of logs, and the error of a failed call."""
+"""Defines what this package and Vertex AI exchange: job requests, states, log lines, and the error of a failed call."""
 
 import contextlib
 import dataclasses
@@ -14,33 +14,33 @@ from deploy.tiers.tier import DEFAULT_TIMEOUT_S
 from trainer.base.errors import reason
 from trainer.base.limit_watch import LIMITS
 
-# What the service writes of a job for which there are no machines, or no quota.
+# Matches the service's error for a job for which there are no machines, or no quota.
 STOCKED_OUT = re.compile(
     r"stock-?out|resources are insufficient|insufficient .*(capacity|resources)|quota|resource_exhausted", re.IGNORECASE
 )
-# What it writes of a machine or accelerator that a region does not have.
+# Matches its error for a machine or an accelerator that a region does not have.
 _NOT_HERE = re.compile(
     r"(machine|accelerator|gpu).* (not|un)\W?(supported|available|offered|exist|found)\b"
     r"|not (supported|available|offered) in (the )?(region|location|zone)",
     re.IGNORECASE,
 )
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
-STOPPED = "STOPPED"  # our word for a job that succeeded in ending itself at one of its limits
+STOPPED = "STOPPED"  # our state of a job that ended itself at one of its limits, which Vertex AI calls SUCCEEDED
 STATES = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING", *sorted(FINAL_STATES))
 
 
 class ApiError(Exception):
-    """Reports a failed call. `code`: HTTP status, 0 without a response; `login`: command that fixes a 401.
+    """Reports a failed call. `code`: its HTTP status, 0 without a response; `login`: the command that fixes a 401.
 
     `sent`: False if the request certainly did not reach the service.
     """
 
-    final = False  # whether no other tier helps, and the text says what does
+    final = False  # True if another tier or region does not help; the message then says what to do
 
     def __init__(self, code: int, message: str, login: str = "gcloud auth login", *, sent: bool = True) -> None:
         super().__init__(" ".join(message.split()))
         self.code, self.login, self.sent = code, login, sent
-        self._fault_of_the_service = code >= 500 and code != 501  # 501: the service does not have this method
+        self._service_fault = code >= 500 and code != 501  # 501: the service lacks this method
 
     @property
     def quota(self) -> bool:
@@ -58,23 +58,23 @@ class ApiError(Exception):
     @property
     def transient(self) -> bool:
         """Returns whether a retry may help."""
-        return self._fault_of_the_service or (self.code in (0, 408, 429) and not self.quota)
+        return self._service_fault or (self.code in (0, 408, 429) and not self.quota)
 
     @property
     def may_have_succeeded(self) -> bool:
         """Returns whether the service may have carried out the request although the call failed."""
-        return self.sent and (self.code == 0 or self._fault_of_the_service)
+        return self.sent and (self.code == 0 or self._service_fault)
 
 
 class BrokenClientError(ApiError):
-    """Reports that the client program or the network of this machine fails whatever the call; states the fix."""
+    """Reports a fault of this machine's client program or network that every call would meet; states the fix."""
 
     final, transient = True, False
 
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """Holds a job's status. `state` is without JOB_STATE_; times are in seconds since 1970, None until they occur."""
+    """Holds a job's status. `state` has no prefix JOB_STATE_; times are in seconds since 1970, None until they come."""
 
     name: str
     display_name: str
@@ -84,13 +84,13 @@ class JobStatus:
     ended: float | None
     error: str
     labels: Mapping[str, str]
-    strategy: str = ""  # of scheduling
+    strategy: str = ""  # its scheduling strategy
     timeout_s: float = DEFAULT_TIMEOUT_S
     output: str = ""  # its job directory, gs://…
-    checks: bool = False  # the GPUs of its tier, and trains nothing
-    limited: bool = False  # it may end itself: LIMITS
-    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # links, by worker, of --web_access
-    machine: str = ""  # of the chief, with its accelerators, and how many machines there are
+    checks: bool = False  # it only checks the GPUs of its tier, and trains nothing
+    limited: bool = False  # it may end itself at a limit, since its spec has LIMITS
+    shells: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the links of --web_access, by worker
+    machine: str = ""  # the number of machines, and the chief's type and accelerators
 
     def __repr__(self) -> str:
         return f"<{self.state} {self.display_name}: {self.name}>"
@@ -103,12 +103,12 @@ class JobStatus:
 
 @dataclasses.dataclass(frozen=True)
 class WatchLine:
-    """Holds a line of a watch: what was seen of the job at `time`, or, with a `worker`, a line of its log."""
+    """Holds a line that `watch` prints: what changed about the job at `time` or, with a `worker`, a line of its log."""
 
     time: float  # seconds since 1970
     text: str
     worker: str = ""
-    severity: str = ""  # of the log's lines
+    severity: str = ""  # only of log lines
 
     def __str__(self) -> str:
         severity = f"{self.severity}: " if self.severity in ("WARNING", "ERROR", "CRITICAL") else ""
@@ -127,9 +127,9 @@ class CustomJob:
 
 
 def parse_job(job: Mapping[str, Any]) -> JobStatus:
-    """Converts a CustomJob's JSON, https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
+    """Converts the JSON of a CustomJob: https://docs.cloud.google.com/gemini-enterprise-agent-platform/reference/rest
 
-    Raises ApiError, as for a lost response, if it is none.
+    Raises ApiError, as if the response were lost, if it is not a CustomJob.
     """
     with unreadable_as_lost():
         spec = job.get("jobSpec", {})
@@ -138,7 +138,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
         count = sum(replicas for _, replicas in pools)
         type_, accelerator, accelerators = pools[0][0] if pools else ("", "", 0)
         machine = f"{f'{count} x ' * (count > 1)}{type_}{f' with {accelerators} {accelerator}' * bool(accelerators)}"
-        waited = job.get("state") == "JOB_STATE_EXPIRED" and not job.get("startTime")
+        no_machines = job.get("state") == "JOB_STATE_EXPIRED" and not job.get("startTime")
         return JobStatus(
             created_name(job["name"]),
             job.get("displayName", ""),
@@ -146,7 +146,7 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
             parse_time(job.get("createTime", "")),
             parse_time(job.get("startTime", "")),
             parse_time(job.get("endTime", "")),
-            job.get("error", {}).get("message", "") or "it got no machines while it waited (--max_wait)" * waited,
+            job.get("error", {}).get("message", "") or "it got no machines while it waited (--max_wait)" * no_machines,
             job.get("labels", {}),
             scheduling.get("strategy", ""),
             float(str(scheduling.get("timeout", "0s")).removesuffix("s")) or DEFAULT_TIMEOUT_S,
@@ -160,7 +160,10 @@ def parse_job(job: Mapping[str, Any]) -> JobStatus:
 
 @contextlib.contextmanager
 def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None]:
-    """Raises ApiError, as for a lost response, if a response cannot be parsed. `of_parser`: an error of the parser."""
+    """Raises ApiError, as if the response were lost, if the block cannot parse it.
+
+    `of_parser`: an exception of the parser in use, which is converted like ValueError, KeyError and the like.
+    """
     try:
         yield
     except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -168,20 +171,20 @@ def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None
 
 
 def console_page(name: str, project: str) -> str:
-    """Returns the page of a job in Google's console."""
+    """Returns the URL of a job in Google's console. `name`: its resource name."""
     _, _, _, region, _, number = name.split("/")
     return f"https://console.cloud.google.com/vertex-ai/locations/{region}/training/{number}?project={project}"
 
 
 def created_name(name: Any) -> str:
-    """Returns the name of a created job; ApiError, as for a lost response, if it is none."""
+    """Returns `name`, the resource name of a job. Raises ApiError, as if the response were lost, if it is none."""
     if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)
 
 
 def parse_time(time: str) -> float | None:
-    """Converts RFC 3339, with up to nine digits of a second, to seconds since 1970; None for empty text."""
+    """Converts a time of RFC 3339, with up to nine fractional digits, to seconds since 1970; "" to None."""
     if not time:
         return None
     whole, _, fraction = time.removesuffix("Z").partition(".")
@@ -190,15 +193,15 @@ def parse_time(time: str) -> float | None:
 
 T = TypeVar("T")
 
-RETRY_S = 1800.0  # how long calls are retried
-LONGEST_WAIT_S = 60.0
-ANNOUNCED_WAIT_S = 30.0  # the first wait of this length or longer is announced
-TELL_S = 10.0  # between lines on what a submission waits for
+RETRY_S = 1800.0  # how long a failing call is retried
+LONGEST_WAIT_S = 60.0  # between two attempts
+ANNOUNCED_WAIT_S = 30.0  # the first wait of at least this length is announced
+TELL_S = 10.0  # between two lines on what a submission waits for
 
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Provides the time in seconds since 1970, and sleep."""
+    """Provides the time in seconds since 1970, and a sleep in seconds; tests replace both."""
 
     now: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
@@ -208,7 +211,10 @@ SYSTEM_CLOCK = Clock()
 
 
 def backoff(first: float = 1.0) -> Iterator[float]:
-    """Yields the seconds between attempts: exponential backoff, https://cloud.google.com/storage/docs/retry-strategy"""
+    """Yields the seconds to wait between attempts, without end, as exponential backoff.
+
+    https://cloud.google.com/storage/docs/retry-strategy
+    """
     wait = first
     while True:
         yield wait
@@ -216,9 +222,10 @@ def backoff(first: float = 1.0) -> Iterator[float]:
 
 
 def retried(call: Callable[[], T], clock: Clock, retry_s: float = RETRY_S) -> T:
-    """Returns the result of `call`, retried on transient errors; raises the last ApiError after `retry_s`.
+    """Returns the result of `call`, which is repeated after transient errors for `retry_s` seconds.
 
-    The first long wait is announced in one line on stderr.
+    The first long wait is announced in a line on stderr. Raises an ApiError that is not transient at once, and the last
+    transient one when the time is over.
     """
     deadline, announced = clock.now() + retry_s, False
     for wait in backoff():
