@@ -1,4 +1,4 @@
-"""Reads project, region and bucket of a job from flags or from gcloud's configuration."""
+"""Reads the project, the region and the bucket of a job from flags or from gcloud's configuration, and checks them."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,10 @@ _PROJECT = re.compile(r"[a-z0-9][a-z0-9.:-]*")  # an ID, with a domain in old on
 
 @dataclasses.dataclass(frozen=True)
 class GcpConfig:
-    """Holds project (may be empty if nothing is sent), region and bucket (gs://name[/prefix], no trailing slash)."""
+    """Holds where a job runs: the project (may be empty if nothing is sent), the region, and the bucket.
+
+    The bucket is gs://NAME or gs://NAME/PREFIX, without a trailing slash.
+    """
 
     project: str
     region: str
@@ -25,16 +28,16 @@ class GcpConfig:
 
 
 def read_gcp_config(project: str, region: str, bucket: str) -> GcpConfig:
-    """Returns where a job runs, by flags or gcloud's configuration; the project may be missing.
+    """Returns where a job runs, from the values of flags or, if these are empty, from gcloud's configuration.
 
-    Raises UserError for the first that is missing or malformed.
+    The project may be missing. Raises UserError for a missing region or bucket, or the first malformed value.
     """
     region, bucket = needed_region(region), checked_address("bucket", bucket)
     return GcpConfig(read_project(project), region, bucket)
 
 
 def needed_region(flag: str) -> str:
-    """Returns the flag, or gcloud's region; UserError if neither is set or it is malformed."""
+    """Returns the region of the flag, or else gcloud's. Raises UserError if neither is set, or it is not a region."""
     region = read_region(flag)
     if not region:
         raise UserError("region is missing: use --region=us-central1, or `gcloud config set ai/region us-central1`")
@@ -42,17 +45,17 @@ def needed_region(flag: str) -> str:
 
 
 def regions_in(text: str) -> list[str]:
-    """Returns "a,b" as a list of regions, [""] of empty text."""
+    """Returns the regions in "a,b", each once; [""] for empty text. Raises UserError for one without training."""
     return [checked_region(name.strip()) for name in dict.fromkeys(text.split(","))] if text else [""]
 
 
 def read_region(flag: str) -> str:
-    """Returns the flag, or gcloud's region; empty if neither is set."""
+    """Returns the region of the flag, or else gcloud's, without a check; "" if neither is set."""
     return flag or gcloud_property("ai", "region") or gcloud_property("compute", "region")
 
 
 def read_project(flag: str) -> str:
-    """Returns the flag, or gcloud's project; empty if neither is set, UserError if it is malformed."""
+    """Returns the project of the flag, or else gcloud's; "" if neither is set. Raises UserError if it is malformed."""
     project = flag or gcloud_property("core", "project")
     if project and not _PROJECT.fullmatch(project):
         raise UserError(
@@ -63,14 +66,14 @@ def read_project(flag: str) -> str:
 
 
 def needed_project(project: str) -> str:
-    """Returns `project`; UserError if it is empty."""
+    """Returns `project`. Raises UserError if it is empty."""
     if not project:
         raise UserError("project is missing: use --project=ID, or `gcloud config set project ID`")
     return project
 
 
 def checked_region(region: str) -> str:
-    """Returns `region`; UserError if Vertex AI trains nothing there, as in a zone or in a name that is none."""
+    """Returns `region`. Raises UserError unless it is a region that has Vertex AI training; a zone is none."""
     regions = load_machines().regions
     if region not in regions:
         raise UserError(
@@ -81,7 +84,7 @@ def checked_region(region: str) -> str:
 
 
 def checked_address(flag: str, address: str) -> str:
-    """Returns a gs:// address without a trailing slash; UserError if it is malformed."""
+    """Returns the gs:// address of a flag without a trailing slash. Raises UserError if it is missing or malformed."""
     if not address:
         raise UserError(f"{flag} is missing: use --{flag}=gs://NAME, a bucket of yours in the job's region")
     parsed = parse(address, flag)
@@ -91,11 +94,11 @@ def checked_address(flag: str, address: str) -> str:
 
 
 class NoMachines(UserError):
-    """Reports that a region does not have the tier's accelerator; another one may."""
+    """Reports that a region does not have the tier's accelerator; another region may have it."""
 
 
 def check_region(tier: Tier, gcp: GcpConfig) -> None:
-    """Raises NoMachines if neither of Google's two pages has the tier's accelerator in the region."""
+    """Raises NoMachines if neither of Google's two pages on regions lists the tier's accelerator for the job's."""
     accelerator = load_machines().accelerators.get(tier.accelerator_type)
     regions = [*itertools.chain(accelerator.regions, *accelerator.one_page.values())] if accelerator else [gcp.region]
     if gcp.region not in regions:
@@ -105,19 +108,20 @@ def check_region(tier: Tier, gcp: GcpConfig) -> None:
         )
 
 
-# USD a GiB between locations of a continent: https://cloud.google.com/storage/pricing#network-buckets; since April 2023
-# also from a multi-region, as US, to one of its regions. 0.02 is what Infracost's examples have from Google's catalog;
-# the page could not be read in November 2026. On other continents it depends on the pair.
+# USD for a GiB that moves between two locations of a continent, and since April 2023 also from a multi-region, such as
+# US, to one of its regions: https://cloud.google.com/storage/pricing#network-buckets. 0.02 is in Infracost's examples,
+# from Google's catalog; the page could not be read in November 2026. On other continents each pair has its own price.
 _TRANSFER_USD = {"northamerica": 0.02, "europe": 0.02}
 _DUAL_REGIONS = {"nam4": "us-central1 us-east1", "eur4": "europe-north1 europe-west4", "asia1": "asia-northeast1 "
                  "asia-northeast2"}  # fmt: skip
 
 
 def transfer_usd_per_gib(bucket: str, region: str, location: str) -> float:
-    """Returns what it costs to read the bucket from the region: 0 in the same one, nan if that is not known here.
+    """Returns the price of reading a GiB of the bucket from the region: 0 in the same place, nan if it is not known.
 
-    `location`: the bucket's, as Cloud Storage states it, or empty if it is not known:
-    https://cloud.google.com/storage/docs/locations. Raises UserError if the bucket is on another continent.
+    `location`: the bucket's location, as Cloud Storage states it: https://cloud.google.com/storage/docs/locations. If
+    it is empty, the location is not known, and the price is taken to be 0. Raises UserError if the bucket is on another
+    continent.
     """
     place = location.lower()
     if place and _continent(place) != _continent(region):

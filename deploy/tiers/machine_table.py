@@ -1,8 +1,8 @@
 """Reads the table of machines: the accelerators that each machine takes, their regions, and prices per hour.
 
-machines.yaml holds the facts with sources and dates. A price is Compute Engine's of its kind (with the local SSD that a
-machine has) plus Vertex AI's fee, a share of the on-demand list price of machine and accelerators whatever the kind; a
-tier's boot disk is added (tier.py). A user's price file overrides machines and accelerators.
+machines.yaml holds the facts, with sources and dates. A price is that of Compute Engine, with the local SSD that comes
+with a machine, plus Vertex AI's fee. For spot and flex-start machines, too, the fee is a share of the on-demand list
+price of machine and accelerators. tier.py adds a tier's boot disk. A user's price file overrides prices.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ KINDS = ("list", "spot", "flex_start")
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """Holds USD an hour, None if unknown. `inferred`: from Compute Engine's prices and the fee, not a user's own.
+    """Holds USD an hour for each kind of price; None if it is not known.
 
-    lower_bound: without Vertex AI's fee, as the list price that it is a share of is not known.
+    `inferred`: computed from Compute Engine's prices and Vertex AI's fee, not given by the user. `lower_bound`: without
+    the fee, since the list price of which it is a share is not known.
     """
 
     list: float | None = None
@@ -38,15 +39,15 @@ class Price:
     lower_bound: bool = False
 
     def under(self, strategy: str) -> float | None:
-        """Returns USD an hour under a scheduling strategy of Vertex AI."""
+        """Returns USD an hour under a scheduling strategy of Vertex AI; None if it is not known."""
         return {"SPOT": self.spot, "FLEX_START": self.flex_start}.get(strategy, self.list)
 
     def known_under(self, strategy: str) -> float | None:
-        """Returns the same, but None for a lower bound, which no limit and no cost may rest on."""
+        """Returns the same as `under`, but None for a lower bound, on which no limit and no cost may be based."""
         return None if self.lower_bound else self.under(strategy)
 
     def plus(self, other: Price, count: float = 1) -> Price:
-        """Returns the price of this and of `count` others, where both are known."""
+        """Returns the sum of this price and of `count` times another; a kind is None if one of the two is."""
         usd = {kind: (getattr(self, kind), getattr(other, kind)) for kind in KINDS}
         sums = {kind: None if None in pair else pair[0] + count * pair[1] for kind, pair in usd.items()}
         inferred, bound = self.inferred or other.inferred, self.lower_bound or other.lower_bound
@@ -58,18 +59,19 @@ FREE = Price(0.0, 0.0, 0.0)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Holds what a data sheet promises: TFLOP/s, as in trainer.base.settings.accelerators, and bytes."""
+    """Holds the rates in a GPU's data sheet. `tflops`: TFLOP/s by arithmetic, of trainer.base.settings.accelerators."""
 
     tflops: Mapping[str, float] = dataclasses.field(hash=False)
     memory_gb_per_s: float
-    link_gb_per_s: float  # to the other GPUs of the machine, each way
+    link_gb_per_s: float  # to the other GPUs of the machine, in each direction
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """Describes a kind of GPU. `price`: of one, without a host; `quota_metric_seen`: False if inferred.
+    """Describes a kind of GPU. `price`: that of one GPU without its host.
 
-    regions: on both of Google's pages; `one_page`: on one of them, by the page. `tensorflow`: whether
+    `regions`: those that both of Google's pages list; `one_page`: those that only one lists, by the page's name;
+    `quota_metric_seen`: False if the name of `quota_metric` is only inferred from others; `tensorflow`: whether
     TensorFlow's wheels run on it.
     """
 
@@ -87,9 +89,10 @@ class Accelerator:
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """Describes a machine type. `counts`: accelerator -> allowed counts; `attached`: optional, at an extra price.
+    """Describes a machine type. `counts`: how many of each accelerator it may have, by the accelerator's name.
 
-    local_ssd_gib: comes with it. `rdma`: its GPUs reach those of other machines without the host, if NCCL is told so.
+    `attached`: accelerators are optional, at an extra price. `local_ssd_gib`: the local SSD that comes with it. `rdma`:
+    its GPUs can reach those of other machines without the host, if NCCL is configured for it.
     """
 
     name: str
@@ -98,10 +101,10 @@ class Machine:
     counts: Mapping[str, tuple[int, ...]]
     attached: bool
     price: Price = Price()
-    strategies: tuple[str, ...] = ()  # the only ones, if any are named
+    strategies: tuple[str, ...] = ()  # if not empty, the only scheduling strategies under which it is offered
     local_ssd_gib: int = 0
     rdma: bool = False
-    disk: str = "pd-ssd"  # of a tier that names none
+    disk: str = "pd-ssd"  # the type of boot disk of a tier that names none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +119,12 @@ class MachineOption:
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """Holds the whole table. `region` and `date` are those of the prices; `regions` have training."""
+    """Holds the whole table. `region`, `date`: where and when the prices hold; `regions`: those that have training."""
 
     region: str
     date: str
     regions: tuple[str, ...]
-    disk_gib_month: Mapping[str, float]  # USD for a GiB of a boot disk, by its type
+    disk_gib_month: Mapping[str, float]  # USD a month for a GiB of a boot disk, by the disk's type
     accelerators: Mapping[str, Accelerator]
     machines: Mapping[str, Machine]
 
@@ -136,7 +139,7 @@ class Machines:
                     yield MachineOption(machine, accelerator, count, self.price(machine.name, name, count))
 
     def price(self, machine_type: str, accelerator: str, count: int) -> Price:
-        """Returns USD an hour of one machine with its accelerators; Price() for an unknown machine."""
+        """Returns the price of one machine with `count` accelerators; Price() for an unknown machine."""
         machine = self.machines.get(machine_type)
         if machine is None:
             return Price()
@@ -173,18 +176,19 @@ def _read_table() -> Machines:
 
 
 def _price(facts: Mapping[str, Any], prices: Mapping[str, Any]) -> Price:
-    """Returns Compute Engine's prices plus the fee. A list price has the local SSD in it, which bears no fee."""
-    of_kinds = facts.get("price", {})
+    """Returns Compute Engine's prices plus the fee. The local SSD, which is part of the list price, bears no fee."""
+    usd_by_kind = facts.get("price", {})
     local_ssd = facts.get("local_ssd_gib", 0) * prices["local_ssd_gib_month"] / HOURS_A_MONTH
-    fee = prices["fee"] * (of_kinds["list"] - local_ssd) if "list" in of_kinds else 0.0
-    with_fee: dict[str, Any] = {kind: usd + fee for kind, usd in of_kinds.items()}
-    return Price(**with_fee, inferred=True, lower_bound=bool(of_kinds) and "list" not in of_kinds)
+    fee = prices["fee"] * (usd_by_kind["list"] - local_ssd) if "list" in usd_by_kind else 0.0
+    with_fee: dict[str, Any] = {kind: usd + fee for kind, usd in usd_by_kind.items()}
+    return Price(**with_fee, inferred=True, lower_bound=bool(usd_by_kind) and "list" not in usd_by_kind)
 
 
 def load_machines(price_file: str = "") -> Machines:
-    """Returns the table, with the prices of a user's file; UserError if that file is invalid.
+    """Returns the table, in which the prices of a user's file replace its own. Raises UserError for an invalid file.
 
-    Its lines: `machine type or accelerator: USD an hour`, or `{list: …, spot: …, flex_start: …}`.
+    A line of the file is `NAME: USD` or `NAME: {list: USD, spot: USD, flex_start: USD}`, each in USD an hour, with the
+    name of a machine type or an accelerator.
     """
     table, file = _read_table(), price_file
     if not file:

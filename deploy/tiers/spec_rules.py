@@ -1,7 +1,7 @@
-"""Checks a CustomJobSpec by itself: what Vertex AI, or this trainer, would refuse of it, and what would waste money.
+"""Checks a CustomJobSpec before it is sent: what Vertex AI or this trainer would refuse, and what would waste money.
 
-gcloud sends nearly anything, and the API's error comes late and is terse. schema.yaml has what concerns one field; here
-is what fields have to do with each other, and with the table of machines.
+gcloud sends nearly anything, and the API's errors come late and are terse. schema.yaml has the rules for single fields;
+this module has those between fields, and between fields and the table of machines.
 """
 
 import json
@@ -20,7 +20,7 @@ Spec = Mapping[str, Any]
 _TABLES = read_yaml(Path(__file__).with_name("schema.yaml"), "schema.yaml")
 MESSAGES: Mapping[str, Mapping[str, str]] = _TABLES["messages"]
 ENUMS: Mapping[str, tuple[str, ...]] = {name: tuple(values) for name, values in _TABLES["enums"].items()}
-_SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # types, the form of their text, what to do
+_SCALARS: Mapping[str, tuple[type | tuple[type, ...], str, str]] = {  # Python types, a pattern, what to write
     "string": (str, r"(?s:.*)", "must be text: put it in quotes"),
     "bool": (bool, r".*", "must be true or false, without quotes"),
     "int32": ((int, str), r"[0-9]{1,9}", "must be a whole number of up to 9 digits"),
@@ -33,7 +33,7 @@ FLEX_START = re.compile(r"NVIDIA_(L4|TESLA_A100|A100_80GB|H100_80GB|H100_MEGA_80
 
 
 def check_spec(spec: Spec, name: str) -> None:
-    """Raises UserError, which begins with `name`, for the first thing that is wrong with a CustomJobSpec."""
+    """Raises UserError, with a message that begins with `name`, for the first error in a CustomJobSpec."""
     check_shape(spec, name)
     pools, table = spec.get("workerPoolSpecs", []), load_machines()
     if not pools:
@@ -129,19 +129,25 @@ def check_spec(spec: Spec, name: str) -> None:
 
 
 def check_shape(spec: Spec, name: str) -> None:
-    """Raises UserError, which begins with `name`, for an unknown field and for a value of the wrong type."""
+    """Raises UserError, with a message that begins with `name`, for an unknown field or a value of a wrong type."""
     _check_value(spec, "CustomJobSpec", name)
 
 
 def check_format(field: str, text: Any, where: str) -> None:
-    """Raises UserError, naming the place `where`, unless the text has the form that schema.yaml says of a field."""
+    """Raises UserError, naming the place `where`, unless the text has the format of `field` in schema.yaml.
+
+    `field`: the key of a format, such as "ContainerSpec.imageUri".
+    """
     pattern, advice = _TABLES["formats"][field]
     if not re.fullmatch(pattern, str(text)):
         raise UserError(f"{where}={text}: {advice}")
 
 
 def _check_value(value: Any, kind: str, where: str) -> None:
-    """Raises UserError with the location `where` for the first part of `value` that does not fit the type `kind`."""
+    """Raises UserError, naming the place in the spec, for the first part of `value` that is not of the type `kind`.
+
+    `kind`: a type of schema.yaml; `where`: the place of `value`.
+    """
     if kind.endswith("[]"):
         if not isinstance(value, list):
             raise UserError(f"{where}: must be a list, not {_shown(value)}: begin each item with '- '")
@@ -164,7 +170,7 @@ def _check_value(value: Any, kind: str, where: str) -> None:
                 raise UserError(f"{where}: {key} is missing: {advice}")
     elif kind in ENUMS:
         if not isinstance(value, str) or value not in ENUMS[kind]:
-            # A100 is in the names of two accelerators, spelt unlike each other.
+            # Names are compared by their words: A100 is in the names of two accelerators that are spelt differently.
             model = set(str(value).upper().replace("-", "_").split("_")) - {"NVIDIA", "TESLA", "80GB"}
             alike = [name for name in ENUMS[kind] if model & set(name.split("_"))]
             hint = f"; did you mean {' or '.join(map(repr, alike))}?" if alike else nearest(str(value), ENUMS[kind])
@@ -176,19 +182,22 @@ def _check_value(value: Any, kind: str, where: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Returns the value as written in the file."""
+    """Returns a value as JSON, much as it is written in the file."""
     return json.dumps(value, default=str, skipkeys=True)
 
 
 def machine_of(pool: Spec) -> tuple[str, str, int]:
-    """Returns the type of a pool's machines, their accelerator, and how many of them one has."""
+    """Returns the machine type of a worker pool, its accelerator type, and how many accelerators each machine has."""
     machine = pool.get("machineSpec", {})
     count = int(machine.get("acceleratorCount", 0))
     return machine.get("machineType", ""), machine.get("acceleratorType", ""), count
 
 
 def check_same_region(name: str, resource: str, region: str) -> None:
-    """Raises UserError if a resource, as projects/PROJECT/locations/REGION/…, is in another region than the job."""
+    """Raises UserError if a resource, projects/PROJECT/locations/REGION/…, is in another region than the job.
+
+    `name`: what the message calls the resource.
+    """
     if resource.split("/")[3] != region:
         raise UserError(
             f"{name}={resource} is in {resource.split('/')[3]}, and the job would run in {region}: use one of that "

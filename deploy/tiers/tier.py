@@ -18,11 +18,11 @@ from trainer.base.errors import UserError, refuse
 from trainer.base.settings.fields import nearest, whole
 from trainer.base.settings.yaml_file import read_yaml
 
-# Labels that `submit` sets: the value of the first is unique to an attempt.
+# Labels that `submit` sets; the value of the first is unique to each attempt to create a job.
 LABEL, PRICE_LABEL, USER_LABEL = "submission", "usd-per-hour", "user"
-_FLEXIBLE = {"maxWaitDuration": "14400s"}  # of --flex_start without --max_wait, in a tier that says nothing
-STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # of scheduling, in words
-SECRETS = "TRAINER_SECRETS"  # a job's variable: JSON of the names of secrets, by variable, which its starter reads
+_DEFAULT_WAIT = {"maxWaitDuration": "14400s"}  # with --flex_start, if neither --max_wait nor the tier says how long
+STRATEGIES = {"STANDARD": "standard", "SPOT": "spot", "FLEX_START": "flex-start"}  # scheduling strategies, in words
+SECRETS = "TRAINER_SECRETS"  # the variable in which a job's starter finds JSON: a secret's version for each variable
 
 
 # https://docs.cloud.google.com/resource-manager/docs/labels-overview#requirements
@@ -30,7 +30,7 @@ _LABEL = re.compile(r"(?!\d|[-_])[\w-]{1,63}=[\w-]{0,63}")
 
 
 def read_labels(text: str) -> dict[str, str]:
-    """Returns "team=vision,cost=42" as a dictionary. Raises UserError for what Vertex AI does not take as labels."""
+    """Returns "team=vision,cost=42" as a dictionary. Raises UserError for labels that Vertex AI would not accept."""
     labels: dict[str, str] = {}
     for label in text.split(",") if text else ():
         key, _, value = label.partition("=")
@@ -49,18 +49,18 @@ def read_labels(text: str) -> dict[str, str]:
     return labels
 
 
-# Names that Vertex AI or the start of a job sets, and names of what nobody wants to read in a job's spec.
-_SET = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*")
+# Variables that Vertex AI or the starter sets, and names of variables whose values should not be in a job's spec.
+_RESERVED = re.compile(r"TF_CONFIG|CLUSTER_SPEC|(AIP|CLOUD_ML|TRAINER)_\w*")
 _CONFIDENTIAL = re.compile(
     r"(^|_)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|(API|PRIVATE|ACCESS|SECRET)_?KEY)(_|$)", re.IGNORECASE
 )
-_VERSION = re.compile(
+_SECRET_VERSION = re.compile(
     r"projects/[a-z0-9][a-z0-9.:-]*/secrets/[\w-]{1,255}/versions/(latest|[1-9]\d*|[A-Za-z][\w-]*)", re.ASCII
 )
 
 
 def read_variables(texts: Sequence[str]) -> dict[str, str]:
-    """Returns ["MODE=fast"] as a dictionary. Raises UserError for what is no variable, and for a secret by its name."""
+    """Returns ["MODE=fast"] as a dictionary. Raises UserError for malformed text, or a name that suggests a secret."""
     variables = _read_pairs("env", texts)
     for name in variables:
         if _CONFIDENTIAL.search(name):
@@ -75,7 +75,7 @@ def read_secrets(texts: Sequence[str]) -> dict[str, str]:
     """Returns ["TOKEN=projects/P/secrets/S/versions/V"] as a dictionary. Raises UserError for anything else."""
     secrets = _read_pairs("secret", texts)
     for name, version in secrets.items():
-        if not _VERSION.fullmatch(version):  # the text is not repeated: it may be the secret itself
+        if not _SECRET_VERSION.fullmatch(version):  # the text is not repeated: it may be the secret itself
             raise UserError(
                 f"secret={name}: write --secret={name}=projects/P/secrets/S/versions/V, as …/versions/latest"
             )
@@ -92,7 +92,7 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
                 f"{flag}={name}: write --{flag}=NAME=VALUE, with a name of letters, digits and _",
             ),
             (
-                _SET.fullmatch(name),
+                _RESERVED.fullmatch(name),
                 f"{flag}={name}: Vertex AI or the start of the job sets this variable: use another name",
             ),
             (pairs.setdefault(name, value) != value, f"{flag}={name}: it has two values: keep one of them"),
@@ -102,7 +102,10 @@ def _read_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpecChanges:
-    """Holds what flags change in a CustomJobSpec, so that nobody copies a tier's file for a word; times in seconds."""
+    """Holds the flags that change a tier's CustomJobSpec, so that nobody copies its file to change a word.
+
+    Times are in seconds.
+    """
 
     service_account: str = option("EMAIL", "the account that the jobs run as")
     network: str = option("NAME", "projects/NUMBER/global/networks/NAME, peered")
@@ -119,7 +122,7 @@ class SpecChanges:
                                        many=True)  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Raises UserError if two contradict each other."""
+        """Raises UserError for flags that contradict each other, and for a malformed reservation."""
         kinds = [f"--{name}" for name in ("spot", "flex_start", "reservation") if getattr(self, name)]
         reserved = r"projects/[^/]+/zones/[a-z0-9-]+/reservations/[^/]+"
         refuse(
@@ -134,7 +137,10 @@ class SpecChanges:
         )
 
     def applied(self, spec: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-        """Returns a changed copy of `spec`, and `name` with the flags that changed it, for messages."""
+        """Returns a changed copy of `spec`, and for messages `name` with the flags that changed it.
+
+        Raises UserError if `spec` is malformed.
+        """
         flags = [f"--{field.name}" for field in dataclasses.fields(SpecChanges) if getattr(self, field.name)]
         if not flags:
             return dict(spec), name
@@ -147,7 +153,7 @@ class SpecChanges:
             scheduling.pop("maxWaitDuration", None)
             scheduling["strategy"] = "SPOT"
         if self.flex_start:
-            scheduling = {**_FLEXIBLE, **scheduling, "strategy": "FLEX_START"}
+            scheduling = {**_DEFAULT_WAIT, **scheduling, "strategy": "FLEX_START"}
         if self.timeout:
             scheduling["timeout"] = f"{math.ceil(self.timeout)}s"
         if scheduling:
@@ -172,23 +178,23 @@ NO_CHANGES = SpecChanges()
 
 
 ROOT = Path(__file__).parents[2]
-COPIES = Path(__file__).parents[1] / "checkout"  # in an installed copy
+COPIES = Path(__file__).parents[1] / "checkout"  # an installed copy of the package has the checkout's files here
 
 
 def beside(name: str) -> Path:
-    """Returns the file or folder `name` of the checkout, or of its copies in a wheel."""
+    """Returns the path of a file or folder of the checkout, or of its copy if the package is installed."""
     return (ROOT if (ROOT / "setup.py").is_file() else COPIES) / name
 
 
 JOB_CONFIGS = beside("job_configs")
-DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # the timeout of a job that states none
+DEFAULT_TIMEOUT_S = 7 * 24 * 3600.0  # Vertex AI's timeout of a job that states none
 
 
 @dataclasses.dataclass(frozen=True)
 class TierFacts:
-    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` devices (0: its CPU).
+    """Holds what a comparison needs of a tier: `workers` machines, each with `accelerators` GPUs (0: it uses its CPU).
 
-    The price is in USD an hour, for all of them.
+    The price is in USD an hour, for all machines; None if it is not known.
     """
 
     name: str
@@ -210,7 +216,7 @@ class TierFacts:
 
     @property
     def machine(self) -> str:
-        """Returns the machines in words: `2 x g2-standard-24 + 2 x NVIDIA_L4`; one worker is not counted."""
+        """Returns the machines as text: `2 x g2-standard-24 + 2 x NVIDIA_L4`, or without `2 x ` for one machine."""
         gpus = f" + {self.accelerators} x {self.accelerator_type}" if self.accelerators else ""
         return (f"{self.workers} x " if self.workers > 1 else "") + self.machine_type + gpus
 
@@ -234,7 +240,7 @@ class Tier(TierFacts):
 
     @property
     def price_name(self) -> str:
-        """Returns what the price of its strategy is called."""
+        """Returns the words for the price under the tier's strategy, such as `spot price`."""
         return {"SPOT": "spot price", "FLEX_START": "FLEX_START price"}.get(self.strategy, "price")
 
     @property
@@ -245,9 +251,9 @@ class Tier(TierFacts):
 
     @property
     def usd_by_strategy(self) -> dict[str, float | None]:
-        """Returns USD an hour of all machines, by the strategies that they are offered under; None: not known.
+        """Returns USD an hour of all machines, by the strategies under which they are offered; None if not known.
 
-        A price that the user gave for the tier is that of its own strategy.
+        A price that the user gave for the tier counts for the tier's own strategy.
         """
         machine = load_machines().machines.get(self.machine_type)
         offered = [kind for kind in (machine.strategies if machine else ()) or STRATEGIES
@@ -262,18 +268,21 @@ class Tier(TierFacts):
 
     @property
     def bound_per_hour(self) -> float | None:
-        """Returns USD an hour that are surely enough: if the price of its strategy is not known, the dearest other."""
+        """Returns an upper bound of USD an hour: the tier's price or, if it is not known, the highest other price.
+
+        Returns None if no price is known.
+        """
         prices = [usd for kind in STRATEGIES if (usd := self.price.known_under(kind)) is not None]
         return self.price_per_hour or max(prices, default=None)
 
     @property
     def bound_usd(self) -> float | None:
-        """Returns what a job costs at most until its timeout; None if no price of the tier is known."""
+        """Returns an upper bound of a job's cost in USD until its timeout; None if no price of the tier is known."""
         return None if self.bound_per_hour is None else self.bound_per_hour * self.timeout_s / 3600
 
 
 def one_machine(tier: Tier, timeout_s: int) -> Tier:
-    """Returns the tier with its chief alone, for `timeout_s` at most, whose failure is not retried."""
+    """Returns the tier with the chief's machine only, a timeout of at most `timeout_s`, and no retries on failure."""
     spec, price = dict(tier.spec), FREE.plus(tier.price, 1 / tier.workers)
     timeout = f"{int(min(timeout_s, tier.timeout_s))}s"
     spec["scheduling"] = {**spec.get("scheduling", {}), "timeout": timeout, "disableRetries": True}
@@ -282,7 +291,7 @@ def one_machine(tier: Tier, timeout_s: int) -> Tier:
 
 
 def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
-    """Reads a tier from a YAML file or a bare name of job_configs/. Raises UserError if Vertex AI could not run it."""
+    """Reads a tier from a YAML file, or by its name in job_configs/. Raises UserError if Vertex AI could not run it."""
     path = find_tier(name)
     return _tier(path.stem, read_yaml(path, path.name), path.name, price_file, changes)
 
@@ -290,10 +299,10 @@ def load_tier(name: str, price_file: str = "", changes: SpecChanges = NO_CHANGES
 def read_tiers(
     names: Sequence[str], price_file: str, usd_by_tier: Mapping[str, float], changes: SpecChanges = NO_CHANGES
 ) -> list[Tier]:
-    """Reads the tiers of these files or bare names, each once, with the prices of `price_file`.
+    """Reads the tiers of these files or names in job_configs/, with the prices of `price_file`.
 
-    `usd_by_tier`, for an hour of all machines, replaces them: a tier in it has that price for its own strategy, and no
-    other. Raises UserError for a price of another tier.
+    `usd_by_tier`: prices of an hour of all machines, by tier. A tier in it has this price for its own strategy, and no
+    price for others. Raises UserError if a tier is given twice, or a price is for a tier that is not given.
     """
     loaded = [load_tier(name, price_file, changes) for name in names]
     tiers = {tier.name: tier for tier in loaded}
@@ -307,7 +316,7 @@ def read_tiers(
 
 
 def machine_tier(machine_type: str, accelerator: str, price_file: str = "", changes: SpecChanges = NO_CHANGES) -> Tier:
-    """Returns the tier of one machine without a file. `accelerator`: NAME:COUNT, empty for none.
+    """Returns a tier of one machine that needs no file. `accelerator`: NAME:COUNT, empty for none.
 
     Raises UserError if Vertex AI could not run it.
     """
@@ -338,7 +347,7 @@ def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, chan
 
 
 def find_tier(name: str) -> Path:
-    """Returns the file of a tier: a path, or a bare name in job_configs/. Raises UserError if there is none."""
+    """Returns the file of a tier, given by its path or its name in job_configs/. Raises UserError if there is none."""
     file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
     for path in (Path(file), Path("job_configs") / file, JOB_CONFIGS / file):
         if os.path.isfile(path):
@@ -348,12 +357,12 @@ def find_tier(name: str) -> Path:
 
 
 def tier_names() -> list[str]:
-    """Returns the bare names of all tiers in job_configs/, the user's and the package's."""
+    """Returns the names of all tiers in the user's job_configs/ and in the package's."""
     return sorted({path.stem for folder in (Path("job_configs"), JOB_CONFIGS) for path in folder.glob("*.yaml")})
 
 
 def check_tiers(names: Iterable[str], known: Sequence[str], flag: str = "") -> None:
-    """Raises UserError, naming the flag, for the first of `names` that is not in `known`."""
+    """Raises UserError for the first of `names` that is not in `known`. `flag`: the flag that gave it, if any."""
     for name in names:
         if name not in known:
             named = f"{flag}={name}" if flag else name
