@@ -1,4 +1,4 @@
-"""Collects job directories as tiers: those of a comparison, single ones, and folders of them."""
+"""Collects job directories by tier: those of a comparison, single ones, and folders of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,22 +17,22 @@ _REPEAT = "repeat-"
 
 @dataclass(frozen=True)
 class TierRuns:
-    """Holds the repeats of one tier. `tier` is None if the machine is not known."""
+    """Holds the runs of one tier, its repeats. `tier` is None if the machine is not known."""
 
     name: str
     runs: tuple[RunRecord, ...]
     tier: TierFacts | None = None
-    command: str = ""  # of the comparison, if known
+    command: str = ""  # the command of the comparison, if known
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Holds the content of a report."""
+    """Holds the tiers of a report, and what is known of the comparison that ran them."""
 
     tiers: tuple[TierRuns, ...]
     scaling: str | None = None  # strong, weak, or None if not known
     local: bool = False  # all tiers ran on this machine
-    parallel: int = 1  # runs at a time
+    parallel: int = 1  # how many runs there were at a time
 
     @property
     def runs(self) -> tuple[RunRecord, ...]:
@@ -41,7 +41,10 @@ class Collection:
 
 
 def collect(paths: Sequence[str]) -> Collection:
-    """Reads comparisons, their tiers, job directories and folders of these. Raises UserError for one without a run."""
+    """Reads the runs at each path: a comparison, a tier of one, a job directory, or a folder of job directories.
+
+    Raises UserError for a path without a run, and if two tiers have one name.
+    """
     parts = [_collect(fetched(path, "report")) for path in paths]
     tiers = tuple(tier for part in parts for tier in part.tiers)
     names = [tier.name for tier in tiers]
@@ -56,9 +59,9 @@ def collect(paths: Sequence[str]) -> Collection:
 
 
 def fetched(path: str, name: str) -> Path:
-    """Fetches the files of a report from the job directories at and below `path`; returns a local path as it is.
+    """Returns the local folder of `path`; from a gs:// address the files that a report needs are downloaded first.
 
-    Raises UserError, which names the setting `name`, if nothing is at a gs:// address or it may not be read.
+    Raises UserError, which names the setting `name`, if a gs:// address has no run or may not be read.
     """
     address = parse(path, name)
     if address is None:
@@ -68,7 +71,7 @@ def fetched(path: str, name: str) -> Path:
     staged = Staged(address, name)
     grids = [below for below in staged.objects if PurePosixPath(below).match(SAMPLE_FILES)]
     newest = {PurePosixPath(below).parent: below for below in sorted(grids)}.values()
-    names = (*RUN_FILES, COMPARISON)
+    names = (*RUN_FILES, COMPARISON)  # a folder with one of these files is a run or a comparison
     if not any(PurePosixPath(below).name in names for below in staged.objects):
         raise UserError(f"{name}={path}: no {', '.join(RUN_FILES)} at or below it: use the folder that --job_dir named")
     return staged.fetch(lambda below: PurePosixPath(below).name in (*names, BILLED) or below in newest, quiet=True)
@@ -80,13 +83,14 @@ def _collect(folder: Path) -> Collection:
     comparison, _ = read_json(folder / COMPARISON)
     if isinstance(comparison.get("tiers"), list) and comparison["tiers"]:
         return _comparison(folder, comparison)
-    alone, place = _is_run(folder), folder.resolve()
-    if runs := (RunRecord(folder),) if alone else _repeats(folder):
-        place = place.parent if alone and place.name.startswith(_REPEAT) else place
-        content = read_json(place.parent / COMPARISON)[0]
-        compared = _comparison(place.parent, content) if items(content, "tiers") else Collection(())
-        tiers = tuple(replace(tier, runs=runs) for tier in compared.tiers if tier.name == place.name)
-        return replace(compared, tiers=tiers or (TierRuns(place.name, runs),))
+    is_run, tier_folder = _is_run(folder), folder.resolve()
+    if runs := (RunRecord(folder),) if is_run else _repeats(folder):
+        # One run, or the repeats of a tier; what the comparison above them says of the tier is read, too.
+        tier_folder = tier_folder.parent if is_run and tier_folder.name.startswith(_REPEAT) else tier_folder
+        content = read_json(tier_folder.parent / COMPARISON)[0]
+        compared = _comparison(tier_folder.parent, content) if items(content, "tiers") else Collection(())
+        tiers = tuple(replace(tier, runs=runs) for tier in compared.tiers if tier.name == tier_folder.name)
+        return replace(compared, tiers=tiers or (TierRuns(tier_folder.name, runs),))
     below = (child for child in sorted(folder.iterdir()) if child.is_dir())
     children = [TierRuns(child.name, (RunRecord(child),) if _is_run(child) else _repeats(child)) for child in below]
     groups = tuple(child for child in children if child.runs)
@@ -96,16 +100,19 @@ def _collect(folder: Path) -> Collection:
 
 
 def _comparison(folder: Path, content: dict[str, Any]) -> Collection:
-    """Returns the tiers of a comparison.json. Raises UserError for damaged values, or a name that is no folder's."""
+    """Returns the tiers of a comparison and their runs. `content`: that of comparison.json in `folder`.
+
+    Raises UserError for damaged values, and for a tier whose name cannot be that of a folder.
+    """
     groups = []
     for fields in content["tiers"]:
         try:
             tier = TierFacts(**fields)
             texts = (tier.name, tier.machine_type, tier.accelerator_type)
-            plain = all(text.isprintable() and len(text.encode()) < 250 for text in texts)
+            printable = all(text.isprintable() and len(text.encode()) < 250 for text in texts)
             counted = whole(tier.accelerators) is not None and whole(tier.workers)
             priced = tier.price_per_hour is None or number(tier.price_per_hour) is not None
-            valid = plain and counted and priced and "/" not in tier.name and tier.name not in ("", ".", "..")
+            valid = printable and counted and priced and "/" not in tier.name and tier.name not in ("", ".", "..")
         except (TypeError, AttributeError):
             valid = False
         if not valid:
@@ -121,7 +128,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def repeat_folder(out: Path, tier: str, repeat: int) -> Path:
-    """Returns the job directory of a tier's repeat, counted from 1, in the comparison `out`."""
+    """Returns the job directory of a tier's repeat in the folder `out` of a comparison; repeats count from 1."""
     return out / tier / f"{_REPEAT}{repeat}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 def figures(value: float, digits: int = 3) -> str:
-    """Formats `digits` significant digits, thousands with commas: 12,300; 8.10; 0.00786."""
+    """Formats a number with `digits` significant digits, and thousands with commas: 12,300; 8.10; 0.00786."""
     if value == 0:
         return "0"
     rounded = f"{value:.{digits - 1}e}"
@@ -14,7 +14,7 @@ def figures(value: float, digits: int = 3) -> str:
 
 
 def money(value: float) -> str:
-    """Formats USD with cents, or three digits if it is less than one dollar."""
+    """Formats USD with cents, or with three significant digits below one dollar: $12.30, $0.0123."""
     exact = f"{value:,.2f}"
     return f"${exact}" if abs(value) >= 1 or float(exact) == value else f"${figures(value)}"
 
@@ -30,14 +30,14 @@ def counted_devices(count: int) -> str:
 
 
 def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:
-    """Returns a Markdown table, with so many columns aligned left, and the lines `below` it."""
+    """Returns a Markdown table whose first `left` columns are aligned left, and the lines `below` as a list under it."""
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"
 
 
 def html_table(titles: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str] = ()) -> str:
-    """Returns a table as HTML, as a notebook shows it, with the lines `below` it."""
+    """Returns a table as HTML for a notebook, with the lines `below` as paragraphs under it."""
     rows = [[f"<th>{html.escape(title)}</th>" for title in titles]]
     rows += [[f"<td>{html.escape(cell)}</td>" for cell in line] for line in lines]
     table = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
@@ -45,7 +45,7 @@ def html_table(titles: Sequence[str], lines: Sequence[Sequence[str]], below: Seq
 
 
 def terminal_table(titles: Sequence[str], lines: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Returns a table as plain text, with so many columns aligned left."""
+    """Returns a table as plain text whose first `left` columns are aligned left."""
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     aligned = [str.ljust] * left + [str.rjust] * (len(titles) - left)
     return "".join(

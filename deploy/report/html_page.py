@@ -19,7 +19,7 @@ from trainer.base.storage import local_path, make_writable, write_whole
 
 TEMPLATE = Path(__file__).with_name("report.html")
 _STYLE = Path(__file__).with_name("page.css")
-_IN_BRACKETS = re.compile(r" (\([^<]*)</td>")  # the quartiles or the interval, which stand below the middle
+_IN_BRACKETS = re.compile(r" (\([^<]*)</td>")  # the quartiles or the interval, which the page shows below the middle
 
 
 def write_report(
@@ -27,8 +27,9 @@ def write_report(
 ) -> None:
     """Writes table.md, table.csv, table.json and report.html into `out`, and prints the table and the verdict.
 
-    report.html comes last: if matplotlib is missing, UserError is raised after the tables. Nothing is printed before
-    all files are written, because a closed pipe ends the program.
+    `baseline`: the tier that speed-ups relate to, by default the first; `usd_by_tier`: prices of an hour of all
+    machines. report.html is written last, so that a UserError for a missing matplotlib comes after the tables. Nothing
+    is printed before all files are written, because a closed pipe ends the program.
     """
     collection = collect(folders)
     rows = summarize(collection, baseline, usd_by_tier)
@@ -48,7 +49,7 @@ def write_report(
 def to_html(
     collection: Collection, rows: Sequence[TierSummary], sentences: Sequence[str], remarks: Sequence[str]
 ) -> str:
-    """Returns one HTML page that needs no other file."""
+    """Returns the report as one HTML page that needs no other file. Raises UserError if matplotlib is missing."""
     runs = collection.runs
     configs = [run.config for run in runs if run.config]
     subjects = {str(config.get("recipe") or config.get("script") or config.get("model")) for config in configs}
@@ -60,10 +61,10 @@ def to_html(
         f"TensorFlow {', '.join(sorted(tensorflow))}" if tensorflow else "",
         f"{collection.scaling} scaling" if collection.scaling else "",
     )
-    tiers: dict[str, list[str]] = {}  # by their command: that of the comparison, or of the tier's first run
+    tiers_by_command: dict[str, list[str]] = {}  # the command of the comparison, or that of the tier's first run
     for tier in collection.tiers:
         command = tier.command or next((str(run.info.get("command", "")) for run in tier.runs), "")
-        tiers.setdefault(command, []).append(tier.name)
+        tiers_by_command.setdefault(command, []).append(tier.name)
     samples = []
     for tier in collection.tiers:
         picture = tier.runs[0].sample if tier.runs else None
@@ -89,8 +90,8 @@ def to_html(
         figures=_section("Figures", starmap(_figure, drawn[1:]), "figures"),
         samples=_section("Samples from the same noise", samples, "figures samples"),
         commands="\n".join(
-            f"<details><summary>{html.escape(', '.join(of))}</summary><pre>{html.escape(command)}</pre></details>"
-            for command, of in tiers.items()
+            f"<details><summary>{html.escape(', '.join(tiers))}</summary><pre>{html.escape(command)}</pre></details>"
+            for command, tiers in tiers_by_command.items()
             if command
         ),
     )
@@ -101,7 +102,7 @@ def _items(lines: Iterable[str]) -> str:
 
 
 def _section(title: str, drawn: Iterable[str], classes: str) -> str:
-    """Returns a heading with figures below; empty without figures."""
+    """Returns a heading with the HTML figures `drawn` below it; "" without figures."""
     figures = "\n".join(drawn)
     return f'<h2>{title}</h2>\n<div class="{classes}">\n{figures}\n</div>' if figures else ""
 

@@ -1,7 +1,7 @@
-"""Says what a report knows of a tier: MEASURES, one table that rows, tables, CSV, JSON, pages and notes follow.
+"""Defines the measures of a tier: MEASURES is the one list from which tables, CSV, JSON, pages and notes are made.
 
-A measure is read from each run and combined over the repeats of a tier, or is a property of TierSummary. A new one is
-one entry.
+A measure is read from each run and combined over the repeats of a tier, or it is read from the tier or is a property of
+TierSummary. A new measure is one entry in MEASURES.
 """
 
 import math
@@ -21,11 +21,12 @@ from trainer.base.run_files.job_files import RESULT, RUN_INFO, STATS, items, map
 from trainer.base.settings.accelerators import accelerator_of
 from trainer.base.settings.rules import FALLING
 
-LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")  # the first that a run reports
+# Names of losses; the first that a run reports is its loss in a report.
+LOSSES = ("val_loss", "loss", "critic_loss", "generator_loss", "discriminator_loss")
 ACCURACIES = ("val_accuracy", "accuracy")
 LOWER, HIGHER = "lower", "higher"
-UNKNOWN = "unknown"  # the kind of devices that no run names
-MIXED = "its repeats differ"
+UNKNOWN = "unknown"  # the kind of a tier's devices if no run names it
+MIXED = "its repeats differ"  # the quality of a tier whose repeats computed it in different ways
 SIMULATED = "its devices are simulated, so its speed does not apply to real ones"
 _NO_PRICE = "the price is not known: use --price_per_hour=TIER=USD"
 _NO_WORK = "the work of its steps, or the rate of its devices, is not known"
@@ -43,7 +44,7 @@ class Spread:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Returns median and quartiles; None of no values."""
+    """Returns the median and the quartiles of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
     if len(numbers) < 2:
         return Spread(numbers[0], numbers[0], numbers[0], 1) if numbers else None
@@ -52,29 +53,29 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def with_spread(value: Spread, factor: float = 1.0) -> str:
-    """Formats the median and, of several values, the quartiles: `8.10 (7.90 - 8.40)`."""
+    """Formats the median and, of several values, the quartiles, multiplied by `factor`: `8.10 (7.90 - 8.40)`."""
     middle, low, high = (figures(factor * part) for part in (value.median, value.low, value.high))
     return middle if value.count == 1 else f"{middle} ({low} - {high})"
 
 
 def milliseconds(value: Spread) -> str:
-    """Formats seconds in ms."""
+    """Formats a spread of seconds in ms."""
     return with_spread(value, 1e3)
 
 
 def median(values: Iterable[float | None]) -> float | None:
-    """Returns the median; None of no values."""
+    """Returns the median of the values that are not None; None without any."""
     numbers = [value for value in values if value is not None]
     return statistics.median(numbers) if numbers else None
 
 
 def largest(values: Iterable[Any]) -> Any:
-    """Returns the largest value; None of no values."""
+    """Returns the largest of the values that are not None; None without any."""
     return max((value for value in values if value is not None), default=None)
 
 
 def common(values: Iterable[Any]) -> Any:
-    """Returns the value if all are equal; else None."""
+    """Returns the one value that all are equal to; None if they differ or there are none."""
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
 
@@ -85,22 +86,23 @@ def _product(*factors: Any) -> Any:
 
 
 class TierSummary:
-    """Holds one tier's repeats and the values of their measures, by key: `row.step_seconds`, or None.
+    """Holds the repeats of one tier and its measures, each an attribute that is None without a value: `row.mfu`.
 
-    `local`: it ran on this machine; `usd`: an hour of all machines, if the user says so; `base`: the tier of the
-    speed-ups; `wanted_quality`: what measures of images are compared with.
+    `local`: the tier ran on this machine; `usd`: the price of an hour of all machines, if the user gave one; `base`:
+    the tier that speed-ups relate to; `wanted_quality`: measures of images count only if they were computed with this
+    `quality`.
     """
 
     def __init__(self, group: TierRuns, local: bool, usd: float | None) -> None:
         self.group, self.facts, self.local = group, group.tier, local
         self.price_per_hour = group.tier.price_per_hour if usd is None and group.tier else usd
-        self.on_this_machine = local and usd is None  # so that the price is not that of its seconds
+        self.on_this_machine = local and usd is None  # then the tier's price does not apply to the measured seconds
         self.done = tuple(run for run in group.runs if run.state == "done")
-        self.runs: Sequence[RunRecord] = self.done or group.runs  # those that are measured
+        self.runs: Sequence[RunRecord] = self.done or group.runs  # the runs that are measured
         self.base, self.wanted_quality = self, ""
 
     def __getattr__(self, key: str) -> Any:
-        """Returns the value of a measure over the repeats, and keeps it."""
+        """Computes the measure `key` over the repeats, stores it as an attribute and returns it."""
         measure = _BY_KEY.get(key)
         if measure is None or measure.read is None:
             raise AttributeError(f"no measure is called {key}")
@@ -114,12 +116,12 @@ class TierSummary:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Returns the value of every measure by its key."""
+        """Returns the values of all measures, by key."""
         return {key: getattr(self, key) for key in _BY_KEY}
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """Returns why a value is None, by key; without those that need no words."""
+        """Returns the reason for each value that is None, by key; a value whose absence needs no reason is left out."""
         reasons = {}
         for measure in (measure for measure in MEASURES if self.values[measure.key] is None):
             reason = measure.missing(self) if callable(measure.missing) else measure.missing
@@ -129,14 +131,17 @@ class TierSummary:
 
     @property
     def not_done(self) -> str:
-        """Returns how the tier's runs ended; "" if one is done."""
+        """Returns why no run of the tier is done: how its last run ended; "" if one is done."""
         if self.done:
             return ""
         return self.group.runs[-1].ending if self.group.runs else "it was not run"
 
     @cached_property
     def kind(self) -> str:
-        """Returns the accelerator or the machine; CPU or GPU if the run has no tier, or was local, and names no GPU."""
+        """Returns the accelerator or, if there is none, the machine type.
+
+        For a run that names no GPU and was local, or whose tier is not known, it is CPU, GPU or UNKNOWN.
+        """
         runs = self.group.runs
         gpu = next((str(gpus[0]) for run in runs if (gpus := [*filter(None, items(run.info, "gpus"))])), "")
         if gpu:
@@ -147,20 +152,20 @@ class TierSummary:
 
     @property
     def workers(self) -> int:
-        """Returns the largest number of workers of a run; that of the tier if nothing was run."""
+        """Returns the largest number of workers that a run had; the tier's number if nothing was run."""
         counts = (whole(mapping(run.info, "cluster").get("workers")) or 1 for run in self.group.runs)
         return max(counts, default=self.facts.workers if self.facts else 1)
 
     @property
     def devices(self) -> int:
-        """Returns the largest number of replicas of a run; that of the tier if it is not known."""
+        """Returns the largest number of replicas that a run had; the tier's number if it is not known."""
         planned = self.facts.devices if self.facts else 1
         counts = (whole(mapping(run.info, "cluster").get("replicas")) or len(run.devices) for run in self.group.runs)
         return max((count or planned for count in counts), default=planned)
 
     @property
     def simulated(self) -> str:
-        """Describes which machines or devices were not real; "" if all were."""
+        """Returns which machines or devices were simulated, in words; "" if all were real."""
         runs, facts = self.group.runs, self.facts
         devices = [device for run in runs for device in run.devices]
         on_cpu = devices and all(device.startswith("CPU") for device in devices)
@@ -178,30 +183,33 @@ class TierSummary:
 
     @property
     def has_speed(self) -> bool:
-        """Returns whether a run is done whose images per second are known."""
+        """Returns whether a run is done and its images per second are known."""
         return bool(self.done) and self.images_per_second is not None
 
     @property
     def speed_up(self) -> Any:
-        """Returns how many times as fast as the base the tier is; None if a speed is not known."""
+        """Returns how many times as fast as the base tier this tier is; None if a speed is not known."""
         both = self.has_speed and self.base.has_speed
         return self.images_per_second.median / self.base.images_per_second.median if both else None
 
     @property
     def efficiency(self) -> Any:
-        """Returns the speed-up of a device; None unless the devices are real and of one kind."""
+        """Returns the speed-up divided by the ratio of the numbers of devices.
+
+        Returns None unless the devices of this tier and the base tier are real and of one kind.
+        """
         comparable = self.kind == self.base.kind != UNKNOWN and not (self.simulated or self.base.simulated)
         return self.speed_up * self.base.devices / self.devices if comparable and self.speed_up is not None else None
 
     @property
     def on_vertex(self) -> bool:
-        """Returns whether Vertex AI ran it."""
+        """Returns whether the tier ran on Vertex AI."""
         compared = self.facts is not None and not self.local
         return compared or any(run.info.get("on_vertex") is True for run in self.group.runs)
 
     @property
     def unbilled(self) -> bool:
-        """Returns whether Vertex AI ran it, and what it billed is not recorded."""
+        """Returns whether the tier ran on Vertex AI and the billed seconds are not recorded."""
         return self.on_vertex and self.paid_seconds is None
 
     @property
@@ -216,9 +224,9 @@ class TierSummary:
 
     @property
     def cost(self) -> Any:
-        """Returns what the run cost: on Vertex AI what was billed, elsewhere all its seconds at the given price.
+        """Returns what a run cost: the paid seconds or, if it was not billed, all its seconds, at the tier's price.
 
-        None if one of them is not known.
+        Without a price it is what Vertex AI billed. Returns None if the price does not apply, or a number is missing.
         """
         if self.no_cost or self.unbilled:
             return None
@@ -227,22 +235,22 @@ class TierSummary:
 
     @property
     def cost_per_million_images(self) -> Any:
-        """Returns USD per million images; None if price or speed are not known."""
+        """Returns USD per million images; None if the price or the speed is not known, or they do not go together."""
         seconds = 1e6 / self.images_per_second.median if self.images_per_second else None
         return None if self.no_cost else _product(self.price_per_hour, 1 / 3600, seconds)
 
     @property
     def quality(self) -> str:
-        """Returns what the measures of images of all its runs were computed with."""
+        """Returns what measures of generated images were computed with; MIXED if the runs differ, "" without any."""
         qualities = {run.quality for run in self.done}
         return MIXED if len(qualities) > 1 else "".join(qualities)
 
     def of_images(self, name: str) -> float | None:
-        """Returns a measure of generated images, if it compares with other tiers'."""
+        """Returns a measure of generated images; None if it cannot be compared with that of other tiers."""
         return median(run.final.get(name) for run in self.done) if self.quality == self.wanted_quality else None
 
     def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
-        """Returns the first of the names of losses or accuracies that all runs (or any run) of the tier have."""
+        """Returns the first of `names` of which all runs (`have` is all) or any run (any) has a final value, or None."""
         return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
 
 
@@ -250,11 +258,11 @@ class TierSummary:
 class Measure:
     """Describes a measure of a tier.
 
-    `key`: its name in CSV and JSON; `title`: with the unit, "" for what tables do not show; `read`: its value in a run,
-    or a list of values, or None for what is a property of TierSummary; `combine`: makes one value of those of all
-    repeats; `show`: formats it; `missing`: why a tier that is done has none, or a function of the tier that says it;
-    `better`: lower or higher values. Without `combine`, `read` takes the tier instead of a run. `planned`: a tier has
-    it before a run is done.
+    `key`: its name in CSV and JSON. `title`: its name in tables, with the unit; "" if tables do not show it. `read`:
+    returns its value, or a list of values, of a run; without `combine` it takes the TierSummary instead of a run, and
+    None stands for a property of TierSummary. `combine`: makes one value of those of all repeats. `show`: formats the
+    value. `missing`: the reason why a tier with finished runs has no value, or a function of the tier that returns it.
+    `better`: LOWER, HIGHER or "". `planned`: a tier has it before a run is done.
     """
 
     key: str
@@ -268,22 +276,22 @@ class Measure:
 
 
 def _result(key: str) -> Callable[[RunRecord], float | None]:
-    """Returns the function that reads a number of result.json."""
+    """Returns a function that reads a number of a run's result.json."""
     return lambda run: number(run.result.get(key))
 
 
 def _info(part: str, key: str) -> Callable[[RunRecord], int | None]:
-    """Returns the function that reads a count in a part of run.json."""
+    """Returns a function that reads a count from a part of a run's run.json."""
     return lambda run: whole(mapping(run.info, part).get(key))
 
 
 def _timed(key: str) -> Callable[[RunRecord], list[float | None]]:
-    """Returns the function that reads a number of each line of stats.jsonl that times steps."""
+    """Returns a function that reads a number from each line of a run's stats.jsonl that times steps."""
     return lambda run: [positive(line.entry.get(key)) for line in run.timed]
 
 
 def _last(key: str) -> Callable[[TierSummary], float | None]:
-    """Returns the function that reads the last value of what the measure `key` names."""
+    """Returns a function that reads the final value of the loss or accuracy that the measure `key` names."""
     return lambda row: median(run.final.get(getattr(row, key) or "") for run in row.done)
 
 
@@ -309,7 +317,7 @@ def _no_quality(row: TierSummary) -> str:
 
 
 def _of_images(name: str, title: str) -> Measure:
-    """Returns a measure of generated images, which the trainer computes."""
+    """Returns the Measure of a quality of generated images that the trainer has computed."""
     better = LOWER if name in FALLING else HIGHER
     return Measure(name, title, lambda row: row.of_images(name), None, figures, _no_quality, better)
 
@@ -372,24 +380,25 @@ MEASURES = (
     Measure("quality"),
 )  # fmt: skip
 _BY_KEY = {measure.key: measure for measure in MEASURES}
-FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")  # of a tier, at a glance
+# The measures that stand for a tier where there is room for few.
+FIGURES = ("images_per_second", "speed_up", "cost_per_million_images", "final_loss")
 
 
 def figures_of(tier: Mapping[str, Any]) -> dict[str, float]:
-    """Returns those of FIGURES that a tier of table.json has, of repeats the median."""
+    """Returns the values of FIGURES that a tier of table.json has; of a spread, its median."""
     values = {key: tier.get(key) for key in FIGURES}
     single = {key: value.get("median") if isinstance(value, Mapping) else value for key, value in values.items()}
     return {key: valid for key, value in single.items() if (valid := number(value)) is not None}
 
 
 def best(rows: Sequence[TierSummary], key: str) -> TierSummary:
-    """Returns the tier with the best value of a measure, which all of them have; the first of equal ones."""
+    """Returns the tier with the best value of a measure, the first of equal ones; all `rows` must have a value."""
     values = {row.tier: getattr(row.values[key], "median", row.values[key]) for row in rows}
     return (min if _BY_KEY[key].better == LOWER else max)(rows, key=lambda row: values[row.tier])
 
 
 def in_units(text: str, rows: Sequence[TierSummary]) -> str:
-    """Returns a title or sentence about images with the word for what the runs read, if that is another."""
+    """Returns a text in which "images" is replaced by the unit that the runs count, unless some count images."""
     units = sorted({row.unit for row in rows if row.images_per_second} or {row.unit for row in rows})
     return text if "images" in units or not units else text.replace("images", units[0])
 
@@ -397,10 +406,10 @@ def in_units(text: str, rows: Sequence[TierSummary]) -> str:
 def summarize(
     collection: Collection, baseline: str = "", usd_by_tier: Mapping[str, float] | None = None
 ) -> list[TierSummary]:
-    """Returns a summary of each tier, compared with `baseline`, by default the first tier.
+    """Returns a summary of each tier; speed-ups relate to the tier `baseline`, by default the first.
 
-    `usd_by_tier`: prices of one hour of all machines, instead of those in a comparison. Raises UserError for an
-    unknown tier.
+    `usd_by_tier`: prices of one hour of all machines, which replace those in a comparison. Raises UserError if
+    `baseline`, or a tier with a price, is not in the collection.
     """
     names, usd = [group.name for group in collection.tiers], usd_by_tier or {}
     check_tiers([*([baseline] if baseline else []), *usd], names)

@@ -16,12 +16,12 @@ from trainer.base.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: each becomes var(--c…) of the page
+_INK, _SOFT, _PAPER = "#010200", "#010201", "#010202"  # placeholders: #0102NN becomes var(--cNN), set by the page
 LOOKS: list[dict[str, Any]] = [
     {"color": f"#0102{number:02x}", "linestyle": dashes, "marker": mark}
     for dashes, mark in (("-", "o"), ("--", "s"), (":", "^")) for number in range(16, 24)
 ]  # fmt: skip
-_MOST_TIERS = 12  # with a line and a name each in one figure
+_MOST_TIERS = 12  # the most tiers that one figure shows with a line and a name each
 STYLE: Any = {
     "svg.fonttype": "none", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK,
     "axes.edgecolor": _SOFT, "axes.labelcolor": _INK, "axes.titlecolor": _INK, "xtick.color": _SOFT,
@@ -35,7 +35,10 @@ Drawing = tuple[str, str, Callable[["Axes"], None]]  # title, caption, function 
 
 
 def axes(title: str, of: str) -> Any:
-    """Returns matplotlib's axes for one picture in a notebook. Raises UserError if it is not installed."""
+    """Returns matplotlib's axes for a picture in a notebook. `of`: the label of the x axis.
+
+    Raises UserError if matplotlib is not installed.
+    """
     try:
         from matplotlib import pyplot
     except ImportError:
@@ -63,7 +66,7 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         svg = file.getvalue()
-        # Without the XML head, unused ids, fixed sizes and fonts; colours become variables of the page.
+        # Remove the XML head, unused ids, fixed sizes and fonts, and turn colours into variables of the page.
         for pattern, text in (
             (r"(?s)^.*?(?=<svg)", ""),
             (r"(?s)<metadata>.*?</metadata>", ""),
@@ -79,18 +82,18 @@ def draw(collection: Collection, rows: Sequence[TierSummary]) -> list[tuple[str,
 
 
 def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Drawing]:
-    """Yields the figures that can be drawn, with placeholders for colours, the one that answers most first."""
+    """Yields the figures for which the runs have values, the most important first, with placeholders for colours."""
     speeds = {row.tier: row.images_per_second.median for row in rows if row.images_per_second}
     groups = [group for group in collection.tiers if group.runs]
     fastest = sorted(groups, key=lambda group: -speeds.get(group.name, 0.0))[:_MOST_TIERS]
     note = f", of the {len(fastest)} fastest of {len(groups)} tiers" if len(groups) > len(fastest) else ""
-    shown = [group for group in groups if group in fastest]  # those whose lines a figure can tell apart
+    shown = [group for group in groups if group in fastest]  # in the order of the collection
     scaled = [row for row in rows if row.speed_up is not None and not (row.simulated or row.base.simulated)]
     priced = [row for row in rows if row.cost_per_million_images is not None and row.tier in speeds]
     names = dict.fromkeys(group.name for group in (*shown, *collection.tiers))
     looks = {name: LOOKS[index % len(LOOKS)] for index, name in enumerate(names)}
 
-    def cost_against_time(axes: "Axes") -> None:  # of many tiers, some of the best have a name
+    def cost_against_time(axes: "Axes") -> None:  # with many tiers, only some of the best get a name
         points = [(1e6 / speeds[row.tier], row.cost_per_million_images) for row in priced]
         front = pareto_front(points)
         axes.plot(*zip(*(points[index] for index in front), strict=True), color=_SOFT, linewidth=1.2, zorder=1)
@@ -113,7 +116,7 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
 
     def loss_curves(axes: "Axes") -> None:
         for index, group in enumerate(shown):
-            width = 3.5 - 2 * index / len(shown)  # equal curves overlap: wide ones below keep all of them visible
+            width = 3.5 - 2 * index / len(shown)  # wide lines come first, so that equal curves all stay visible
             steps, losses = _losses(group.runs[0])
             marker = looks[group.name]["marker"] if len(steps) == 1 else ""
             look = {**looks[group.name], "marker": marker, "linewidth": width}
@@ -133,7 +136,10 @@ def drawings(collection: Collection, rows: Sequence[TierSummary]) -> Iterator[Dr
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Returns the indices of points that no other point dominates (both values as low, one lower), by first value."""
+    """Returns the indices of the points that no other point dominates, in the order of their first value.
+
+    A point dominates another if none of its two values is higher and one is lower.
+    """
     front: list[int] = []
     for index in sorted(range(len(points)), key=lambda index: points[index]):
         if not front or points[index][1] < points[front[-1]][1]:
@@ -142,7 +148,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def _losses(run: RunRecord) -> tuple[list[float], list[float]]:
-    """Returns steps and values of the first of LOSSES that the run reports."""
+    """Returns the steps and the values of the first of LOSSES that the run reports; empty lists if it reports none."""
     lines = run.reports or run.epochs
     name = next((name for name in LOSSES if any(name in line.scalars for line in lines)), "")
     reports = [line for line in lines if name in line.scalars]
@@ -155,5 +161,5 @@ def _label(name: str) -> str:
 
 
 def _legend_above(axes: "Axes") -> None:
-    """Names what has a label, above the figure, where it covers nothing."""
+    """Puts the legend above the axes, where it covers no line."""
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, fontsize=9, handlelength=1.4, columnspacing=1)

@@ -1,6 +1,6 @@
 """Reads run.json, stats.jsonl and result.json of a job directory into a RunRecord.
 
-Missing or damaged files cost only the values that they contained: they never make the report fail.
+Missing or damaged files never make a report fail; only the values that they contained are missing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +26,10 @@ from trainer.base.run_files.job_files import (
 
 
 class StatsLine:
-    """Holds one line of stats.jsonl, which has means over the steps since the previous line of its kind.
+    """Holds one line of stats.jsonl; its values are means over the steps since the previous line of the same kind.
 
-    `warm_up`: it is the first of its kind, or the first after a restart, in which call sizes grow and caches fill.
+    `warm_up`: the line is the first of its kind, or the first after a restart; meanwhile caches fill, and the number of
+    steps per call grows.
     """
 
     def __init__(self, entry: StatsEntry, first: bool) -> None:
@@ -36,16 +37,17 @@ class StatsLine:
         self.warm_up = first or bool(whole(entry.get("untimed_steps")))
         self.step_seconds = positive(entry.get("step_seconds"))
         self.scalars = _scalars(entry)
-        # The share of the step that was lost waiting for the batch.
+        # The share of a step's time that was lost waiting for the batch.
         waited = number(entry.get("input_wait_seconds"))
         known = self.step_seconds and waited is not None
         self.input_wait = min(1.0, max(0.0, (waited or 0.0) / (self.step_seconds or 1.0))) if known else None
 
 
 class RunRecord:
-    """Reads what one job directory contains. Unknown values are None, a missing or damaged file is {}.
+    """Holds what one job directory contains. An unknown value is None, a missing or damaged file is {}.
 
-    Only calls to the device are timed, not saving, sampling and evaluation, nor the call that traces the graph.
+    The times of steps are those of calls to the device, without saving, sampling and evaluation, and without the call
+    that traces the graph.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,30 +61,31 @@ class RunRecord:
         self.last_step = max((line.step for line in (*self.reports, *self.epochs)), default=None)
         absent = "contains no report" if (folder / STATS).is_file() else "is missing"
         self.no_stats = "" if self.last_step is not None else f"{STATS} {absent}"
-        # done, interrupted, failed, running; missing or unknown if result.json is missing or damaged
+        # The trainer's state (such as done, interrupted, failed or running); "missing" if there is no result.json, and
+        # "unknown" if it is damaged.
         self.state = str(self.result.get("state") or ("unknown" if (folder / RESULT).is_file() else "missing"))
         self.config = mapping(self.info, "config")
-        self.devices = [*map(str, items(self.info, "devices"))]  # of each worker
+        self.devices = [*map(str, items(self.info, "devices"))]  # of all workers
         self.steps_per_epoch = whole(mapping(self.info, "data").get("steps_per_epoch"))
         steps = whole(self.result.get("steps"))
         self.steps = self.last_step if steps is None else steps
-        self.startup_seconds = number(self.result.get("startup_seconds"))  # to the end of the first step
-        self.wall_seconds = number(self.result.get("wall_seconds"))  # of all processes
+        self.startup_seconds = number(self.result.get("startup_seconds"))  # until the end of the first step
+        self.wall_seconds = number(self.result.get("wall_seconds"))  # the sum over all starts of the run
         self.billed_seconds, self.billed_usd = billed(folder)
         self.restarts = whole(self.result.get("restarts")) or 0
-        # The newest value of each loss and metric; means over an epoch do not count.
+        # Without final values in result.json, the newest of each loss and metric; means over an epoch do not count.
         lines = (line for line in entries if line["kind"] != "epoch")
         newest = {name: value for line in lines for name, value in _scalars(line).items()}
         self.final = _scalars(final) if (final := mapping(self.result, "final")) else newest
 
     @property
     def timed(self) -> list[StatsLine]:
-        """Returns the lines that time the steps, without the warm-up: reports or, if none is left, epochs."""
+        """Returns the lines that time steps after the warm-up: reports or, if there are none, epochs."""
         return after_warm_up(self._timing)
 
     @property
     def warm_up_steps(self) -> int:
-        """Returns the number of steps that are left out."""
+        """Returns the number of warm-up steps, which `timed` leaves out."""
         starts = [0, *(line.step for line in self._timing)]
         return sum(line.step - start for line, start in zip(self._timing, starts, strict=False) if line.warm_up)
 
@@ -100,7 +103,7 @@ class RunRecord:
 
     @property
     def ending(self) -> str:
-        """Returns how the run ended, as text that follows a colon."""
+        """Returns how the run ended, in words that can follow a colon."""
         if self.state == "running":
             last = "no report" if self.last_step is None else f"last report: step {self.last_step:,}"
             return f"it has not ended, or was killed ({last})"
@@ -111,26 +114,29 @@ class RunRecord:
 
     @property
     def goodput(self) -> dict[str, float]:
-        """Returns the seconds of each class, of those that were paid for; {} if they are not known."""
+        """Returns the seconds of each class of goodput; {} if they are not known.
+
+        Seconds that were billed and that the run did not see count as OTHER.
+        """
         if classes := classes_of(self.result):
             classes[OTHER] += max(0.0, (self.billed_seconds or 0.0) - sum(classes.values()))
         return classes
 
     @property
     def sample(self) -> Path | None:
-        """Returns the newest grid of generated images."""
+        """Returns the file of the newest grid of generated images; None if there is none."""
         return max(self.folder.glob(SAMPLE_FILES), default=None)
 
     @property
     def quality(self) -> str:
-        """Returns what measures of images must have in common to be compared; "" without such."""
+        """Returns what measures of generated images were computed with, which must be equal to compare; "" without."""
         about = mapping(mapping(self.result, "final"), "quality")
         parts = {"features": "features_sha256", "images": "samples", "formulas": "formulas"}
         return ", ".join(f"{name} {about.get(key)}" for name, key in parts.items()) if about else ""
 
 
 def billed(folder: Path) -> tuple[float | None, float | None]:
-    """Returns the seconds and the USD of all jobs that wrote into a run's folder; None if one is unknown."""
+    """Returns the billed seconds and USD of all jobs that wrote into a run's folder; each is None if a job lacks it."""
     jobs = [job for job in mapping(read_json(folder / BILLED)[0], "jobs").values() if isinstance(job, Mapping)]
     bills = ([number(job.get(unit)) for job in jobs] for unit in ("seconds", "usd"))
     seconds, usd = (sum(filter(None, bill)) if bill and None not in bill else None for bill in bills)
@@ -138,7 +144,7 @@ def billed(folder: Path) -> tuple[float | None, float | None]:
 
 
 def after_warm_up(lines: Sequence[StatsLine]) -> list[StatsLine]:
-    """Returns the timed lines, without the first of each start."""
+    """Returns the lines that time steps, without the first line of each start."""
     return [line for line in lines if not line.warm_up and line.step_seconds is not None]
 
 

@@ -12,7 +12,7 @@ from deploy.report.formatting import markdown_table, terminal_table
 from deploy.report.measures import MEASURES, SIMULATED, TierSummary, in_units, spread
 from deploy.tiers.machine_table import load_machines
 
-_MANY = 10  # more columns with one reason are called measurements
+_MANY = 10  # if more columns than this lack values for one reason, a note calls them "measurements"
 _SCALING = {
     "strong": "Strong scaling: the global batch is the same on every tier.",
     "weak": "Weak scaling: the batch per replica is the same on every tier, the global batch grows with the devices.",
@@ -20,12 +20,12 @@ _SCALING = {
 
 
 def shown(rows: Sequence[TierSummary]) -> list[list[str]]:
-    """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty."""
-    values = [row.values for row in rows]
+    """Returns the title and the cells of each measure that any tier has a value of; a missing value is an empty cell."""
     lines = []
     for measure in MEASURES:
-        if measure.title and any(of[measure.key] is not None for of in values):
-            cells = ["" if of[measure.key] is None else measure.show(of[measure.key]) for of in values]
+        values = [row.values[measure.key] for row in rows]
+        if measure.title and any(value is not None for value in values):
+            cells = ["" if value is None else measure.show(value) for value in values]
             if measure.key == "devices":
                 cells = [
                     f"{cell} (simulated)" if row.simulated else cell for cell, row in zip(cells, rows, strict=True)
@@ -35,19 +35,22 @@ def shown(rows: Sequence[TierSummary]) -> list[list[str]]:
 
 
 def to_terminal(rows: Sequence[TierSummary]) -> str:
-    """Returns a table with a column for each tier: it stays narrow with any number of values."""
+    """Returns a table for the terminal. It has a column for each tier, so that many measures do not make it wide."""
     (_, *names), *lines = shown(rows)
     return terminal_table(["", *names], lines)
 
 
 def to_markdown(rows: Sequence[TierSummary], below: Sequence[str]) -> str:
-    """Returns a Markdown table with the lines `below` it."""
+    """Returns a Markdown table with a row for each tier, and the lines `below` under it."""
     titles, *cells = zip(*shown(rows), strict=True)
     return markdown_table(titles, cells, below)
 
 
 def to_csv(rows: Sequence[TierSummary]) -> str:
-    """Returns every value of every tier; a spread becomes NAME, NAME_low, NAME_high, NAME_count; missing is empty."""
+    """Returns all values as CSV with a row for each tier; a missing value is empty.
+
+    A spread becomes the columns KEY (its median), KEY_low, KEY_high and KEY_count.
+    """
     spreads = {measure.key for measure in MEASURES if measure.combine is spread}
     records = []
     for row in rows:
@@ -66,7 +69,7 @@ def to_csv(rows: Sequence[TierSummary]) -> str:
 
 
 def to_json(rows: Sequence[TierSummary], remarks: Sequence[str], verdict: Sequence[str]) -> str:
-    """Returns the tiers with full precision, the verdict and the notes."""
+    """Returns the values of the tiers in full precision, the verdict and the notes, as JSON."""
     content = {"tiers": [{**row.values, "missing": row.missing} for row in rows], "verdict": [*verdict]}
     return json.dumps({**content, "notes": [*remarks]}, indent=2, allow_nan=False, default=asdict) + "\n"
 
@@ -97,15 +100,15 @@ def notes(rows: Sequence[TierSummary], collection: Collection) -> Iterator[str]:
             yield f"{row.tier}: its steps were not compared with those of one replica: {row.not_compared}."
         for times in (run.restarts for run in row.group.runs if run.restarts):
             yield f"{row.tier}: restarted {times} x: its total time includes each start-up."
-    # One line for each reason of an empty cell, with its columns and tiers; the verdict speaks of simulated devices.
-    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    # One line for each reason for empty cells, with their columns and tiers. Simulated devices are left to the verdict.
+    titles_by_reason: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for measure in MEASURES:
         if measure.title and any(row.values[measure.key] is not None for row in rows):
             reasons = {row.tier: row.missing.get(measure.key, SIMULATED) for row in rows}
             for reason in dict.fromkeys(reasons.values()):
                 tiers = tuple(tier for tier, why in reasons.items() if why == reason != SIMULATED)
-                together.setdefault((reason, tiers), []).append(in_units(measure.title, rows))
-    for (reason, tiers), titles in together.items():
+                titles_by_reason.setdefault((reason, tiers), []).append(in_units(measure.title, rows))
+    for (reason, tiers), titles in titles_by_reason.items():
         if tiers:
             columns = ", ".join(titles) if len(titles) <= _MANY else "measurements"
             yield f"No {columns} for {', '.join(tiers)}: {reason}."

@@ -1,4 +1,4 @@
-"""Sends runs that have ended to trackers; a comparison as a parent run with one for each of its runs."""
+"""Sends runs that have ended to trackers; a comparison becomes a parent run, and each of its runs a child run."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from trainer.base.run_files.tracking.sender import RunFiles, Sender, digest, ope
 from trainer.base.storage import is_locked
 from trainer.base.tracker import Point, TrackedRun, read_addresses, text_of
 
-_MOST_WORDS = 5000  # characters of a description, which is a tag in MLflow
+_MOST_CHARACTERS = 5000  # the most characters of a description, which is a tag in MLflow
 
 
 @dataclasses.dataclass(frozen=True)
 class _Comparison(RunFiles):
-    """Holds the parent of the runs of a comparison, with a point at its end: the figures of each tier."""
+    """Represents a comparison, the parent of its runs; at its end it has one point with the FIGURES of each tier."""
 
     about: TrackedRun = dataclasses.field(kw_only=True)
 
@@ -35,7 +35,7 @@ class _Comparison(RunFiles):
 
 
 def trackers_in(settings: Mapping[str, Any]) -> str:
-    """Returns the trackers that settings name, to which the desk sends. Raises UserError as the trainer would."""
+    """Returns the setting `track`, the trackers' addresses. Raises UserError for one that the trainer would refuse."""
     trackers = str(settings.get("track", ""))
     for address in read_addresses(trackers):
         open_tracker(address)
@@ -45,7 +45,8 @@ def trackers_in(settings: Mapping[str, Any]) -> str:
 def track(paths: Sequence[str], addresses: str) -> None:
     """Sends each run or comparison to each tracker, and prints a line for each run.
 
-    Raises UserError if a tracker refuses it, or a path has no run, and PlatformFault if a tracker does not answer.
+    Raises UserError if a tracker refuses a run, if a run goes on, or if a path has no run; PlatformFault if a tracker
+    does not answer.
     """
     for source in [source for path in paths for source in _sources(path)]:
         for address in read_addresses(addresses):
@@ -61,7 +62,7 @@ def track(paths: Sequence[str], addresses: str) -> None:
 
 
 def _sources(path: str) -> Iterator[RunFiles]:
-    """Yields the run in a folder, or the parent of the runs below it and then these."""
+    """Yields the run in a folder or, for a folder of runs, a parent that stands for the folder and then its runs."""
     folder, where = fetched(path, "track"), path.rstrip("/")
     if (folder / RUN_INFO).is_file():
         if is_locked(folder):
@@ -69,7 +70,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
         yield RunFiles(folder, where)
         return
     below = sorted({file.parent for name in RUN_FILES for file in folder.glob(f"**/{name}")})
-    if not below and not (folder / COMPARISON).is_file():  # of one whose jobs have written nothing yet
+    if not below and not (folder / COMPARISON).is_file():  # a comparison may have no run yet
         raise UserError(f"{path}: no run in it: use the folder that --job_dir or --out named")
     table, request = read_json(folder / "table.json")[0], read_json(folder / COMPARISON)[0]
     settings = {name: text_of(value) for name, value in request.items() if name != "command"}
@@ -77,7 +78,7 @@ def _sources(path: str) -> Iterator[RunFiles]:
     tags = {"verdict": text_of(" ".join(verdict[:1])), "command": text_of(request.get("command"))}
     files = [file for name in ("table.csv", "table.md", "report.html") if (file := folder / name).is_file()]
     shown = file.read_text(encoding="utf-8").partition("\n\n")[0] if (file := folder / "table.md") in files else ""
-    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:_MOST_WORDS]
+    description = "\n".join([*(f"- {sentence}" for sentence in verdict), "", shown])[:_MOST_CHARACTERS]
     key, name = digest([where, settings]), where.rsplit("/", 1)[-1]
     parent = TrackedRun(key, name, folder, "", settings, tags, "finished", files, description)
     yield _Comparison(folder, where, about=parent)

@@ -1,4 +1,4 @@
-"""Writes the verdict of a comparison: the fastest, cheapest and best tier, and what makes the results unreliable."""
+"""Writes the verdict of a comparison: the fastest tier, the cheapest, the best buy, and what makes them unreliable."""
 
 import statistics
 from collections import Counter
@@ -22,23 +22,24 @@ from trainer.base.run_files.goodput import (
 from trainer.base.run_files.job_files import mapping, number
 from trainer.base.settings.train_config import MAY_CHANGE
 
-_RESOLUTION = 0.01  # speeds that differ by less are equal, also without a known spread
-_LOSS_TOLERANCE = 0.05  # of the larger loss
-_ROUNDING = 1e-6  # of float32
+_RESOLUTION = 0.01  # speeds that differ by less than this share are equal, even if no spread is known
+_LOSS_TOLERANCE = 0.05  # final losses that differ by less than this share of the larger one agree
+_ROUNDING = 1e-6  # a relative difference that float32's rounding makes
 _MORE_WORK = "use a larger batch per replica or a larger model."
-_LOSSES = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)  # of time
+_LOST_TIME = (INPUT, SAVE, REPEATED, RESTART, COMPILATION, START)  # the classes of goodput that users can reduce
 
 
 def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str = "") -> list[str]:
-    """Returns sentences, the most important first: of the tiers, or of their losses if no speeds are compared.
+    """Returns the sentences of the verdict, the most important first.
 
-    Only speeds of real devices are. `baseline`: the tier of the speed-ups, by default the first.
+    Speeds are compared only between tiers of real devices; with fewer than two of these, the sentences on final losses
+    come first. `baseline`: the tier that the fastest one is compared with, by default the first.
     """
     real = [row for row in rows if row.has_speed and not row.simulated]
     simulated = [row.tier for row in rows if row.simulated]
     done = [row for row in rows if row.done]
     sentences = [*_ranking(real, baseline or rows[0].tier)] if len(real) > 1 else []
-    # Another global batch has other losses, and so has another number of steps.
+    # Final losses compare only after the same number of steps with the same global batch.
     if collection.scaling != "weak" and len({row.steps for row in done}) == 1:
         sentences += _final_losses([row for row in done if row.final_loss is not None])
     if simulated:
@@ -53,7 +54,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
         for row in real if (row.input_wait or 0.0) >= MUCH
     ]  # fmt: skip
     sentences += _goodput(rows)
-    # Work that differs where it should not.
+    # Differences in the work of the tiers that should not be there.
     images = {row.tier: row.images for row in done if row.images is not None}
     if len(set(images.values())) > 1:
         counts = ", ".join(f"{tier} {count:,}" for tier, count in images.items())
@@ -68,9 +69,9 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
     # Runs that did not end well.
     for row in rows:
         bad = [run for run in row.group.runs if run.state != "done"]
-        of = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
+        count = f"{len(bad)} of {len(row.group.runs)} repeats: " if row.done else ""
         if ending := bad[0].ending if bad else row.not_done:
-            sentences.append(f"{row.tier}: {of}{ending}.")
+            sentences.append(f"{row.tier}: {count}{ending}.")
     if collection.local and collection.parallel > 1:
         sentences.append(f"Up to {collection.parallel} runs shared this machine and slowed each other down: use "
                          "--parallel=1.")  # fmt: skip
@@ -78,7 +79,7 @@ def verdict(collection: Collection, rows: Sequence[TierSummary], baseline: str =
 
 
 def _equally_fast(first: TierSummary, second: TierSummary) -> bool:
-    """Returns whether two medians differ by no more than the larger interquartile range, or than 1 %."""
+    """Returns whether the median speeds differ by no more than the larger interquartile range or, if larger, 1 %."""
     speeds = first.images_per_second, second.images_per_second
     widths = (speed.high - speed.low for speed in speeds)
     return bool(abs(_speed(first) - _speed(second)) <= max(*widths, _RESOLUTION * max(_speed(first), _speed(second))))
@@ -89,14 +90,14 @@ def _speed(row: TierSummary) -> float:
 
 
 def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
-    """Names the fastest tier, the cheapest and the best buy, in one sentence and then in one each."""
+    """Yields a sentence that names the fastest tier, the cheapest and the best buy, and then one on each of them."""
     fastest = best(rows, "images_per_second")
     compared = fastest.speed_up and baseline in (row.tier for row in rows) and fastest.tier != baseline
     against = f", {fastest.speed_up:.2f} x {baseline}" if compared else ""
     ties = [row.tier for row in rows if row is not fastest and _equally_fast(row, fastest)]
     tied = f"; {', '.join(ties)} {'is' if len(ties) == 1 else 'are'} equal within the spread" if ties else ""
     speed = f"Fastest: {fastest.tier}, {figures(_speed(fastest))} images/s{against}{tied}."
-    # The cheapest and the best are of the tiers with a cost; the notes say why others have none.
+    # Only tiers with a cost can be the cheapest or the best buy; the notes say why others have none.
     priced = [row for row in rows if row.cost_per_million_images is not None]
     if len(priced) < 2:
         yield speed
@@ -122,7 +123,10 @@ def _ranking(rows: Sequence[TierSummary], baseline: str) -> Iterator[str]:
 
 
 def _scaling(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Compares the tiers of each kind with the one of fewest devices, and names those that more devices do not help."""
+    """Yields sentences on how the speed grows with the devices of a kind, and on tiers that more devices do not help.
+
+    The tiers of a kind are compared with the one that has the fewest devices.
+    """
     by_kind: dict[str, list[TierSummary]] = {}
     for row in sorted(rows, key=lambda row: (row.devices, -_speed(row))):
         if row.kind != UNKNOWN:
@@ -157,19 +161,22 @@ def _devices(row: TierSummary) -> str:
 
 
 def _goodput(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Says what the seconds of a tier's runs went to, those that were paid for if that is known, and who is slow."""
+    """Yields a sentence for each tier on Vertex AI on what its seconds went to, and one on a slow worker.
+
+    The seconds include those that were billed without being seen by a run, if they are known.
+    """
     for row in rows:
         runs = [run for run in row.runs if run.goodput]
         seconds = Counter[str]()
         for run in runs:
             seconds.update(run.goodput)
         total = sum(seconds.values())
-        most = max(_LOSSES, key=lambda name: seconds[name])
+        most = max(_LOST_TIME, key=lambda name: seconds[name])
         lost = f", and lost {percent(seconds[most] / total)} to {CLASSES[most]}" if seconds[most] > MUCH * total else ""
         paid = "paid" if row.paid_seconds else "took"
         unpaid = sum(number(run.result.get("between_jobs_seconds")) or 0.0 for run in runs)
         apart = f"; {_hours(unpaid)} between its jobs are not paid" if unpaid >= 1 else ""
-        if total and row.on_vertex:  # which is paid by time
+        if total and row.on_vertex:  # there the time is paid for
             yield f"{row.tier} {paid} {_hours(total)}{lost}: {shares_in_words(seconds)}{apart}."
         for slow in [worker for run in runs if (worker := mapping(run.result, "slow_worker"))][:1]:
             yield f"{row.tier}: {slow.get('name')} is slow: {slow.get('why')}."
@@ -180,30 +187,30 @@ def _hours(seconds: float) -> str:
 
 
 def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
-    """Says how close the final losses are, or which differ from the first tier's.
+    """Yields a sentence on how closely the final losses agree, or one for each that differs from the first tier's.
 
-    They differ if it is by more than 5 %, and by more than the loss changes between reports.
+    Losses differ if they are apart by more than 5 %, and by more than the loss changes between reports.
     """
     if len(rows) < 2:
         return
     first = rows[0]
-    alike = True
-    most = 0.0
+    agreeing = True
+    most = 0.0  # the largest relative difference
     for row in rows[1:]:
         apart, larger = abs(row.final_loss - first.final_loss), max(abs(row.final_loss), abs(first.final_loss))
         most = max(most, apart / (larger or 1.0))
         if row.loss_name != first.loss_name:
-            alike = False
+            agreeing = False
             yield f"Final losses cannot be compared: {row.loss_name} of {row.tier}, {first.loss_name} of {first.tier}."
         elif apart > max(_LOSS_TOLERANCE * larger, _noise(row), _noise(first)):
-            alike = False
+            agreeing = False
             yield (
                 f"Different final losses: {row.loss_name} {figures(row.final_loss)} on {row.tier}, "
                 f"{figures(first.final_loss)} on {first.tier}: "
                 "rounding alone can do that in a short run; if the training differs, which `python -m trainer.check` "
                 "tells, the speeds are not comparable."
             )
-    if alike:
+    if agreeing:
         losses = sorted(row.final_loss for row in rows)
         values = f"{first.loss_name} {' to '.join(dict.fromkeys(map(figures, (losses[0], losses[-1]))))}"
         noise = ", which is less than the loss changes between reports" if most > _LOSS_TOLERANCE else ""
@@ -213,7 +220,7 @@ def _final_losses(rows: Sequence[TierSummary]) -> Iterator[str]:
 
 
 def _noise(row: TierSummary) -> float:
-    """Returns the median change of the loss between its last ten reports, the largest of the runs."""
+    """Returns by how much the loss changes between reports: the median over the last ten, the largest of all runs."""
     last = [[line.scalars.get(row.loss_name) for line in (run.reports or run.epochs)[-10:]] for run in row.group.runs]
     curves = [[value for value in values if value is not None] for values in last]
     changes = [[abs(after - before) for before, after in pairwise(values)] for values in curves]
