@@ -30,7 +30,7 @@ def counted_devices(count: int) -> str:
 
 
 def markdown_table(titles: Sequence[str], cells: Sequence[Sequence[str]], below: Sequence[str], left: int = 1) -> str:
-    """Returns a Markdown table whose first `left` columns are aligned left, and the lines `below` as a list under it."""
+    """Returns a Markdown table whose first `left` columns are aligned left, with the list `below` under it."""
     lines = [titles, ["---"] * left + ["--:"] * (len(titles) - left), *cells]
     table = "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
     return "\n".join([table, "", *(f"- {line}" for line in below)]) + "\n"

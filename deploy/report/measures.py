@@ -250,7 +250,7 @@ class TierSummary:
         return median(run.final.get(name) for run in self.done) if self.quality == self.wanted_quality else None
 
     def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
-        """Returns the first of `names` of which all runs (`have` is all) or any run (any) has a final value, or None."""
+        """Returns the first of `names` with a final value in all runs (`have` is all) or in any run (any); else None."""
         return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
 
 

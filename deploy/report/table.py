@@ -20,7 +20,7 @@ _SCALING = {
 
 
 def shown(rows: Sequence[TierSummary]) -> list[list[str]]:
-    """Returns the title and the cells of each measure that any tier has a value of; a missing value is an empty cell."""
+    """Returns the title and the cells of each measure of which any tier has a value; a missing value is empty."""
     lines = []
     for measure in MEASURES:
         values = [row.values[measure.key] for row in rows]
