@@ -1,1 +1,1 @@
-"""Holds the programs that run inside a job, by the standard library alone, with one more file: the watch of limits."""
+"""Holds the programs that run inside a job. They need the standard library alone, and trainer/base/limit_watch.py."""

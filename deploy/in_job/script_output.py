@@ -1,4 +1,4 @@
-"""Passes on the output of a script in bounded memory, and finds its reports in the order in which it made them."""
+"""Passes on the output of a script in bounded memory, and finds its reports in the order in which it wrote them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,23 @@ import threading
 from collections.abc import Callable
 from typing import IO, cast
 
-PIECE = 2**16  # bytes that are read at once; of a longer line only the end is looked at
-LAST_OUTPUT_S = 5.0  # after the script's end, for a process that it left and that holds its output open
+PIECE = 2**16  # the most bytes that are read at once; of a longer line only this much of its end is looked at
+LAST_OUTPUT_S = 5.0  # how long to read on after the script's end, if a process that it started still has its output
 
 Take = Callable[[bytes], None]
 
 
 class Output:
-    """Reads stdout, stderr and the pipe of reports of a script in a thread. `take` gets lines that may be reports."""
+    """Reads the stdout, the stderr and the pipe of reports of a script in a thread, and passes on stdout and stderr.
+
+    `reports`: the file descriptor of the pipe, which does not block; `take`: gets each line of stdout and of the pipe,
+    since both may have reports.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], reports: int, take: Take) -> None:
         self._process, self._reports, self._take = process, reports, take
-        self._unfinished = {"stdout": b"", "stderr": b"", "reports": b""}  # the last line of each
-        self.last_error = b""  # the newest line of stderr with a word in it
+        self._unfinished = {"stdout": b"", "stderr": b"", "reports": b""}  # the end of each, after its last line break
+        self.last_error = b""  # the newest line of stderr that is not blank
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -32,7 +36,7 @@ class Output:
         self._thread.join(LAST_OUTPUT_S)
         self._take_reports()
         self._take(self._unfinished["stdout"])
-        self._note(self._unfinished["stderr"])
+        self._keep_error(self._unfinished["stderr"])
 
     def _read(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -45,12 +49,13 @@ class Output:
                         self._take_reports()
                     elif piece := os.read(key.fd, PIECE):
                         target = sys.stdout.buffer if key.data == "stdout" else sys.stderr.buffer
-                        with contextlib.suppress(OSError, ValueError):  # nobody reads: the script is not to wait
+                        # Nobody may read this process's output any more; the script must not wait for it.
+                        with contextlib.suppress(OSError, ValueError):
                             target.write(piece)
                             target.flush()
                         if key.data == "stdout":
-                            self._take_reports()  # those before this piece, which is read already
-                        self._split(key.data, piece, self._take if key.data == "stdout" else self._note)
+                            self._take_reports()  # first those that the script wrote before this piece of stdout
+                        self._split(key.data, piece, self._take if key.data == "stdout" else self._keep_error)
                     else:
                         selector.unregister(key.fileobj)
 
@@ -60,11 +65,11 @@ class Output:
                 self._split("reports", piece, self._take)
 
     def _split(self, stream: str, piece: bytes, use: Take) -> None:
-        """Uses the lines that the piece completes."""
+        """Passes each line that the new piece of a stream completes to `use`."""
         *lines, unfinished = (self._unfinished[stream] + piece).split(b"\n")
         self._unfinished[stream] = unfinished[-PIECE:]
         for line in lines:
             use(line)
 
-    def _note(self, line: bytes) -> None:
+    def _keep_error(self, line: bytes) -> None:
         self.last_error = line if line.strip() else self.last_error

@@ -1,7 +1,7 @@
-"""Records the numbers that a script reports, in the files of a job directory that reports and `watch` read.
+"""Records the numbers that a script reports in a job directory, for `deploy report` and `deploy watch`.
 
-The directory is on this disk or in a bucket. These are the files and fields of trainer/base/run_files/job_files.py,
-which is not imported.
+The directory is on this disk or in a bucket. Its files and their fields are those of
+trainer/base/run_files/job_files.py, which cannot be imported here.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from .starter import STORAGE, object_url, request, say, token
 
 RUN_INFO, STATS, RESULT = "run.json", "stats.jsonl", "result.json"
-EVERY_S = {False: 1.0, True: 30.0}  # between writes, on a disk and in a bucket
-LARGEST = 1e15  # a larger number is left out, as a reader would
-LINES = 5_000  # so many reports have a line each; then lines are a second apart, and twice as far after as many again
+EVERY_S = {False: 1.0, True: 30.0}  # the time between two writes, on a disk (False) and in a bucket (True)
+LARGEST = 1e15  # larger numbers are left out; the readers of these files ignore them, too
+LINES = 5_000  # this many reports get a line each; then lines are a second apart, and twice as far after as many again
 
 
 class Record:
-    """Counts the reports of one start of a script. Its methods may be called by several threads.
+    """Records the reports of one start of a script. Its methods may be called by several threads.
 
-    `job_dir`: a path or a gs:// address; `about`: the content of run.json that is known before the first report. That
-    the files cannot be written is said once, and ends no script.
+    `job_dir`: a path or a gs:// address; `about`: the content of run.json that is known before the first report;
+    `clock`: returns the time in seconds. If the files cannot be written, one warning is printed; the script goes on.
     """
 
     def __init__(self, job_dir: str, about: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,23 +37,24 @@ class Record:
                       "on_vertex": os.environ.get("CLOUD_ML_JOB_ID", "").isdigit()}  # fmt: skip
         self._began, self._result = clock(), {"state": "running", "steps": 0, "wall_seconds": 0.0, "restarts": 0}
         self._final: dict[str, dict[str, float | None]] = {"losses": {}, "metrics": {}}
-        self._lines: list[tuple[int, str]] = []  # of stats.jsonl, by step
-        self._last: dict[str, Any] | None = None  # the report of the newest line
-        self._written: dict[str, str] = {}
-        self._startup: float | None = None
-        self._before, self._due, self._refused = 0.0, 0.0, False
-        self.reports = 0  # that have arrived
+        self._lines: list[tuple[int, str]] = []  # the lines of stats.jsonl, each after its step
+        self._last: dict[str, Any] | None = None  # the report that the newest line was made of
+        self._written: dict[str, str] = {}  # the content of each file as it was last written
+        self._startup: float | None = None  # seconds until the first report
+        self._earlier_seconds = 0.0  # the wall time of earlier starts
+        self._due, self._warned = 0.0, False
+        self.reports = 0  # how many have arrived
 
     def begin(self) -> None:
-        """Continues the record of an earlier start that did not end as planned, and writes what is known."""
+        """Continues the record of an earlier start, unless that was done, and writes the files."""
         try:
             earlier, stats = _object(_read(self._job_dir, RESULT)), _read(self._job_dir, STATS)
         except OSError as error:
-            self._refuse(error)
+            self._warn_once(error)
             return
-        self._written[STATS] = stats  # of a run that was done: it is replaced
+        self._written[STATS] = stats  # if the earlier start was done, the next write replaces it
         if earlier and earlier.get("state") != "done":
-            self._before = _number(earlier.get("wall_seconds")) or 0.0
+            self._earlier_seconds = _number(earlier.get("wall_seconds")) or 0.0
             self._result["restarts"] = 1 + (_count(earlier.get("restarts")) or 0)
             self._startup = _number(earlier.get("startup_seconds"))
             steps = [(_object(line).get("step"), line) for line in stats.splitlines()]
@@ -61,9 +62,9 @@ class Record:
         self.write()
 
     def take(self, line: bytes) -> None:
-        """Counts a line of a script's output if it is a report: a JSON object with a whole number `step`.
+        """Records a line of a script's output if it is a report: a JSON object with a whole number `step`.
 
-        A report has a line of its own unless the last one is too recent.
+        A report gets a line in stats.jsonl unless there are many and the last one is too recent.
         """
         text = line.rstrip(b"\r\n").rpartition(b"\r")[2].strip()
         if not (text.startswith(b"{") and b'"step"' in text):
@@ -85,60 +86,68 @@ class Record:
                     numbers[kind][name] = self._final[kind][name] = _number(value)
             self._result["steps"] = step
             last = self._last
-            spaced = 2.0 ** (len(self._lines) // LINES - 1) if len(self._lines) >= LINES else 0.0
-            if last and step > last["step"] and now - last["time"] < spaced:
+            spacing_s = 2.0 ** (len(self._lines) // LINES - 1) if len(self._lines) >= LINES else 0.0
+            if last and step > last["step"] and now - last["time"] < spacing_s:
                 return
-            if self._lines and step <= self._lines[-1][0]:  # the script trains these steps another time
+            if self._lines and step <= self._lines[-1][0]:  # the script repeats these steps, as after a restart
                 self._lines = [earlier for earlier in self._lines if earlier[0] < step]
-            pace = rows = None
+            step_seconds = examples_per_step = None
             if last and step > last["step"]:
                 steps = step - last["step"]
-                pace = (now - last["time"]) / steps
-                # Without a count of examples the steps themselves are counted.
+                step_seconds = (now - last["time"]) / steps
+                # If the script does not count examples, each step counts as one.
                 before: Any = examples if last["examples"] is None else last["examples"]
                 read = steps if examples is None else examples - before
-                rows = read / steps if read > 0 else None
+                examples_per_step = read / steps if read > 0 else None
                 unit = {"unit": "steps" if examples is None else "examples"}
-                self._info["data"] = {**unit, "examples_per_step": round(rows)} if rows else unit
+                if examples_per_step:
+                    self._info["data"] = {**unit, "examples_per_step": round(examples_per_step)}
+                else:
+                    self._info["data"] = unit
+            speed = examples_per_step / step_seconds if examples_per_step and step_seconds else None
             entry = {
-                "kind": "report", "step": step, "step_seconds": pace, "untimed_steps": 0 if last else max(1, step),
-                "seconds": round(max(0.0, self._before + now - self._began - (self._startup or 0.0)), 6),
-                "images_per_second": rows / pace if rows and pace else None, **numbers,
+                "kind": "report", "step": step, "step_seconds": step_seconds,
+                "untimed_steps": 0 if last else max(1, step),
+                "seconds": round(max(0.0, self._earlier_seconds + now - self._began - (self._startup or 0.0)), 6),
+                "images_per_second": speed, **numbers,
             }  # fmt: skip
             self._lines.append((step, json.dumps(entry)))
             self._last = {"step": step, "examples": examples, "time": now}
 
     def write_if_due(self) -> None:
-        """Writes the files now and then, and as soon as there is a first report."""
+        """Writes the files if EVERY_S has passed since the last time, or if they do not have the first report yet."""
         if self._clock() >= self._due or (self.reports and not self._written.get(STATS)):
             self.write()
             self._due = self._clock() + EVERY_S[self._job_dir.startswith("gs://")]
 
     def write(self, state: str = "running", **more: Any) -> None:
-        """Writes the files that have changed; what cannot be written is written by the next call."""
+        """Writes the files that have changed. A file that cannot be written is tried again by the next call.
+
+        `state`, `more`: what result.json says beside the numbers.
+        """
         with self._lock:
-            wall = round(self._before + self._clock() - self._began, 3)
+            wall = round(self._earlier_seconds + self._clock() - self._began, 3)
             result = {**self._result, "state": state, "wall_seconds": wall, "startup_seconds": self._startup,
                       "final": self._final, **more}  # fmt: skip
             files = {RUN_INFO: _text(self._info), STATS: "".join(f"{line}\n" for _, line in self._lines)}
-            files[RESULT] = _text(result)  # last: it tells how complete the others are
+            files[RESULT] = _text(result)  # last, so that the other files are at least as new as it says
         try:
             for name, content in files.items():
                 if self._written.get(name, "") != content:
                     _write(self._job_dir, name, content)
                     self._written[name] = content
         except OSError as error:
-            self._refuse(error)
+            self._warn_once(error)
 
-    def _refuse(self, error: OSError) -> None:
-        if not self._refused:
+    def _warn_once(self, error: OSError) -> None:
+        if not self._warned:
             line = f"the numbers of this script cannot be written to its job directory: {error}; the script goes on"
             say(f"{line}; its account needs roles/storage.objectUser there (docs/permissions.md)", "WARNING")
-        self._refused = True
+        self._warned = True
 
 
 def _read(folder: str, name: str) -> str:
-    """Returns the content of a file, empty if there is none. Raises OSError if it cannot be read."""
+    """Returns the content of a file; "" if there is none. Raises OSError if it cannot be read."""
     if folder.startswith("gs://"):
         return request(object_url(f"{folder}/{name}"), {"Authorization": f"Bearer {token()}"}, missing=b"").decode(
             errors="replace"
@@ -151,9 +160,9 @@ def _read(folder: str, name: str) -> str:
 
 
 def _write(folder: str, name: str, content: str) -> None:
-    """Replaces a file as a whole: https://cloud.google.com/storage/docs/uploading-objects
+    """Replaces a file as a whole: a reader never sees a part of it. Raises OSError if that fails.
 
-    Raises OSError if that fails.
+    https://cloud.google.com/storage/docs/uploading-objects
     """
     if folder.startswith("gs://"):
         bucket, _, path = f"{folder}/{name}".removeprefix("gs://").partition("/")

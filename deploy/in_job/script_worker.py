@@ -1,7 +1,8 @@
-"""Runs a user's script as one worker of a job: gives it PyTorch's variables, reads its reports, ends as it does.
+"""Runs a user's script as one worker of a job: sets PyTorch's variables, records its reports, and ends as it ends.
 
-The variable TRAINER_SCRIPT is JSON: "command" of Python (`["train.py"]` or `["-m", "my.task"]`), its "folder", the
-"job_dir", and "about", the content of run.json. The arguments of this program are the script's.
+The variable TRAINER_SCRIPT is JSON: "command", Python's arguments (`["train.py"]` or `["-m", "my.task"]`); "folder",
+in which the script runs; "job_dir"; and "about", the first content of run.json. The arguments of this program are those
+of the script.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def main() -> int:
-    """Runs the script to its end, passes on its output and signals, and returns its exit code.
+    """Runs the script to its end, passes on its output and signals to it, and returns the job's exit code.
 
-    That is 128 + n if signal n ended it.
+    It is the script's, or 128 + n if signal n ended the script, or 0 if a limit of the job stopped it.
     """
     plan = json.loads(os.environ["TRAINER_SCRIPT"])
     torch = torch_variables(os.environ)
     os.chdir(plan["folder"])
-    # The devices are those of the tier, or the CPU that stands for them.
+    # The devices are the GPUs of the tier, or the CPU if it has none or if the CPU stands in for them.
     simulated, count = bool(int(os.environ.get("TRAINER_SIMULATED_DEVICES") or 0)), plan["about"]["accelerators"]
     devices = [f"GPU:{number}" for number in range(count)] if count and not simulated else ["CPU:0"]
     about = {**plan["about"], "simulated": simulated, "devices": devices * plan["about"]["cluster"]["workers"],
              "versions": {"python": platform.python_version()},
              "command": os.environ.get("TRAINER_COMMAND") or shlex.join(["python", *plan["command"], *sys.argv[1:]]),
              }  # fmt: skip
-    # The script gets the variables of this process without ours, and one file of ours on its path.
+    # The script gets the variables of this process except TRAINER_*. Of this package it can import only the folder
+    # `importable`: under `deploy local` the folder of the whole package may be on the path, and is removed.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TRAINER_")}
-    ours = os.path.dirname(os.path.dirname(HERE))  # of `deploy local`; in a job no such folder is on the path
+    own_root = os.path.dirname(os.path.dirname(HERE))
     path_before = variables.get("PYTHONPATH", "").split(os.pathsep)
-    path = [folder for folder in path_before if folder and os.path.abspath(folder) != ours]
+    path = [folder for folder in path_before if folder and os.path.abspath(folder) != own_root]
     variables["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "importable"), *path])
     record = Record(plan["job_dir"], about) if torch["RANK"] == "0" else None  # only the chief's reports count
     if record:
@@ -57,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         pipe = os.path.join(folder, "reports")
         os.mkfifo(pipe)
-        # With a reader that is a writer too it never ends before the script.
+        # Opened for writing, too: otherwise the pipe would end whenever the script closes it.
         reports = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         command = [sys.executable, *plan["command"], *sys.argv[1:]]
         environment = {"PYTHONUNBUFFERED": "1", **torch, **variables, PIPE: pipe}
@@ -67,7 +69,10 @@ def main() -> int:
 
 
 def _followed(process: subprocess.Popen[bytes], output: Output, record: Record | None, name: str) -> int:
-    """Waits for the script's end and records it; returns the exit code."""
+    """Waits for the script's end, watches the job's limits meanwhile, records how it ended and returns the exit code.
+
+    Signals that end this process are passed on to the script. `name`: what messages call the script.
+    """
     signals: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
@@ -79,12 +84,12 @@ def _followed(process: subprocess.Popen[bytes], output: Output, record: Record |
     watch: LimitWatch | None = None
     reports = 0
     if os.environ.get("TRAINER_LIMITS"):
-        # A job has this file in its archive. On the path of a local run, which has no limits, a package of the user's
-        # may have the same name.
+        # A job has this file in its archive. It is not imported in a local run, which has no limits, since a package of
+        # the user's may have the same name there.
         from trainer.base.limit_watch import LimitWatch, read_limits
 
         watch = LimitWatch(read_limits(), lambda line: say(line, "WARNING"), process.terminate, process.kill)
-        watch.idle_s = -math.inf  # however long a script prepares: idle time counts from its first use or report
+        watch.idle_s = -math.inf  # a script may prepare for long: idle time counts from its first use or report
     with watch.looking() if watch else contextlib.nullcontext():
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -99,29 +104,30 @@ def _followed(process: subprocess.Popen[bytes], output: Output, record: Record |
     end: dict[str, Any] = {"state": "interrupted" if signals else "failed", "exit_code": code}
     end["error"] = f"{name} exited with status {code}" + (f": {last}" if last else "")
     if watch and watch.reason:
-        end, code = {"state": "stopped", "error": watch.reason}, 0  # Vertex AI restarts what exits otherwise
+        end, code = {"state": "stopped", "error": watch.reason}, 0  # Vertex AI would restart it for another exit code
     elif not code and not signals:
         end = {"state": "done", "error": None}
     if record:
-        import resource  # only where there is such a module
+        import resource  # this module does not exist on all platforms
 
-        used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss  # of the script, or a process that it started
-        record.write(**end, peak_memory_gib=round(used / (2**30 if sys.platform == "darwin" else 2**20), 3))
+        # The peak of the script or, if that is larger, of a process that it started.
+        peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        record.write(**end, peak_memory_gib=round(peak / (2**30 if sys.platform == "darwin" else 2**20), 3))
     return code
 
 
 def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of torch.distributed that CLUSTER_SPEC implies, one process a worker.
+    """Returns the variables of torch.distributed that follow from CLUSTER_SPEC, for one process on each worker.
 
-    https://docs.pytorch.org/docs/stable/distributed.html, "Environment variable initialization"; RANK 0 is the chief.
+    RANK 0 is the chief. https://docs.pytorch.org/docs/stable/distributed.html, "Environment variable initialization"
     """
     spec = json.loads(environment.get("CLUSTER_SPEC") or "{}")
     cluster, task = spec.get("cluster", {}), spec.get("task", {})
-    pools = [name for name in ("workerpool0", "workerpool1") if name in cluster]  # without a Reduction Server
+    pools = [name for name in ("workerpool0", "workerpool1") if name in cluster]  # a Reduction Server is no worker
     workers = [(pool, index) for pool in pools for index in range(len(cluster[pool]))] or [("workerpool0", 0)]
     own_place = (task.get("type", "workerpool0"), int(task.get("index", 0)))
     host, _, port = (cluster[pools[0]][0] if pools else "127.0.0.1:29500").rpartition(":")
-    rank = workers.index(own_place) if own_place in workers else len(workers)  # an evaluator, which records nothing
+    rank = workers.index(own_place) if own_place in workers else len(workers)  # else an evaluator
     return {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(len(workers)),
             "LOCAL_RANK": "0"}  # fmt: skip
 

@@ -1,10 +1,12 @@
 """Starts a job: looks for the GPU driver, fetches and installs what the job needs, then runs the trainer or a script.
 
-It lies in the bucket beside the packages, and the command of a job's spec reads it there and runs it: it uses the
-standard library alone. The variable
-TRAINER_START is JSON: "gpus" of the machine, "requirements" for pip, "packages" as [address, SHA-256], "module"; for a
-script instead of a module "code", [address, SHA-256] of its archive, and "script", for `script_worker`. The variable
-TRAINER_SECRETS names versions of secrets, by the variable that gets the value of each.
+This file lies in the bucket beside the packages. The command in a job's spec downloads and runs it before anything is
+installed, so that it uses the standard library alone.
+
+The variable TRAINER_START is JSON: "gpus", the number of the machine's GPUs; "requirements" for pip; "packages", a list
+of [address, SHA-256]; and "module", which is run. A script has, instead of the last three, "code", the [address,
+SHA-256] of its archive, and "script", for `script_worker`. The variable TRAINER_SECRETS is JSON, too: a version of a
+secret for each variable that gets its value.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ import urllib.request
 import zipfile
 from typing import Any, NoReturn
 
-MUST_CHANGE, FAULT = 2, 1  # exit codes, as of the trainer
-TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0
+MUST_CHANGE, FAULT = 2, 1  # exit codes, the same as the trainer's
+TRIES, PAUSE_S, TIMEOUT_S = 6, 2.0, 60.0  # of a request; the pause doubles after each further try
 STORAGE = os.environ.get("STORAGE_EMULATOR_HOST", "https://storage.googleapis.com")
 
 
 def main() -> None:
-    """Prepares this machine and becomes the program. Exits with MUST_CHANGE or FAULT and one line if that fails."""
+    """Prepares this machine and replaces this process by the job's program.
+
+    Prints one line and exits with MUST_CHANGE or FAULT if the preparation fails.
+    """
     plan = json.loads(os.environ["TRAINER_START"])
     if plan["gpus"]:
         find_driver()
@@ -46,7 +51,7 @@ def main() -> None:
 
 
 def become_script(plan: dict[str, Any]) -> None:
-    """Unpacks a script's archive, installs its requirements and becomes the program that runs it."""
+    """Unpacks a script's archive, installs its requirements and replaces this process by the program that runs it."""
     folder = tempfile.mkdtemp()
     address, digest = plan["code"]
     with zipfile.ZipFile(download(address, digest, folder)) as archive:
@@ -60,7 +65,7 @@ def become_script(plan: dict[str, Any]) -> None:
 
 
 def find_driver() -> None:
-    """Ends the job unless NVIDIA's driver can be loaded: a paid GPU would idle beside a run on the CPU."""
+    """Ends the job unless NVIDIA's driver can be loaded: the run would use the CPU beside paid, idle GPUs."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -73,7 +78,7 @@ def find_driver() -> None:
 
 
 def download(address: str, digest: str, folder: str) -> str:
-    """Returns the path of the wheel at a gs:// address, whose SHA-256 must be `digest`."""
+    """Downloads the object at a gs:// address to `folder` and returns its path. Ends the job if its SHA-256 differs."""
     content = read(object_url(address), address, "roles/storage.objectViewer")
     actual = hashlib.sha256(content).hexdigest()
     if actual != digest:
@@ -86,13 +91,13 @@ def download(address: str, digest: str, folder: str) -> str:
 
 
 def object_url(address: str) -> str:
-    """Returns the URL at which the content of the object gs://BUCKET/NAME is read."""
+    """Returns the URL from which the content of the object gs://BUCKET/NAME can be read."""
     bucket, _, name = address.removeprefix("gs://").partition("/")
     return f"{STORAGE}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, safe='')}?alt=media"
 
 
 def token() -> str:
-    """Returns a token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads
+    """Returns an access token of the job's account: https://cloud.google.com/compute/docs/access/authenticate-workloads
 
     Raises OSError if the metadata server does not answer.
     """
@@ -102,7 +107,7 @@ def token() -> str:
 
 
 def secret(version: str) -> str:
-    """Returns the text of a version of a secret, projects/P/secrets/S/versions/V.
+    """Returns the value of a secret. `version`: projects/P/secrets/S/versions/V. Ends the job if it cannot be read.
 
     https://docs.cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
     """
@@ -115,7 +120,10 @@ def secret(version: str) -> str:
 
 
 def read(url: str, subject: str, role: str) -> bytes:
-    """Returns what the job's account reads at a URL, with `role`. Exits with one line if it cannot be read."""
+    """Returns the content of a URL, read as the job's account. Ends the job with one line if it cannot be read.
+
+    `subject`: what the line says that could not be read; `role`: the role that the account needs for it.
+    """
     try:
         return request(url, {"Authorization": f"Bearer {token()}"})
     except PermissionError as error:
@@ -125,9 +133,10 @@ def read(url: str, subject: str, role: str) -> bytes:
 
 
 def request(url: str, headers: dict[str, str], body: bytes | None = None, missing: bytes | None = None) -> bytes:
-    """Returns the answer of a GET, or of a POST if there is a `body`; tries again while service or network fail.
+    """Sends a GET, or a POST if there is a `body`, and returns the body of the response.
 
-    `missing`: what to return for 404. Raises OSError in the end, PermissionError at once if the account may not do it.
+    It is repeated up to TRIES times while the service or the network fails; then OSError is raised. `missing`: what to
+    return for a 404. Raises PermissionError at once if the account may not do it, or for a 404 without `missing`.
     """
     problem = ""
     for attempt in range(TRIES):
@@ -148,7 +157,10 @@ def request(url: str, headers: dict[str, str], body: bytes | None = None, missin
 
 
 def install(packages: list[str]) -> None:
-    """Installs requirements and wheels in one step, so that pip chooses versions that fit together."""
+    """Installs requirements and wheels by one call of pip, so that it chooses versions that fit together.
+
+    Ends the job if that fails.
+    """
     say(f"installs {' '.join(map(os.path.basename, packages))}")
     began = time.monotonic()
     flags = ["--no-cache-dir", "--no-compile", "--disable-pip-version-check", "--root-user-action=ignore", "--quiet"]
@@ -161,12 +173,12 @@ def install(packages: list[str]) -> None:
 
 
 def say(message: str, severity: str = "INFO") -> None:
-    """Prints one line as Cloud Logging reads it."""
+    """Prints one line of JSON, from which Cloud Logging reads the severity and the message."""
     print(json.dumps({"severity": severity, "message": message}), flush=True)
 
 
 def end(message: str, code: int) -> NoReturn:
-    """Ends the job with one line."""
+    """Prints the error in one line and exits with `code`, which ends the job."""
     say(f"error: {message}", "ERROR")
     sys.exit(code)
 

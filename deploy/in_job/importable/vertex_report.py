@@ -1,4 +1,4 @@
-"""Reports the numbers of a training script. This file goes along with the script, and needs the standard library alone.
+"""Reports the numbers of a training script. This file is shipped with the script, and needs only the standard library.
 
 from vertex_report import report
 
@@ -15,9 +15,9 @@ from typing import Any
 def report(step: int, examples: int | None = None, total_steps: int | None = None, **values: Any) -> None:
     """Reports how far the training is, and its losses and metrics since the last report.
 
-    `step`: steps done so far; `examples`: examples read so far, by all workers; `total_steps`: of the whole training.
-    Each of `values` is a number or has `__float__`, as a scalar of TensorFlow or PyTorch. Raises TypeError for others.
-    Outside a job it prints the line instead.
+    `step`: steps done so far; `examples`: examples read so far, by all workers; `total_steps`: steps of the whole
+    training; `values`: losses and metrics by name, each a number or an object with `__float__`, such as a scalar of
+    TensorFlow or PyTorch. Raises TypeError for other values. Outside of a job the report is printed as a line.
     """
     counts = {"step": step, "examples": examples, "total_steps": total_steps}
     line = {name: int(count) for name, count in counts.items() if count is not None}
@@ -26,6 +26,6 @@ def report(step: int, examples: int | None = None, total_steps: int | None = Non
     if not pipe:
         print(text, end="", flush=True)
         return
-    # One short write: those of several processes do not mix.
+    # Each report is one short write, so that the reports of several processes do not mix.
     with open(pipe, "ab", buffering=0) as file:
         file.write(text.encode())
