@@ -116,7 +116,7 @@ def secret(version: str) -> str:
     try:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, TypeError, ValueError):
-        end(f"{version}: it is no text, as a variable needs", MUST_CHANGE)
+        end(f"{version}: the secret is not text, which a variable needs", MUST_CHANGE)
 
 
 def read(url: str, subject: str, role: str) -> bytes:

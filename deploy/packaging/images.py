@@ -121,7 +121,7 @@ def read(url, headers):
 account = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal") + "/computeMetadata/v1/instance/service-accounts"
 token = json.loads(read(f"http://{account}/default/token", {"Metadata-Flavor": "Google"}))["access_token"]
 text = read(f"{storage}/storage/v1/b/{bucket}/o/{urllib.parse.quote(name, '')}?alt=media", {"Authorization": f"Bearer {token}"})
-exec(text if hashlib.sha256(text).hexdigest() in name else sys.exit(f"error: {name}: its SHA-256 is another now"))
+exec(text if hashlib.sha256(text).hexdigest() in name else sys.exit(f"error: {name}: its SHA-256 has changed"))
 """  # noqa: E501 (few lines that can be read as they are)
 # Where Google's machines mount the GPU driver. Images with CUDA set these variables; a plain Python image does not.
 _DRIVER = {"LD_LIBRARY_PATH": "/usr/local/nvidia/lib64:/usr/local/nvidia/lib",

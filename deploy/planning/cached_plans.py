@@ -157,7 +157,7 @@ def memory_lines(works: Iterable[Workload], *, plan: bool, force: bool) -> list[
             line = {NEAR: "warning: may not fit the memory: ", FITS: "fits the memory: "}.get(fit.verdict, "")
             line += f"it {fit.words}"
         else:
-            missing = "that of its devices is not in the table of machines"
+            missing = "the memory of its devices is not in the table of machines"
             why = missing if known else "--plan measures it (some steps on this CPU)"
             line = f"whether it fits the memory is not known: {why}"
         cannot = fit is not None and fit.verdict == TOO_LARGE

@@ -166,9 +166,9 @@ def _read(row: TierSummary, config: TrainConfig, planned_rows: set[float]) -> _M
     if differing:
         key = differing[0]
         raise UserError(
-            f"{run.folder} is another training ({key}: {run.config[key]!r} there, {getattr(config, key)!r} here): "
-            "give the flags of the full job, only steps or epochs may differ, and the batch if a micro-batch has the "
-            "same rows"
+            f"{run.folder} was trained with other settings ({key}: {run.config[key]!r} there, {getattr(config, key)!r} "
+            "here): give the flags of the full job, only steps or epochs may differ, and the batch if a micro-batch "
+            "has the same rows"
         )
     step = Interval(row.step_seconds.low, row.step_seconds.median, row.step_seconds.high)
     same = (batch, micro_batches) == (config.global_batch_size, config.micro_batches_on(row.devices))

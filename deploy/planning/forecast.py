@@ -87,7 +87,7 @@ def forecast(
             else:
                 problems.append(f"no time of {tier.kind} at precision={config.precision}: give a run with --from=")
         elif plan.own_loops:
-            problems.append("no time: loops, as of an LSTM, are other kernels on GPUs: --measure tells")
+            problems.append("no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure")
         elif gpu.rates is None:
             problems.append(f"no rates of {gpu.name} in the table of machines: give a run on it with --from=")
         elif not arithmetic(config, gpu.rates.tflops):

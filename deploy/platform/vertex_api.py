@@ -167,7 +167,7 @@ def unreadable_as_lost(of_parser: type[Exception] = ValueError) -> Iterator[None
     try:
         yield
     except (of_parser, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ApiError(0, f"the response is none of this service: {reason(error)}") from None
+        raise ApiError(0, f"the response is not one of this service: {reason(error)}") from None
 
 
 def console_page(name: str, project: str) -> str:

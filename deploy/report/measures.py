@@ -250,7 +250,7 @@ class TierSummary:
         return median(run.final.get(name) for run in self.done) if self.quality == self.wanted_quality else None
 
     def first_name(self, names: Iterable[str], have: Callable[[Iterable[bool]], bool]) -> str | None:
-        """Returns the first of `names` with a final value in all runs (`have` is all) or in any run (any); else None."""
+        """Returns the first of `names` with a final value in all runs (`have` is all) or in any run (any), or None."""
         return next((name for name in names if self.done and have(name in run.final for run in self.done)), None)
 
 
@@ -311,7 +311,7 @@ def _no_efficiency(row: TierSummary) -> str:
 
 def _no_quality(row: TierSummary) -> str:
     if any(run.quality for run in row.group.runs):
-        return "its features, images or formulas are others than those it would be compared with"
+        return "its features, images or formulas differ from those that it would be compared with"
     images = any(run.sample for run in row.group.runs)
     return "the run did not compute it: use --fid_every_steps" if images else "the run generated no images"
 

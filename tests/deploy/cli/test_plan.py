@@ -153,7 +153,7 @@ def test_epochs_of_unknown_length_are_refused(tmp_path: Path) -> None:
 def test_what_the_short_run_cannot_tell_is_refused(tmp_path: Path) -> None:
     measured = collect([str(short_run(tmp_path, CPU, device="CPU"))])
     other = TrainConfig(model="mlp", global_batch_size=200, learning_rate=0.1, steps=100)
-    with pytest.raises(UserError, match=r"is another training \(global_batch_size: 100 there, 200 here\)"):
+    with pytest.raises(UserError, match=r"was trained with other settings \(global_batch_size: 100 there, 200 here\)"):
         estimate(measured, [CPU], other)
     plant(tmp_path / "one-report", [0.1])
     with pytest.raises(UserError, match="the short run has no step times"):

@@ -107,7 +107,7 @@ def test_what_cannot_work_ends_with_one_line_before_anything_is_installed(
 
 @pytest.mark.parametrize(("content", "line"), [
     (None, "HTTP Error 404: Not Found: may the job's account read it?"),
-    (b"print('another')", "starter.py: its SHA-256 is another now"),
+    (b"print('another')", "starter.py: its SHA-256 has changed"),
 ])  # fmt: skip
 def test_without_its_starter_a_job_ends_with_one_line(
     content: bytes | None, line: str, start: Any, wheel: str, cloud: Emulator

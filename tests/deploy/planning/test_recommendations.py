@@ -62,7 +62,7 @@ def test_a_model_with_loops_has_times_on_cpus_alone_and_the_answer_says_so(tmp_p
     lines = answered(plan, global_batch_size=32, steps=500)
     assert " cpu " in line_of("cheapest", lines)
     assert line_of("not timed", lines).endswith(
-        f"{len(tier_names()) - 2} tiers: no time: loops, as of an LSTM, are other kernels on GPUs: --measure tells"
+        f"{len(tier_names()) - 2} tiers: no time: loops, such as an LSTM's, run other kernels on GPUs: use --measure"
     )
 
 

@@ -298,4 +298,4 @@ def test_images_measured_in_unlike_ways_are_not_put_side_by_side(tmp_path: Path)
     assert {name: row.fid for name, row in rows.items()} == {"one": 30, "same": 20, "other": None, "mixed": None}
     assert rows["one"].coverage == 0.5
     assert {name: getattr(rows["other"], name) for name in QUALITY} == dict.fromkeys(QUALITY)
-    assert rows["other"].missing["fid"].startswith("its features, images or formulas are others")
+    assert rows["other"].missing["fid"].startswith("its features, images or formulas differ")
