@@ -100,7 +100,7 @@ def remember(image: BuiltImage) -> None:
 
 
 def remembered() -> BuiltImage | None:
-    """Returns the image that was built in this folder; None if there is none. Raises UserError for a damaged record."""
+    """Returns the image that was built in this folder, None without one. Raises UserError for a damaged record."""
     try:
         return BuiltImage(**json.loads(IMAGE_RECORD.read_text(encoding="utf-8")))
     except (FileNotFoundError, NotADirectoryError):

@@ -62,7 +62,7 @@ def user_sources(
             f"read them from a bucket, or allow it with --max_package_mb={size / MB + 1:.0f}"
         )
     top = folder if folder.is_dir() else folder.parent
-    allowed = {top / line.removeprefix(ALLOW).strip() for line in _lines(top) if line.startswith(ALLOW)}
+    allowed = {top / line.removeprefix(ALLOW).strip() for line in _ignore_lines(top) if line.startswith(ALLOW)}
     findings, scanned = list[str](), 0
     for name, path in files.items():
         if path not in allowed:
@@ -153,7 +153,7 @@ def rules_in(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[IgnoreRu
     """Returns the rules of a folder's own ignore files, [] without any: https://git-scm.com/docs/gitignore"""
     from pathspec import GitIgnoreSpec
 
-    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _lines(folder, names)) else []
+    return [(folder, GitIgnoreSpec.from_lines(lines))] if (lines := _ignore_lines(folder, names)) else []
 
 
 def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> bool:
@@ -165,7 +165,7 @@ def is_ignored(path: Path, rules: Sequence[IgnoreRules], *, is_folder: bool) -> 
     return ([excluded for excluded in matches if excluded is not None] or [False])[-1]
 
 
-def _lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
+def _ignore_lines(folder: Path, names: Sequence[str] = IGNORE_FILES) -> list[str]:
     files = [folder / name for name in names if (folder / name).is_file()]
     return [line for file in files for line in file.read_text(encoding="utf-8", errors="replace").splitlines()]
 

@@ -174,6 +174,7 @@ class LocalJob:
         self._stopping.set()
 
     def _start(self, worker: LocalWorker, restarts: int = 0) -> _RunningWorker:
+        """Starts a worker's process, and a thread that prints its output. `restarts`: how often it was restarted."""
         process = subprocess.Popen(
             [sys.executable, "-m", worker.module, *worker.arguments],
             env={**os.environ, **worker.environment},
@@ -205,6 +206,7 @@ class LocalJob:
             self.print_line(name, line)
 
     def _watch(self, running: list[_RunningWorker]) -> JobEnd:
+        """Restarts failing workers until the chief is done, one may not be restarted again, or the job is stopped."""
         while not self._stopping.wait(_POLL_S):
             codes = [worker.process.poll() for worker in running]
             restarts = sum(worker.restarts for worker in running)

@@ -61,7 +61,7 @@ def checked_alias(alias: str) -> str:
 
 
 def digest(image: str, about: Servable) -> str:
-    """Returns a digest of a version's image and files, which tells it from other versions."""
+    """Returns a digest of a version's image and files, which identifies the version."""
     return hashlib.sha256(json.dumps([image, dict(about.files)]).encode()).hexdigest()[:40]
 
 

@@ -177,7 +177,7 @@ def console_page(name: str, project: str) -> str:
 
 
 def created_name(name: Any) -> str:
-    """Returns `name`, the resource name of a job. Raises ApiError, as if the response were lost, if it is none."""
+    """Returns `name` if it is a job's resource name. Raises ApiError otherwise, as if the response were lost."""
     if not re.search(r"/customJobs/\d+$", str(name)):
         raise ApiError(0, "the response does not name the job")
     return str(name)

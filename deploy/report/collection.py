@@ -78,6 +78,7 @@ def fetched(path: str, name: str) -> Path:
 
 
 def _collect(folder: Path) -> Collection:
+    """Reads the runs in one local folder; see `collect`."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: use job directories, or the folder of a comparison")
     comparison, _ = read_json(folder / COMPARISON)

@@ -73,7 +73,7 @@ def needed_project(project: str) -> str:
 
 
 def checked_region(region: str) -> str:
-    """Returns `region`. Raises UserError unless it is a region that has Vertex AI training; a zone is none."""
+    """Returns `region`. Raises UserError unless it is a region, not a zone, that has Vertex AI training."""
     regions = load_machines().regions
     if region not in regions:
         raise UserError(

@@ -333,6 +333,7 @@ def machine_tier(machine_type: str, accelerator: str, price_file: str = "", chan
 
 
 def _tier(name: str, spec: Mapping[str, Any], origin: str, price_file: str, changes: SpecChanges) -> Tier:
+    """Returns the tier of a spec after `changes`, with its price. Raises UserError, naming `origin`, for a bad spec."""
     spec, origin = changes.applied(spec, origin)
     check_spec(spec, origin)
     table, pools, price = load_machines(price_file), spec["workerPoolSpecs"], FREE
