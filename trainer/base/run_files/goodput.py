@@ -27,7 +27,7 @@ CLASSES = {
     RESTART: "restarts",  # of one job, whose machines are paid for meanwhile
     OTHER: "other",
 }
-MUCH = 0.2  # of the time: so large a share of a class that is no step calls for advice
+MUCH = 0.2  # of the time: a class other than steps with this share calls for advice
 
 
 class Goodput:
@@ -43,20 +43,20 @@ class Goodput:
         self.unpaid_seconds = number(before.get("between_jobs_seconds")) or 0.0
 
     def enter(self, phase: str) -> None:
-        """Ends the class in which this process is, and begins another."""
+        """Counts the time since the last change to the current class, and makes `phase` the current one."""
         now = time.monotonic()
         self._seconds[self.phase] += now - self._since
         self._since, self.phase = now, phase
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """Counts the block, or the calls of a function that this decorates, to a class."""
-        around = self.phase
+        """Counts the time of the block, or of the calls of a decorated function, to the class `phase`."""
+        outer = self.phase
         self.enter(phase)
         try:
             yield
         finally:
-            self.enter(around)
+            self.enter(outer)
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Moves seconds that were counted to the class `source` to the class `target`."""
@@ -65,7 +65,7 @@ class Goodput:
         self._seconds[target] += seconds
 
     def recover(self, before: Mapping[str, Any], *, paid: bool) -> None:
-        """Counts the time from the last result.json of an earlier process, `before`, until this process began.
+        """Counts the time between the last result.json of the process before, `before`, and the start of this one.
 
         paid: whether both belong to one job of Vertex AI, whose machines are paid for in between.
         """
@@ -89,7 +89,7 @@ def classes_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def share_of_steps(*runs: Mapping[str, float]) -> float | None:
-    """Returns the share of the seconds of all classes of some runs in which steps ran; None without seconds."""
+    """Returns the seconds of steps as a share of all seconds of these runs; None if there are no seconds."""
     total = sum(sum(seconds.values()) for seconds in runs)
     return sum(seconds.get(STEP, 0.0) for seconds in runs) / total if total else None
 

@@ -1,7 +1,7 @@
-"""Opens a job directory, a local folder or an address of which a local scratch folder is the copy that is uploaded.
+"""Opens a job directory: a local folder, or an address in Cloud Storage that mirrors a local scratch folder.
 
-Relies on `job_files.py` for the files, on `mirror.py` for the bucket. A directory that `open_job_dir` returns can be
-written to, belongs to this run, and is locked against others on this machine.
+Relies on `job_files.py` for the files and on `mirror.py` for the bucket. A directory that `open_job_dir` returns is
+writable, belongs to this run, and is locked against other processes of this machine.
 """
 
 import dataclasses
@@ -42,6 +42,7 @@ from trainer.base.storage import (
 )
 from trainer.base.storage.staging import home_of
 
+# Numbers in result.json that the next start of the run continues; a negative one is damaged.
 _COUNTS = {"steps", "asked_steps", "restarts", "steps_repeated", "rollbacks", "wall_seconds", "saving_seconds"}
 
 
@@ -92,10 +93,11 @@ class JobDir:
 def open_job_dir(
     config: TrainConfig, environment: Mapping[str, str] = os.environ, *, make: bool = True, lock: bool = True
 ) -> JobDir:
-    """Creates, checks and locks the job directory. Raises UserError if it is not writable, in use or another run's.
+    """Creates, checks and locks the job directory, and returns its paths.
 
     `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
-    the paths, for a worker that writes nothing; `lock=False` opens it for a run of another process, which locks it.
+    the paths, for a worker that writes nothing; `lock=False` leaves the lock to the process that will run there. Raises
+    UserError if the directory is missing in the settings, not writable, in use, damaged, or of another run.
     """
     remotes: dict[Path, Address] = {}
 
@@ -120,20 +122,21 @@ def open_job_dir(
         return job_dir
     address = job_dir.mirror.where(job_dir.root)
     remote = address != str(job_dir.root)
-    outside = job_dir.root.parent if remote else job_dir.root  # `outline` is about to empty a scratch folder
-    make_writable(outside, "cache_dir" if remote else "job_dir")
+    # The lock of a scratch folder is in its parent, because `outline` empties the folder itself.
+    locked = job_dir.root.parent if remote else job_dir.root
+    make_writable(locked, "cache_dir" if remote else "job_dir")
     if lock:
-        keep_others_out(outside, "job_dir", address)
+        keep_others_out(locked, "job_dir", address)
     job_dir.mirror.outline(job_dir.root, job_dir.checkpoints)
     info, problem = read_run_info(job_dir.root)
     _refuse_damaged(job_dir, RUN_INFO, problem)
-    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # which a run would replace
+    for folder in (job_dir.model, job_dir.checkpoints, job_dir.samples):  # a run would replace them
         if not (job_dir.root / RUN_INFO).exists() and job_dir.mirror.holds(folder):
             existing = job_dir.mirror.where(folder)
             raise UserError(f"job_dir={address}: {existing} exists and is not from a run: use another --job_dir")
     before, now = mapping(info, "config"), fixed_settings(config)
     differing = [key for key in now if key in before and before[key] != now[key]]
-    if differing and job_dir.mirror.holds(job_dir.checkpoints):  # until then the user may correct the settings
+    if differing and job_dir.mirror.holds(job_dir.checkpoints):  # before that, settings may be corrected
         shown = "; ".join(f"{key}: {before[key]!r} before, {now[key]!r} now" for key in differing[:5])
         raise UserError(
             f"job_dir={address} contains another run ({shown}): use another --job_dir, or the settings of that run"
@@ -146,7 +149,7 @@ def open_job_dir(
 
 
 def outputs(config: TrainConfig, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the settings that name output folders, with their values. Raises UserError if there are none."""
+    """Returns the output folders by the setting or AIP_* variable that names them. Raises UserError if none does."""
     if config.job_dir:
         return {"job_dir": config.job_dir}
     model = environment.get("AIP_MODEL_DIR")

@@ -20,16 +20,16 @@ from trainer.base.storage import write_whole, writing
 RUN_INFO = "run.json"
 STATS = "stats.jsonl"
 RESULT = "result.json"
-GPU_CHECK = "gpu_check.json"  # of `trainer.check --on_gpus`
+GPU_CHECK = "gpu_check.json"  # written by `trainer.check --on_gpus`
 RUN_FILES = (RUN_INFO, STATS, RESULT)
-BILLED = "billed.json"  # what the jobs of Vertex AI that wrote here cost, written by `deploy`
-CLASSES = "classes.json"  # of a classifier that was evaluated
+BILLED = "billed.json"  # the cost of the Vertex AI jobs that wrote to the directory, written by `deploy`
+CLASSES = "classes.json"  # confusion matrix and accuracy by class, from a classifier's last evaluation
 SKIPPED_IMAGES = "skipped_images.txt"
 MANIFEST = "manifest.json"  # of a checkpoint; uploaded last and deleted first: a folder that has it is complete
 CHECKPOINTS, LOGS, MODEL, SAMPLES = "checkpoints", "logs", "model", "samples"
 STEP_PREFIX = "step-"
 SAMPLE_FILES = f"{SAMPLES}/{STEP_PREFIX}*.png"  # a pattern, relative to the job directory
-COMMIT_FILE = "commit.txt"  # that setup.py writes into the package of a wheel
+COMMIT_FILE = "commit.txt"  # setup.py writes it into the wheel
 _LIMIT = 1e15  # no count, time or loss of a run is larger: a larger number is damaged
 Scalars = dict[str, float]
 
@@ -59,16 +59,14 @@ class RunInfo(TypedDict, total=False):
     strategy: str
     collectives: str | None  # how replicas sum: nccl or ring; null for one replica
     data: dict[str, Any]  # examples, examples_per_step, steps_per_epoch, classes, skipped, notes of the source
-    compilation: dict[
-        str, Any
-    ]  # whether XLA compiles the steps, why, and how many a program runs; {} until it is chosen
+    compilation: dict[str, Any]  # whether and why XLA compiles the steps, and the steps per program; {} until chosen
     depends_on_replicas: list[str]
     replica_check: dict[str, Any]  # whether one replica and two agreed before training: a ReplicaVerdict
     replica_checks: dict[str, str]  # as in result.json
-    equal_bits: int  # --virtual_replicas: the weights are the same bits on any number of replicas that divides it
+    equal_bits: int  # --virtual_replicas: weights are bit-identical on any number of replicas that divides it
     total_steps: int
     versions: dict[str, str]
-    versions_by_step: list[dict[str, Any]]  # tensorflow and keras, and the step from which on the run had them
+    versions_by_step: list[dict[str, Any]]  # versions of tensorflow and keras, each with the step from which they ran
     git_commit: str | None  # of the trainer
     command: str
     started: str  # UTC
@@ -76,40 +74,43 @@ class RunInfo(TypedDict, total=False):
 
 
 class QualityOf(TypedDict, total=False):
-    """Describes how measures of images were computed; values compare only if all but the name of the features agree."""
+    """Describes how image metrics, such as FID, were computed.
+
+    Two values are comparable only if all fields but `features` are equal.
+    """
 
     features: str  # the network, as the user named it
     features_sha256: str  # of its input and weights
     samples: int  # real images, and as many generated ones
-    formulas: int  # their version
+    formulas: int  # version of the formulas
 
 
 class WorkDone(TypedDict, total=False):
-    """Describes how much a run computes in a second: matrix products and convolutions, counted in a step's graph."""
+    """Describes a run's compute rate, counting the matrix products and convolutions in the graph of a step."""
 
     tflop_per_second: float | None  # of all replicas
-    mfu: float | None  # its share of what the data sheets of their GPUs promise at the run's precision
+    mfu: float | None  # model FLOPs utilization: its share of the GPUs' data-sheet rate at the run's precision
 
 
 class StatsEntry(WorkDone, total=False):
-    """Describes one line of stats.jsonl: a report, epoch, evaluation, or measure of images."""
+    """Describes one line of stats.jsonl: a report, epoch, evaluation, or measurement of images."""
 
     kind: str
     time: float  # when it was reported, in seconds since 1970
-    rollbacks: int  # that the run had before; absent while there was none
+    rollbacks: int  # before this line; absent while there was none
     step: int
     epoch: float
     seconds: float
     images_per_second: float | None
     step_seconds: float | None
-    input_wait_seconds: float | None  # of step_seconds, lost waiting for the batch
-    untimed_steps: int  # above 0 in the first line after each start
+    input_wait_seconds: float | None  # the part of step_seconds spent waiting for the batch
+    untimed_steps: int  # steps that step_seconds leaves out; above 0 in the first line after each start
     losses: Scalars
     metrics: Scalars
     memory_gib: float
     gpus: list[dict[str, float | None]]  # memory_gib, utilization_percent; null if nvidia-smi does not know
-    peak_device_memory_gib: list[float]  # as TensorFlow counts it, of each device of the chief; [] if it does not
-    quality: QualityOf  # of a measurement of images
+    peak_device_memory_gib: list[float]  # by device of the chief, as TensorFlow counts it; [] where it does not
+    quality: QualityOf  # in the line of a measurement of images
 
 
 class Result(WorkDone, total=False):
@@ -117,11 +118,11 @@ class Result(WorkDone, total=False):
 
     state: str  # running, interrupted, stopped, failed, budget, done
     error: str | None
-    exit_code: int  # of a failure, as `settings`
-    settings: str
+    exit_code: int  # of a failure
+    settings: str  # of a failure: a digest of the settings that failed
     vertex_job: str | None
-    written_at: float  # seconds since 1970, as `job_began_at`, of the first process of this `vertex_job`
-    job_began_at: float
+    written_at: float  # when this file was written, in seconds since 1970
+    job_began_at: float  # when the first process of this `vertex_job` began, in seconds since 1970
     steps: int
     asked_steps: int
     epochs: float
@@ -130,9 +131,9 @@ class Result(WorkDone, total=False):
     images_per_second: float | None
     step_seconds: float | None
     input_wait_seconds: float | None  # as in stats.jsonl
-    step_flops: int | None  # of all replicas, a multiplication and an addition being two
+    step_flops: int | None  # of all replicas; a multiplication and an addition are two FLOPs
     wall_seconds: float
-    goodput: dict[str, float]  # the seconds of each class of trainer.base.run_files.goodput, together wall_seconds
+    goodput: dict[str, float]  # seconds of each class of trainer.base.run_files.goodput; their sum is wall_seconds
     between_jobs_seconds: float  # from the end of one job to the start of the next, which nobody pays for
     slow_worker: dict[str, str]  # name, and why
     saving_seconds: float
@@ -141,15 +142,15 @@ class Result(WorkDone, total=False):
     restarts: int
     steps_repeated: int
     rollbacks: int
-    saved_model: str  # whether model/, once loaded, predicts and evaluates as the model in memory; why not compared
-    not_compared: str  # why the steps of one replica and of two were not compared before training, if they were to be
-    replica_checks: dict[str, str]  # by steps: whether one replica and two agreed in them; why they were not compared
-    depends_on_replicas: list[str]  # what differs on another number of replicas, as --allow_replica_dependence allows
+    saved_model: str  # whether the loaded model/ predicts and evaluates as the model in memory; or why not compared
+    not_compared: str  # why one replica and two were not compared before training, though they should have been
+    replica_checks: dict[str, str]  # by kind of step: whether one replica and two agreed; or why they were not compared
+    depends_on_replicas: list[str]  # what the number of replicas changes, if --allow_replica_dependence allows it
     equal_bits: dict[str, Any]  # with --virtual_replicas: their number, and the SHA-256 of all variables at the end
     epoch_seconds: list[float]
     history: dict[str, list[float]]  # as History.history of Keras: by name, the value of each epoch
     classes: dict[str, Any]  # of a classifier's last evaluation: step, examples, formulas, and the file
-    final: dict[str, Any]  # losses, metrics, and quality: what measures of images were computed with
+    final: dict[str, Any]  # losses, metrics, and quality (a QualityOf)
 
 
 def read_run_info(folder: Path) -> tuple[RunInfo, str]:
@@ -210,7 +211,7 @@ def _stats_text(folder: Path) -> str:
 
 
 def parse_stats(text: str) -> list[StatsEntry]:
-    """Returns the valid lines of a stats.jsonl's content."""
+    """Returns the valid entries in the text of a stats.jsonl."""
     entries = []
     for line in text.splitlines():
         with suppress(ValueError, RecursionError):
@@ -272,12 +273,12 @@ def positive(value: Any) -> float | None:
 
 
 def whole(value: Any) -> int | None:
-    """Returns a count; None for anything else."""
+    """Returns a whole number of plausible size, 0 or more; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT else None
 
 
 def trainer_commit() -> str | None:
-    """Returns the commit of the running sources: of the checkout, or of the one that the wheel was built from."""
+    """Returns the Git commit of this package: of its checkout, or of the sources of its wheel; None if unknown."""
     package = Path(__file__).parents[2]
     git = partial(subprocess.run, cwd=package, capture_output=True, text=True, timeout=5, check=True)
     try:

@@ -4,8 +4,8 @@ A run reads and writes local files only. If its job directory is an address, it 
 downloads the small files before anything is read, `fetch` downloads the rest of a checkpoint when it is needed; what
 is `put` is uploaded by a background thread, in the order in which it was queued.
 
-Failed uploads, for a refused login too, are retried until `close`, with a warning each time. A rejected one, as for a
-missing permission or because another run writes the object too, is raised at the next `put`.
+A failed upload is retried until `close`, with a warning each time, even if the login is refused. If an upload is
+rejected, because a permission is missing or another run writes the same object, the next `put` raises the error.
 """
 
 import os
@@ -24,17 +24,17 @@ from trainer.base.storage.gcs import Conflict, RefusedToken, Remote, connect
 from trainer.base.storage.local_files import Address
 from trainer.base.storage.staging import in_parallel
 
-LEAVING_SECONDS = 10.0  # of the 15 before a machine is preempted; the others are for the checkpoint
+LEAVING_SECONDS = 10.0  # of the 15 until a preempted machine stops; the other 5 are for the checkpoint
 _RETRY_SECONDS = 15
 _FINISHING_SECONDS = 600.0
-_LOGS_SECONDS = 60.0  # every upload sends the whole event file
+_LOGS_SECONDS = 60.0  # between uploads of the logs: each sends whole event files
 
 _UNSENT = ".unsent"  # marks a scratch folder with files that were not uploaded when its run ended
 _CHECKPOINT_FILE = re.compile(r"(\w[\w.-]{,99})/(\w[\w.-]{,99})", re.ASCII)  # folder and file name
 
 
 class Mirror:
-    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each; files elsewhere stay local.
+    """Mirrors scratch folders to Cloud Storage. `addresses`: the address of each folder; files elsewhere stay local.
 
     Uploads run one after another; a file is read when its turn comes. `put`, `remove` and `close` return at once, and
     may be called from any thread. The manifest of a checkpoint is uploaded last and deleted first, so that its presence
@@ -44,18 +44,18 @@ class Mirror:
     def __init__(self, addresses: Mapping[Path, Address] | None = None) -> None:
         by_depth = sorted((addresses or {}).items(), key=lambda item: -len(item[0].parts))
         self._addresses = dict(by_depth)  # innermost first
-        self._outlined: dict[Path, dict[str, Remote]] = {}  # files to fetch by checkpoint, then by name
+        self._outlined: dict[Path, dict[str, Remote]] = {}  # files that `fetch` downloads, by checkpoint and name
         self._incomplete: list[Path] = []  # checkpoints whose upload ended with a killed process
         self._logs: Path | None = None
         self._logs_due, self._logs_sent = 0.0, dict[Path, tuple[int, int]]()  # size and modification time by file
-        self._tasks: dict[Path, Callable[[Path], None]] = {}  # in their order, at most one for a path
+        self._tasks: dict[Path, Callable[[Path], None]] = {}  # queued work by path, in its order
         self._running: Path | None = None
         self._outdated: dict[Path, Callable[[Path], None]] = {}  # folders to remove when a newer one is complete
         self._generations: dict[Address, int] = {}
         self.rejection: Exception | None = None  # why nothing more can be uploaded
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="uploader", daemon=True)
+        self._thread = threading.Thread(target=self._run_tasks, name="uploader", daemon=True)
         if self._addresses:
             self._thread.start()
 
@@ -67,11 +67,11 @@ class Mirror:
         return None
 
     def where(self, path: Path) -> str:
-        """Returns what `path` is called in messages: its address, if it has one."""
+        """Returns the name of `path` for messages: its address, or the path itself if it has none."""
         return str(self.address_of(path) or path)
 
     def holds(self, folder: Path) -> bool:
-        """Returns whether `folder` has any file but probes and unfinished parts, which have a leading dot."""
+        """Returns whether `folder` has a file, other than probes and unfinished parts, whose names begin with a dot."""
         if address := self.address_of(folder):
             names = [remote.address.name[len(address.prefix) :] for remote in connect().list(address, most=100)]
         else:
@@ -81,7 +81,7 @@ class Mirror:
     def outline(self, root: Path, checkpoints: Path) -> None:
         """Downloads the run's files and the manifests of its checkpoints."""
         for scratch in self._addresses:  # the bucket is right, not what an earlier process left in the scratch folders
-            if (scratch / _UNSENT).exists():  # the newest files that could not be uploaded are kept beside
+            if (scratch / _UNSENT).exists():  # keep the newest files that could not be uploaded, in a backup folder
                 for older in scratch.parent.glob("unsent-*"):
                     shutil.rmtree(older, ignore_errors=True)
                 backup = scratch.with_name(f"unsent-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -116,7 +116,7 @@ class Mirror:
             )
 
     def begin(self, logs: Path) -> None:
-        """Starts to upload the files in `logs` as they grow."""
+        """Removes checkpoints whose upload was cut off, and starts to upload the files in `logs` as they grow."""
         for folder in self._incomplete:
             self.remove(folder)
         self._logs, self._logs_due = logs, time.monotonic() + _LOGS_SECONDS
@@ -137,7 +137,7 @@ class Mirror:
             if self.rejection:
                 raise self.rejection
             if path.is_dir():
-                self._drop(path)
+                self._forget(path)
             self._tasks.setdefault(path, self._upload)  # a queued task will send the newest content
             self._changed.notify_all()
 
@@ -159,9 +159,9 @@ class Mirror:
         """
         self._outlined.pop(folder, None)
         with self._changed:
-            self._drop(folder)
+            self._forget(folder)
             if self.address_of(folder):
-                self._outdated[folder] = self._remove
+                self._outdated[folder] = self._delete_folder
                 self._changed.notify_all()
             running = self._running == folder
         if not running:
@@ -198,7 +198,10 @@ class Mirror:
         return ", ".join(self.where(Path(path)) for path in self.join(seconds))
 
     def join(self, seconds: float) -> list[str]:
-        """Waits up to `seconds` until the queue is empty. Returns the local paths still pending; they stay queued."""
+        """Waits up to `seconds` until the queue is empty or an upload is rejected.
+
+        Returns the local paths that are still pending; they stay queued.
+        """
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(
@@ -207,11 +210,11 @@ class Mirror:
             running = [self._running] if self._running else []
             return list(dict.fromkeys(map(str, [*running, *self._tasks])))
 
-    def _drop(self, folder: Path) -> None:
+    def _forget(self, folder: Path) -> None:
         self._tasks = {path: work for path, work in self._tasks.items() if not path.is_relative_to(folder)}
         self._outdated.pop(folder, None)
 
-    def _work(self) -> None:
+    def _run_tasks(self) -> None:
         """Runs the tasks in their order, each until it succeeds; ends after `close` or a rejection."""
         while True:
             with self._changed:
@@ -265,7 +268,7 @@ class Mirror:
                 kept = {path: self._outdated.pop(path)} if path in self._outdated else {}
                 self._tasks, self._outdated = {**self._outdated, **self._tasks}, kept
 
-    def _remove(self, folder: Path) -> None:
+    def _delete_folder(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         if address := self.address_of(folder):
             marker = address / MANIFEST

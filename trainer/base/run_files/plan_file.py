@@ -23,10 +23,10 @@ from trainer.base.settings.train_config import BLOCKS, MAY_CHANGE, TrainConfig
 from trainer.base.storage import write_whole
 from trainer.base.storage.staging import cache_home
 
-PLAN_FORMAT = 10  # of plan.json
+PLAN_FORMAT = 10  # version of plan.json's format
 _PACKAGES = ("tensorflow", "keras", "numpy")
-# Settings on which neither the memory nor the work of a row depends, beside those that a resumed run may change.
-_FREE = (MAY_CHANGE - {"remat"}) | {
+# Settings that change neither the memory nor the work of a row.
+_NO_EFFECT = (MAY_CHANGE - {"remat"}) | {
     "global_batch_size", "seed", "learning_rate", "fine_tune_learning_rate", "evaluation_batch_size", "dropout",
     "gradient_penalty_weight", "warmup_steps", "virtual_replicas",
 }  # fmt: skip
@@ -44,13 +44,13 @@ class LinearInRows(NamedTuple):
 
 
 class CpuSteps(NamedTuple):
-    """Holds the seconds of a step by its rows, as measured on a machine with so many virtual CPUs."""
+    """Holds the seconds of a step by its rows, as measured on a machine with `cores` virtual CPUs."""
 
     seconds: LinearInRows
     cores: int
 
 
-FEW_CHANNELS = " of few channels"  # ends the type of gradients of batch norm that a GPU is slow in
+FEW_CHANNELS = " of few channels"  # suffix of the type of batch norm gradients that are slow on GPUs
 
 
 class StepWork(NamedTuple):
@@ -119,23 +119,25 @@ class StepPlan:
     data_bytes: int  # of the examples in the host's memory
     memory: Memory
     trained_bytes: int  # of the weights that have gradients
-    slot_bytes: int  # that --shard_optimizer shards
+    slot_bytes: int  # of the optimizer state that --shard_optimizer shards
     work: Work  # of a step on one replica
-    work_of_two: Work | None  # of each of two; None if the step could not be traced on two
-    sums_within: bool  # whether a step on several replicas sums over them before its update, where XLA cannot
-    own_loops: bool  # whether a step has loops that `work` lacks, as of an LSTM: GPUs have other kernels for them
+    work_of_two: Work | None  # of a step on each of two replicas; None if it could not be traced on two
+    sums_within: bool  # whether a step sums over several replicas before its update, which XLA cannot compile
+    own_loops: bool  # whether a step has loops that `work` lacks, as an LSTM has: GPUs have other kernels for them
     cpu: CpuSteps  # of plain steps on one replica, where the plan was made
     recomputed: Memory | None = None  # with --remat=blocks; None if the run has it already or the model has no blocks
     recomputed_work: Work | None = None
 
     def with_setting(self, config: TrainConfig, name: str, value: Any) -> tuple["StepPlan", TrainConfig]:
-        """Returns the plan and the settings of a run that differs by micro_batches, remat or shard_optimizer."""
+        """Returns plan and settings with another value of `name`: micro_batches, remat or shard_optimizer."""
         changed, work = dataclasses.replace(config, **{name: value}), self.recomputed_work
         if value != BLOCKS or not self.recomputed or not work:
             return self, changed
-        # Each of two replicas recomputes what one recomputes: the operations that the work of one has gained.
-        counts = (Counter({op._replace(times=0): op.times for op in step.operations}) for step in (work, self.work))
-        more = [op._replace(times=times) for op, times in (next(counts) - next(counts)).items()]
+        # Each of two replicas recomputes the operations that one replica recomputes.
+        recomputing, plain = (
+            Counter({op._replace(times=0): op.times for op in step.operations}) for step in (work, self.work)
+        )
+        more = [op._replace(times=times) for op, times in (recomputing - plain).items()]
         two = self.work_of_two
         of_two = two and dataclasses.replace(two, operations=[*two.operations, *more])
         return dataclasses.replace(
@@ -153,19 +155,19 @@ class StepPlan:
 
 
 def peak_of(lines: Sequence[LinearInRows], rows: float) -> float:
-    """Returns the peak in bytes at a number of rows."""
+    """Returns the peak memory in bytes at a number of rows."""
     return max(line.at(rows) for line in lines)
 
 
 def largest_rows(lines: Sequence[LinearInRows], limit: float) -> int:
-    """Returns the most rows whose peak is within `limit` bytes; 0 if one row is not."""
+    """Returns the largest number of rows whose peak fits into `limit` bytes; 0 if not even one row fits."""
     if peak_of(lines, 1) > limit:
         return 0
     return int(min(((limit - line.fixed) / line.per_row for line in lines if line.per_row > 0), default=10**9))
 
 
 def write_plan(path: Path, plan: StepPlan) -> None:
-    """Writes plan.json whole."""
+    """Writes plan.json atomically."""
     write_whole(path, json.dumps({"format": PLAN_FORMAT, **dataclasses.asdict(plan)}) + "\n")
 
 
@@ -208,7 +210,7 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
     installed: the versions, by default this machine's. Only the last name in the path of data counts, so that a plan
     made with a local folder is also the plan for its copy in a bucket.
     """
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _FREE}
+    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NO_EFFECT}
     settings["data"] = config.data if is_dotted(config.data) else re.split("[/:]", config.data.rstrip("/"))[-1]
     versions_used = versions() if installed is None else installed
     parts = [json.dumps([PLAN_FORMAT, settings, versions_used], sort_keys=True).encode()]
@@ -217,7 +219,7 @@ def plan_key(config: TrainConfig, installed: Mapping[str, str] | None = None) ->
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of this package and of those that decide what a step is; none for one that is missing."""
+    """Returns the versions of this package and of TensorFlow, Keras and NumPy, as far as they are installed."""
     installed = {"trainer": trainer.__version__}
     for name in _PACKAGES:
         try:

@@ -61,7 +61,7 @@ class Servable:
 
 
 def write_servable(folder: Path, **about: Any) -> None:
-    """Writes the description of the model in `folder`, which is otherwise complete."""
+    """Writes serving.json, with the checksums of all files of `folder`; about: the other fields of `Servable`."""
     files = {
         path.relative_to(folder).as_posix(): sha256_of(path) for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -69,9 +69,9 @@ def write_servable(folder: Path, **about: Any) -> None:
 
 
 def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
-    """Returns the description of a folder, which errors call `name`.
+    """Reads serving.json in `folder`; errors call the folder `name`.
 
-    Raises UserError if there is none or, if it must be `whole`, a file is not as it was exported.
+    Raises UserError if it is missing or cannot be read and, with `whole`, if a file is not as it was exported.
     """
     try:
         about = Servable(**json.loads((folder / SERVING).read_text(encoding="utf-8")))
@@ -90,7 +90,7 @@ def read_servable(folder: Path, name: str, *, whole: bool = True) -> Servable:
 
 
 def model_folder(run: str) -> Path:
-    """Returns the local folder with the model of a run or a model directory; for a gs:// address, of a copy."""
+    """Returns the local folder that holds the model of `run`, a job directory or its model/; downloads a gs:// one."""
     address = parse(run, "run")
     folder = expanded(run)
     if address:  # of a job directory or of its model/
@@ -107,9 +107,10 @@ _MANIFEST = re.compile(rf"(?:{CHECKPOINTS}/)?(?:{STEP_PREFIX}(\d+)/)?{re.escape(
 
 
 def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
-    """Returns a local copy of the checkpoint that the setting `name` names: a step folder, or the newest one below.
+    """Returns a local copy of the checkpoint at `path`: a step folder, or the newest one in a job directory.
 
-    A local path is returned unchanged. Raises UserError if no checkpoint is found.
+    name: the setting that has the path, for errors. A local path is returned unchanged. Raises UserError if an address
+    has no checkpoint.
     """
     address = parse(path, name)
     if address is None:
@@ -125,7 +126,8 @@ def fetch_checkpoint(path: str, name: str, cache_dir: str = "") -> Path:
 def fetch_model(path: str, name: str, cache_dir: str = "") -> Path:
     """Returns a local copy of a saved model: a file, a SavedModel folder, or a model or job directory.
 
-    Files of the same suffix beside the file come along, because a GAN has several. Without a file, returns the folder.
+    Files with the same suffix beside the file are downloaded too, because a GAN has several. A folder without a
+    model.keras is returned itself. name: the setting that has the path, for errors.
     """
     address = parse(path, name)
     if address is None:

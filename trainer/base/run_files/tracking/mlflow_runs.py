@@ -19,11 +19,11 @@ _ENVIRONMENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETR
                 "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}  # fmt: skip
 _STATES = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 _ID = "trainer.run"  # a tag: our id of the run
-_METRICS, _TAGS = 1000, 100  # at most in one request
+_METRICS, _TAGS = 1000, 100  # the most that one request may have
 
 
 class MlflowRuns:
-    """Finds a run by our id in a tag, so that no restart creates a second one. Meets `Tracker`."""
+    """Implements `Tracker` for MLflow. It finds a run by our id in a tag, so that a restart creates no second run."""
 
     def __init__(self, address: Address) -> None:
         for name, value in _ENVIRONMENT.items():
@@ -48,17 +48,17 @@ class MlflowRuns:
                         raise
                 experiment = client.get_experiment_by_name(name)
 
-            number = str(experiment.experiment_id)
-            known = self._find(number, run.id)
+            experiment_id = str(experiment.experiment_id)
+            known = self._find(experiment_id, run.id)
             if known is None:
-                parent = self._find(number, run.parent) if run.parent else None
+                parent = self._find(experiment_id, run.parent) if run.parent else None
                 tags = {_ID: run.id, **({"mlflow.parentRunId": parent.info.run_id} if parent else {})}
-                known = client.create_run(number, tags=tags, run_name=run.name)
+                known = client.create_run(experiment_id, tags=tags, run_name=run.name)
             self._run, self._tags, self._parameters = known.info.run_id, known.data.tags, known.data.params
             if known.info.status != "RUNNING":
                 client.update_run(self._run, status="RUNNING")
         steps = {metric.key: metric.step for metric in known.data.to_proto().metrics}
-        link = f"{server}/#/experiments/{number}/runs/{self._run}" if server.startswith("http") else server
+        link = f"{server}/#/experiments/{experiment_id}/runs/{self._run}" if server.startswith("http") else server
         return Opened(link, lambda name: steps.get(_allowed(name), -1))
 
     def send(self, run: TrackedRun, points: Sequence[Point]) -> None:
@@ -87,8 +87,8 @@ class MlflowRuns:
             except Exception as error:  # of the server's artifact store, which may be another server
                 log.warning(f"{self._text}: {file} is not sent: {reason(error)}")
 
-    def _find(self, experiment: str, identity: str) -> Any:
-        runs = self._client.search_runs([experiment], f"tags.`{_ID}` = '{identity}'", max_results=1)
+    def _find(self, experiment_id: str, identity: str) -> Any:
+        runs = self._client.search_runs([experiment_id], f"tags.`{_ID}` = '{identity}'", max_results=1)
         return runs[0] if runs else None
 
     @contextmanager
@@ -109,5 +109,5 @@ class MlflowRuns:
 
 
 def _allowed(name: str) -> str:
-    """Returns a name that MLflow allows: loss.2 for loss@2."""
+    """Returns `name` in the characters that MLflow allows, as loss.2 for loss@2."""
     return re.sub(r"[^\w\-./: ]", "_", name.replace("@", "."))[:250]

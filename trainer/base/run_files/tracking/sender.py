@@ -34,9 +34,9 @@ from trainer.base.run_files.job_files import (
 from trainer.base.tracker import Address, Opened, Point, TrackedRun, Tracker, read_addresses, text_of
 
 TAGS = "TRAINER_TAGS"  # environment variable of a job: tags as JSON, which only the submitting machine knows
-# The state in result.json -> the state in a tracker. A run that does not run and has another state was killed.
+# The state in result.json -> the state in a tracker. A run that has ended in any other state was killed.
 _STATES = {"done": "finished", "budget": "finished", "failed": "failed"}
-# Values of result.json that are clock times, or that other points have.
+# Values of result.json that no result/… shows: clock times, and what other points hold.
 _NOT_RESULTS = ("final", "epoch_seconds", "steps", "history", "written_at", "job_began_at")
 _NOT_VALUES = ("kind", "step", "time", "rollbacks", "quality", "losses", "metrics")
 
@@ -105,7 +105,7 @@ class RunFiles:
 
 
 def digest(content: Any) -> str:
-    """Returns 16 hexadecimal digits of the SHA-256 of content that JSON can hold."""
+    """Returns 16 hexadecimal digits of the SHA-256 of `content`, which must be valid in JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -124,9 +124,9 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 _POLL_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_BEGINNING_S = 15.0  # for which a training waits for a tracker's first answer
-_ENDING_S, _LEAVING_S = 60.0, 3.0  # for which it waits until the rest is sent: at its end; after a signal or failure
-_BATCH = 200  # points
+_BEGINNING_S = 15.0  # how long a training waits for a tracker's first answer
+_ENDING_S, _LEAVING_S = 60.0, 3.0  # how long it waits for the rest to be sent: at its end; after a signal or failure
+_BATCH = 200  # points that one call sends
 _SHARE = 0.01  # the largest share of a core's time for reading the files again
 _BUILT_IN = {
     "mlflow": f"{__package__}.mlflow_runs:MlflowRuns",
@@ -136,9 +136,9 @@ _BUILT_IN = {
 
 
 def open_tracker(address: Address) -> Tracker:
-    """Returns the tracker at an address. Raises UserError if its package or a login is missing."""
+    """Imports and returns the tracker of an address. Raises UserError if its package or a login is missing."""
     name, _, function = _BUILT_IN.get(address.kind, address.kind).partition(":")
-    advice = ": install what docs/tracking.md says that it needs" if address.kind in _BUILT_IN else ""
+    advice = ": install the packages that docs/tracking.md lists for it" if address.kind in _BUILT_IN else ""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -149,7 +149,7 @@ def open_tracker(address: Address) -> Tracker:
 
 
 class Sender(threading.Thread):
-    """Sends one run to one tracker, each point once: it asks first what the tracker has.
+    """Sends one run to one tracker, each point once: it first asks the tracker for the last step that it has.
 
     As a thread it follows a training; `send` alone sends a run that has ended. `begun` is set after the first answer.
     """
@@ -157,7 +157,7 @@ class Sender(threading.Thread):
     def __init__(self, address: Address, source: RunFiles) -> None:
         super().__init__(name="tracking", daemon=True)
         self.text, self._tracker, self._source = f"track={address.text}", open_tracker(address), source
-        self._steps: dict[str, int] = {}  # of each metric, the last one that was read
+        self._steps: dict[str, int] = {}  # the last step that was read, by metric
         self.opened: Opened | None = None
         self.sent = 0  # points
         self.refusal: UserError | None = None
@@ -165,9 +165,10 @@ class Sender(threading.Thread):
         self.begun, self._wake, self._ended = threading.Event(), threading.Event(), False
 
     def send(self, *, ended: bool) -> None:
-        """Sends what is new; of a run that has ended everything, and how it ended.
+        """Sends the points that the tracker does not have; with `ended`, also the last step and how the run ended.
 
-        Raises UserError if the tracker refuses it, and any other exception for an outage: the next call begins anew.
+        Raises UserError if the tracker refuses the run. Any other exception is an outage, after which the next call
+        opens the run anew.
         """
         try:
             if self.opened is None:
@@ -188,7 +189,7 @@ class Sender(threading.Thread):
             raise
 
     def run(self) -> None:
-        """Sends until the run has ended, or the tracker refuses it."""
+        """Sends new points until the run has ended or the tracker refuses it; after an outage it tries again."""
         pause, over = _POLL_S, False
         while not over:
             self._wake.clear()
@@ -207,7 +208,10 @@ class Sender(threading.Thread):
                 self._wake.wait(_POLL_S if self._ended else pause)
 
     def end(self, seconds: float, where: str) -> None:
-        """Sends the rest, within these seconds; logs one line: what was sent, or how to send what was not."""
+        """Waits up to `seconds` until the rest is sent, and logs what was sent, or the command that sends the rest.
+
+        where: the path or address of the job directory, for that command.
+        """
         self._ended = True
         self._wake.set()
         self.join(seconds)
@@ -221,14 +225,14 @@ class Sender(threading.Thread):
 
 
 class Tracking:
-    """Sends a training to its trackers, from `begin` to the end of the block, where result.json says how it ended."""
+    """Sends a training to its trackers from `begin` to the end of the block; then result.json says how it ended."""
 
     def __init__(self, addresses: str, folder: Path, where: str) -> None:
         self._addresses, self._folder, self._where = read_addresses(addresses), folder, where
         self._senders: list[Sender] = []
 
     def begin(self) -> None:
-        """Begins to send, once run.json is there. Raises UserError if a tracker refuses it."""
+        """Starts a thread for each tracker; run.json must be there. Raises UserError if a tracker refuses the run."""
         if self._senders:
             return  # the run has gone back to a checkpoint, which the senders see in its files
         self._senders = [Sender(address, RunFiles(self._folder, self._where)) for address in self._addresses]

@@ -15,9 +15,10 @@ from trainer.base.storage.login import credentials, gcloud_property
 from trainer.base.tracker import Address, Opened, Point, TrackedRun
 
 TENSORBOARD = "TRAINER_TENSORBOARD"  # a variable of a job: the instance of `--tensorboard_instance`
-_DISPLAY_NAME = "vertex-trainer"  # of the instance that is made where none is named
+_DISPLAY_NAME = "vertex-trainer"  # of the TensorBoard instance that is created if none is named
 _STATES = {"running": "RUNNING", "finished": "COMPLETE", "failed": "FAILED", "killed": "CANCELLED"}
-_TIMEOUT_S, _MOST = 60.0, 1000  # of a request; values of one, and items of a page
+_TIMEOUT_S = 60.0  # of a request
+_MOST = 1000  # values in a request, or items on a page
 Json = dict[str, Any]
 
 
@@ -33,9 +34,9 @@ class VertexApi:
         self.parent, self._subject = f"projects/{project}/locations/{region}", subject
 
     def call(self, method: str, name: str, body: Any = None, *, allowed: int = 0, **query: Any) -> Json | None:
-        """Returns the answer, of a long operation its result; None for the status `allowed`, as 404.
+        """Sends a request and returns its answer, or None if its status is `allowed`, as 404.
 
-        Raises UserError for what the account may not do.
+        Waits for a long-running operation, and returns its result. Raises UserError if the request is refused.
         """
         from google.auth.transport.requests import AuthorizedSession
 
@@ -57,7 +58,7 @@ class VertexApi:
         return self.call("GET", content["name"])  # the sender limits how long it takes
 
     def made(self, collection: str, identity: str, key: str, body: Json) -> Json:
-        """Returns the resource with this id, and creates it if it is missing; key: the id's name in the request."""
+        """Returns the resource `identity`, created if it is missing; key: the query parameter that has the id."""
         name = f"{collection}/{identity}"
         if (resource := self.call("GET", name, allowed=404)) is not None:
             return resource
@@ -69,7 +70,7 @@ class VertexApi:
         return list((self.call("GET", collection, pageSize=_MOST) or {}).get(key, []))
 
     def tensorboard(self) -> str:
-        """Returns the name of the TensorBoard instance that this package creates once in a region."""
+        """Returns the name of this package's TensorBoard instance in the region, created if it is missing."""
         instances = f"{self.parent}/tensorboards"
         boards = {board.get("displayName"): board for board in self.listed(instances, "tensorboards")}
         board = boards.get(_DISPLAY_NAME) or self.call("POST", instances, {"displayName": _DISPLAY_NAME}) or {}
@@ -77,7 +78,7 @@ class VertexApi:
 
 
 class VertexRuns:
-    """Resumes a run by its id. Meets `Tracker`; raises UserError if project or region are not known."""
+    """Implements `Tracker` for Vertex AI: resumes a run by its id. Raises UserError without project or region."""
 
     def __init__(self, address: Address) -> None:
         self._name, self._text = address.name, f"track={address.text}"
@@ -106,7 +107,7 @@ class VertexRuns:
         artifact = api.made(f"{contexts.removesuffix('/contexts')}/artifacts", f"{identity}-tb-run", "artifactId", {
             "displayName": f"{identity}-tb-run", "schemaTitle": "google.VertexTensorboardRun",
             "schemaVersion": "0.0.1", "state": "LIVE",
-            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # which tells the SDK where it is
+            "uri": f"https://aiplatform.googleapis.com/v1/{self._board_run}",  # the SDK finds the run by it
             "metadata": {"resourceName": self._board_run, "vertex_experiment_tracking": True},
         })  # fmt: skip
         api.call("POST", f"{self._context}:addContextArtifactsAndExecutions", {"artifacts": [artifact["name"]]})

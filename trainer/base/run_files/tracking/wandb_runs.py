@@ -21,7 +21,7 @@ _REFUSALS = ("permission denied", "401", "403", "not found")  # in the text of a
 
 
 class WandbRuns:
-    """Resumes a run by its id. Meets `Tracker`; raises UserError if a login is missing."""
+    """Implements `Tracker` for W&B: resumes a run by its id. Raises UserError if a login is missing."""
 
     def __init__(self, address: Address) -> None:
         import wandb
@@ -30,7 +30,7 @@ class WandbRuns:
         self._address, self._offline = address, os.environ.get("WANDB_MODE") == "offline"
         self._run: Any = None
         if not (self._offline or os.environ.get("WANDB_API_KEY") or get_netrc_auth(wandb.Settings().base_url)):
-            raise UserError(  # the package would ask for it, on a terminal
+            raise UserError(  # the package would ask for the key on a terminal
                 f"track={address.text}: no key of W&B: set WANDB_API_KEY, run `wandb login`, or set WANDB_MODE=offline "
                 "and send the files later by `wandb sync`"
             )
@@ -40,7 +40,7 @@ class WandbRuns:
 
         for file in (run.folder / "wandb").glob(f"offline-run-*-{run.id}/*.wandb"):
             if self._offline and not file.with_name(f"{file.name}.synced").exists():
-                shutil.rmtree(file.parent, ignore_errors=True)  # of an earlier start: this one has all its points
+                shutil.rmtree(file.parent, ignore_errors=True)  # of an earlier start: this one sends all its points
         entity, _, project = self._address.name.rpartition("/")
         try:
             self._run = wandb.init(
