@@ -1,1 +1,1 @@
-"""Holds what needs no TensorFlow, settings, storage and the files of a run: all that deploy uses of trainer."""
+"""Holds settings, storage and the files of a run, without TensorFlow: all that deploy uses of trainer."""

@@ -14,7 +14,7 @@ _LONGEST = 4000  # characters of an error line: names and values in it may come 
 
 
 def without_colours(text: str) -> str:
-    """Returns the text without the escape codes by which Keras prints in bold."""
+    """Returns the text without the escape codes by which Keras prints bold or coloured text."""
     return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
@@ -33,7 +33,7 @@ def without_frames(text: str) -> str:
 def reason(error: BaseException) -> str:
     """Returns the error's text on one line, shortened, or its type if it has no text.
 
-    Of an error in code that AutoGraph rewrote it returns the cause, without the frames that TensorFlow quotes.
+    For an error in code that AutoGraph rewrote, that is the cause, without the frames that TensorFlow quotes.
     """
     text = without_colours(str(error))
     return shortened(without_frames(text) if text.startswith(IN_USER_CODE) else text) or type(error).__name__
@@ -41,7 +41,7 @@ def reason(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """Returns the text on one line of limited length, with escape codes and other control characters spelled out."""
-    shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[:_LONGEST])
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:_LONGEST])
     return shown + " …" * (len(text) > _LONGEST)
 
 
@@ -80,7 +80,7 @@ class NotFinite(UserError):
 
     @classmethod
     def at(cls, step: int, names: str) -> "NotFinite":
-        """Returns the error for these values, after `step` steps."""
+        """Returns the error for the losses or weights in `names`, found after `step` steps."""
         return cls(
             f"step {step}: {names} is NaN or infinite: lower learning_rate, look for NaN in the data, or use "
             "--precision=float32 instead of 16 bits, with another --job_dir; earlier files are kept"

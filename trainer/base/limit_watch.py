@@ -1,4 +1,4 @@
-"""Watches a paid job from inside, and ends it at the limits of its submission: --stop_if_idle, --stop_if_over.
+"""Watches a paid job from inside, and ends it at the limits that `submit` was given: --stop_if_idle, --stop_if_over.
 
 Jobs of the trainer and jobs of the user's own script run the same watch. It uses the standard library alone, because
 `deploy` copies this file into the jobs of scripts, whose images may have nothing else of this package.
@@ -37,12 +37,12 @@ class StopLimits:
 
     @property
     def idle(self) -> str:
-        """Returns the reason of a stop for idle GPUs."""
+        """Returns the line that says why a job with idle GPUs is stopped."""
         return f"all GPUs were below {IDLE_PERCENT:.0f} % for {self.idle_s / 60:.3g} minutes (--stop_if_idle)"
 
     @property
     def over(self) -> str:
-        """Returns the reason of a stop for a job that takes longer than its plan."""
+        """Returns the line that says why a job that takes longer than its plan is stopped."""
         planned = f"{self.factor:g} times the upper end of its plan"
         return f"the job has run for {self.over_s / 3600:.3g} hours, {planned} (--stop_if_over)"
 
@@ -53,7 +53,7 @@ def read_limits(environment: Mapping[str, str] = os.environ) -> StopLimits:
 
 
 def read_gpus() -> list[dict[str, float | None]]:
-    """Returns {"memory_gib", "utilization_percent"} of each visible NVIDIA GPU, as `ask_gpus` does."""
+    """Returns memory_gib and utilization_percent of each visible NVIDIA GPU; missing values as in `ask_gpus`."""
     return [
         {"memory_gib": None if mib is None else mib / 1024, "utilization_percent": percent}
         for mib, percent in ask_gpus("memory.used", "utilization.gpu")
@@ -141,7 +141,7 @@ class LimitWatch:
             self._end()
 
     def reached(self, idle_s: float) -> str:
-        """Returns which limit is reached, or "", if the GPUs have been idle for `idle_s`; warns at half of a limit."""
+        """Returns why the job is to end if the GPUs have been idle for `idle_s`, else ""; warns at half of a limit."""
         limits, reason = self.limits, ""
         ran_s = self._at - self._began
         for seconds, limit, text in ((ran_s, limits.over_s, limits.over), (idle_s, limits.idle_s, limits.idle)):

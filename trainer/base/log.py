@@ -22,7 +22,7 @@ def on_vertex(environment: Mapping[str, str] = os.environ) -> bool:
 class _Console(logging.Handler):
     """Prints to the current sys.stdout and sys.stderr, so that a progress bar can stay below the lines.
 
-    As plain text, or as JSON: https://cloud.google.com/logging/docs/structured-logging
+    Lines are plain text, or JSON on Vertex AI: https://cloud.google.com/logging/docs/structured-logging
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -34,12 +34,12 @@ class _Console(logging.Handler):
                 text = f"{record.levelname.lower()}: {text}"
             if record.levelno >= logging.ERROR:
                 stream = sys.stderr
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # it may lack characters of a file name
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # an encoding may lack characters of a file name
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
 
 def set_verbose(verbose: bool) -> None:
-    """Switches debug lines on or off, as the tracebacks of errors that are reported in one line."""
+    """Shows or hides debug lines, such as the traceback of an error that is reported in one line."""
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
@@ -52,7 +52,7 @@ def start_logging() -> None:
 
 @functools.cache
 def warn_once(line: str) -> None:
-    """Logs a warning once in this process."""
+    """Logs a warning, but not the same one twice in a process."""
     log.warning("%s", line)
 
 

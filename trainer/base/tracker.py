@@ -47,7 +47,7 @@ class TrackedRun:
 
 
 class Opened(NamedTuple):
-    """Holds what a tracker has of a run: its page, and a function from a metric's name to its last step; -1: none."""
+    """Holds the page of a run in a tracker, and a function that returns a metric's last step there, -1 for none."""
 
     link: str
     last_step: Callable[[str], int]

@@ -1,8 +1,7 @@
-"""Tells how fast a card multiplies at the precision of a run, and how much scratch memory its kernels get.
+"""Holds the peak rates of GPUs at the precision of a run, and how much scratch memory their kernels get.
 
-No TensorFlow: plans ask before there is a run.
-
-deploy/tiers/machines.yaml has what else is known of the cards that Vertex AI has.
+Imports no TensorFlow, because plans need these numbers before there is a run. deploy/tiers/machines.yaml has the other
+facts about Vertex AI's GPUs.
 """
 
 import re
@@ -24,21 +23,24 @@ TFLOPS: Mapping[str, Mapping[str, float]] = {
     "NVIDIA_H100_MEGA_80GB": {"float32": 67, "tf32": 494, "16_bit": 989},
     "NVIDIA_H200_141GB": {"float32": 67, "tf32": 494, "16_bit": 989},
 }
-_NOT_TOLD = {"NVIDIA", "TESLA", "141GB"}  # by every driver
+_OPTIONAL_WORDS = {"NVIDIA", "TESLA", "141GB"}  # words of a name that the driver's name may lack
 
 
 def accelerator_of(gpu: str, names: Iterable[str] = TFLOPS) -> str:
-    """Returns which of Vertex AI's names is that of the GPU that its driver calls `gpu`; `gpu` if none.
+    """Returns Vertex AI's name for a GPU, from the name that its driver gives, as "NVIDIA A100-SXM4-80GB".
 
-    gpu: as "NVIDIA A100-SXM4-80GB".
+    names: the names to choose from. Returns `gpu` itself if none of them fits.
     """
     words = set(re.split(r"\W+", gpu.upper()))
-    parts = {name: set(name.split("_")) - _NOT_TOLD for name in names}
+    parts = {name: set(name.split("_")) - _OPTIONAL_WORDS for name in names}
     return max((name for name in parts if parts[name] <= words), key=lambda name: len(parts[name]), default=gpu)
 
 
 def arithmetic(config: TrainConfig, tflops: Mapping[str, float]) -> str:
-    """Returns how a GPU multiplies: "16_bit", "tf32" or "float32"; "" if its rate is not known, as of float64."""
+    """Returns the arithmetic of matrix products in a run: "16_bit", "tf32" or "float32"; "" for float64.
+
+    tflops: the rates of the GPU by arithmetic, as in TFLOPS.
+    """
     if config.precision == "float64":
         return ""
     if config.precision == "mixed_bfloat16" and "tf32" not in tflops:
@@ -49,19 +51,22 @@ def arithmetic(config: TrainConfig, tflops: Mapping[str, float]) -> str:
 
 
 def peak_tflops(gpu: str, config: TrainConfig) -> float:
-    """Returns the rate of the GPU that its driver calls `gpu` in a run; 0 if unknown, as of a part of one (MIG)."""
+    """Returns the data-sheet TFLOP/s of a GPU at the run's precision; 0 if unknown, or for a part of a GPU (MIG).
+
+    gpu: the name that its driver gives.
+    """
     tflops = {} if "MIG" in gpu.split() else TFLOPS.get(accelerator_of(gpu), {})
     return tflops.get(arithmetic(config, tflops), 0.0)
 
 
 def scratch_mib(memory_gib: float) -> int:
-    """Returns the most that cuDNN gets for a convolution on a card of so much memory; 0: TensorFlow's own 4 or 8 GiB.
+    """Returns the limit in MiB of cuDNN's workspace for a convolution, by a GPU's memory; 0: TensorFlow's default.
 
-    On a small card they would be a quarter or half of it.
+    The default, 4 or 8 GiB, would be a quarter or half of a small GPU's memory.
     """
     return 0 if memory_gib >= 32 else 1024 if memory_gib >= 12 else 512
 
 
 def lie_on_card(data_bytes: float, memory_bytes: float) -> bool:
-    """Returns whether data are small enough to be put into so much memory of a card once, a quarter of it."""
+    """Returns whether data stay in a GPU's memory for the whole run: if they take at most a quarter of it."""
     return 4 * data_bytes <= memory_bytes

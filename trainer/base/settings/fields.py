@@ -112,7 +112,7 @@ def coerce(field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def coerce_all(cls: type, values: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Returns the values as the types of the fields of `cls`. Raises UserError, naming `origin`, for a wrong one."""
+    """Returns values converted to the field types of `cls`. Raises UserError, naming `origin`, if one does not fit."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     result = {}
     for key, value in values.items():
@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
     def add_boolean(
         self, name: str, help: str, *, group: Any = None, others: Iterable[str] = (), **options: Any
     ) -> None:
-        """Declares a flag that is true alone, false as --no_NAME, and may have a value: --NAME=false, or `others`."""
+        """Declares a flag that is true as --NAME and false as --no_NAME; --NAME=WORD takes a boolean or one of `others`."""
         self._booleans[name] = {*BOOLEAN_WORDS, *others}
         options = {"type": boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)
@@ -188,7 +188,7 @@ class Parser(argparse.ArgumentParser):
             if flag.startswith("--no_") and flag[5:] in self._booleans:
                 flag = f"--{flag[5:]}=false"
             elif flag.startswith("--") and flag[2:] in self._booleans:
-                # Without a value argparse would take a positional argument for it.
+                # Without "=true", argparse would take a following positional argument as the value.
                 flag += "" if following.lower() in self._booleans[flag[2:]] else "=true"
             normalized.append(flag)
         return super().parse_known_args(normalized, namespace)
@@ -240,14 +240,14 @@ def refuse_unknown(
 
 
 def boolean(text: str) -> bool:
-    """Returns the value of a switch; an argparse type."""
+    """Converts the text of a boolean flag; an argparse type."""
     if text.lower() not in BOOLEAN_WORDS:
         raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
     return BOOLEAN_WORDS[text.lower()]
 
 
 def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the values of these flags before the command line is parsed, because other flags depend on them."""
+    """Returns the texts of these flags by name, without parsing the command line, whose other flags depend on them."""
     values = {}
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         flag, equals, value = underscored(argument).partition("=")
@@ -259,7 +259,7 @@ def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str
 def add_setting_flags(parser: Parser, fields: Sequence[Field], *, hidden: bool = False) -> None:
     """Declares a flag for each field, in the groups that the fields name.
 
-    The namespace then has the text of each flag on the command line; `hidden` leaves the flags out of --help.
+    The namespace then holds the text of each flag that is given; `hidden` leaves the flags out of --help.
     """
     groups: dict[str, Any] = {}
     for field in fields:

@@ -1,4 +1,4 @@
-"""Makes settings of the keyword-only parameters of the functions that a run names: fields of a subclass of TrainConfig.
+"""Turns keyword-only parameters of the functions that a run names into settings: fields of a subclass of TrainConfig.
 
 `def build(config, dataset, *, depth: int = 2)` gives the flag --depth, the key `depth` of a recipe and of run.json, and
 `config.depth`, whether the function is the user's or that of a built-in model. Whatever handles the fields of a
@@ -31,7 +31,7 @@ from trainer.base.settings.train_config import DATA_KINDS, MAY_CHANGE, MODELS, T
 
 REQUIRED = dataclasses.MISSING  # the default of a parameter without one
 _PLAIN = (bool, int, float, str)
-_NAMES: dict[str, Any] = {  # the names of which a type may be composed
+_NAMES: dict[str, Any] = {  # names that the type of a parameter may use
     **{kind.__name__: kind for kind in _PLAIN},
     "Annotated": Annotated, "Literal": Literal, "Optional": Optional, "Union": Union,
 }  # fmt: skip
@@ -105,14 +105,14 @@ def refuse_missing_module(name: str, origin: str) -> None:
     if name.endswith(".py"):
         right = name.removesuffix(".py").replace("/", ".")
         raise UserError(f"{missing}: a module has no .py: use --{origin.replace(f'{name}:', f'{right}:')}")
-    with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # which its import will explain
+    with suppress(ImportError, ValueError, AttributeError, TypeError, OSError):  # the import itself will explain these
         if top not in sys.modules and _spec(top, "") is None:
             beside = [module.name for module in pkgutil.iter_modules([os.getcwd()])]
             raise UserError(f"{missing}{nearest(top, beside)} Run the command in the folder that holds it")
 
 
 def _spec(name: str, first: str) -> ModuleSpec | None:
-    """Returns the spec of a module. importlib.util.find_spec alone would import the packages that contain it."""
+    """Returns the import spec of a module, or None. importlib.util.find_spec would import the packages around it."""
     top, *rest = name.split(".")
     folders = [folder for folder in (first, os.getcwd()) if folder]
     spec = None if top == __name__.split(".")[0] else PathFinder.find_spec(top, folders)
@@ -140,7 +140,7 @@ class _Module:
 
     @classmethod
     def load(cls, name: str, first: str, origin: str) -> "_Module":
-        """Finds and parses a module as Python would import it, without running any.
+        """Finds a module as Python's import would, and parses its source without running any code.
 
         Raises UserError if it cannot be imported, Unreadable if it is not found.
         """
@@ -153,11 +153,11 @@ class _Module:
             if source is None:
                 raise Unreadable(f"{name} has no source")
             file = (spec.origin or name).removeprefix(os.getcwd() + os.sep)
-        except SyntaxError as error:  # of an encoding that the file declares
+        except SyntaxError as error:  # the file declares an unknown encoding
             raise UserError(f"{origin}: cannot import {name} ({reason(error)})") from None
         except (ImportError, ValueError, AttributeError, TypeError, OSError) as error:
             raise Unreadable(f"{name} is not found: {reason(error)}") from None
-        # Python 3.11 fails if another thread parses meanwhile, as the garbage collector lets it:
+        # Python 3.11 fails if another thread parses at the same time, which a garbage collection can let happen:
         # https://github.com/python/cpython/issues/106905
         collects = gc.isenabled()
         gc.disable()
@@ -178,7 +178,7 @@ class _Module:
 
     @cached_property
     def bindings(self) -> dict[str, tuple[ast.AST, str]]:
-        """Returns the last binding of each name of the module: a node and, of an import, the name in that module.
+        """Returns the last binding of each name in the module: its node and, for an import, its name in the other one.
 
         Statements within `if` and `try` are not read.
         """
@@ -194,11 +194,12 @@ class _Module:
         return bound
 
     def find(self, name: str, steps: int = 0) -> tuple["_Module", ast.AST]:
-        """Returns the definition of a name, and the module where it stands, over imports by `from`.
+        """Follows imports by `from` to the definition of a name. Returns the module that has it, and its node.
 
         Raises Unreadable if there is none, UserError if the module cannot have such a name.
         """
         node, original = self.bindings.get(name, (None, ""))
+        # Ways to define a name that `bindings` does not show.
         elsewhere = rf"\b({re.escape(name)}|__getattr__|globals|exec|setattr)\b|import \*"
         if node is None and not re.search(elsewhere, self.source):
             raise UserError(f"{self.origin}: {self.name} has no function {name}{nearest(name, [*self.bindings])}")
@@ -227,7 +228,7 @@ def _parameter(module: _Module, argument: ast.arg, default: ast.expr | None, ori
         raise UserError(f"{where} has no type: {_ALLOWED}")
     try:
         annotation = type(value) if argument.annotation is None else _evaluated(module, argument.annotation)
-        kinds, about = _described(annotation)
+        kinds, about = _types_and_setting(annotation)
         (kind,) = kinds - {type(None)}
         limits = [limit for limit in (about.minimum, about.maximum, about.above) if limit is not None]
         if kind not in ((int, float) if limits else _PLAIN) or not {*map(type, limits)} <= {int, float}:
@@ -272,13 +273,13 @@ def _evaluated(module: _Module, node: ast.AST | None, steps: int = 0) -> Any:
     raise ValueError
 
 
-def _described(annotation: Any) -> tuple[set[type], Setting]:
+def _types_and_setting(annotation: Any) -> tuple[set[type], Setting]:
     """Returns the plain types that an annotation allows, and the Setting that Literal and Annotated add to them."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return {*map(type, parts)}, Setting("", choices=tuple(part for part in parts if part is not None))
     if origin is Annotated:
-        kinds, about = _described(parts[0])
+        kinds, about = _types_and_setting(parts[0])
         for part in parts[1:]:
             if isinstance(part, Setting):
                 about = dataclasses.replace(part, choices=about.choices)
@@ -286,14 +287,14 @@ def _described(annotation: Any) -> tuple[set[type], Setting]:
                 about = dataclasses.replace(about, meaning=part)
         return kinds, about
     if origin in (Union, UnionType):
-        alternatives = [_described(part) for part in parts]
+        alternatives = [_types_and_setting(part) for part in parts]
         about = max((about for _, about in alternatives), key=lambda about: about != Setting(""))
         return set().union(*(kinds for kinds, _ in alternatives)), about
     return {annotation}, Setting("")
 
 
 FUNCTIONS = ("model", "data", "callbacks")  # settings that may name a function with settings
-_FUNCTIONS = "functions"  # key of a field's metadata: the functions that take the setting
+_FUNCTIONS_KEY = "functions"  # in a field's metadata: the functions that take the setting
 
 
 def is_dotted(value: str) -> bool:
@@ -335,7 +336,7 @@ class OwnSettings:
         return _subclass(tuple(parameters.values()), groups)
 
     def hint(self, name: str) -> str:
-        """Returns why the unknown flag `name` is perhaps not a setting of the functions; "" without an explanation."""
+        """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
         parameters, unreadable = self._read
         if unreadable:
             reasons = "; ".join(f"{self._shown(function)}: {why}" for function, why in unreadable.items())
@@ -346,7 +347,7 @@ class OwnSettings:
         return f" (settings of {' and '.join(own)} are the parameters after a `*`)" if own else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values without the settings of other built-in models, which a recipe may still have."""
+        """Returns the values without settings of other built-in models: a recipe with another --model has them."""
         names = {field.name for field in dataclasses.fields(self.settings)}
         others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
         return {name: value for name, value in values.items() if name not in others}
@@ -386,12 +387,12 @@ def settings_of_models() -> dict[str, dict[str, Parameter]]:
 
 @lru_cache(maxsize=64)
 def _subclass(parameters: tuple[tuple[Parameter, tuple[str, ...]], ...], groups: tuple[str, ...]) -> type[TrainConfig]:
-    """Returns the settings class with these fields: one class for equal fields, so that configs can be compared."""
+    """Returns TrainConfig with these fields added; cached, so that configs with equal fields can be compared."""
     if not parameters:
         return TrainConfig
     fields = []
     for (parameter, functions), group in zip(parameters, groups, strict=True):
-        metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS: functions}
+        metadata = {**parameter.field.metadata, "group": f"settings of {group}", _FUNCTIONS_KEY: functions}
         field: Any = dataclasses.field(default=parameter.default, metadata=metadata)
         fields.append((parameter.name, parameter.field.type, field))
     settings = dataclasses.make_dataclass(
@@ -409,14 +410,14 @@ def refuse_missing_modules(config: TrainConfig) -> None:
 
 
 def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
-    """Returns the names in FUNCTIONS whose functions take a field as their setting; () for the trainer's own."""
-    return tuple(field.metadata.get(_FUNCTIONS, ()))
+    """Returns which of FUNCTIONS take this field as a setting of their own; () for a setting of the trainer."""
+    return tuple(field.metadata.get(_FUNCTIONS_KEY, ()))
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings that a resumed run must not change, by name.
 
-    A setting of functions that may themselves change, as callbacks, may change too.
+    A setting that only functions take which may change themselves, as callbacks, may change too.
     """
     may_change = {
         field.name

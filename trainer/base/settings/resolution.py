@@ -105,9 +105,12 @@ class Overrides:
         return {name: value for name, value in settings.items() if name not in replaced}
 
     def resolve(self) -> TrainConfig:
-        """Returns flags over recipe over defaults. Raises UserError if settings contradict each other."""
+        """Returns the config: flags override the recipe, and the recipe overrides defaults.
+
+        Raises UserError if a setting is missing, or if settings contradict each other.
+        """
         _check_length(self.values, "flags")
-        settings = self.own.settings  # of the functions that the flags or, without these, the recipe name
+        settings = self.own.settings  # with those of the functions that the flags or else the recipe name
         values = {**self.recipe, **coerce_all(settings, self.values, "flags")}
         for field in dataclasses.fields(settings):
             if field.default is REQUIRED and field.name not in values:
@@ -138,12 +141,12 @@ class Command:
     verbose: bool = setting(False, VERBOSE, group="run")
 
 
-_, *_OF_COMMAND = dataclasses.fields(Command)
+_, *_COMMAND_FLAGS = dataclasses.fields(Command)
 
 
 def flags_of(settings: type[TrainConfig]) -> tuple[dataclasses.Field[Any], ...]:
     """Returns every flag of a command line of the trainer with these settings."""
-    return (*dataclasses.fields(settings), *_OF_COMMAND)
+    return (*dataclasses.fields(settings), *_COMMAND_FLAGS)
 
 
 def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
@@ -152,7 +155,7 @@ def resolve(arguments: Sequence[str], **help_options: Any) -> Command:
     help_options: options of `Parser` for the --help of another command than trainer.task.
     """
     texts = parse_flags(arguments, **help_options)
-    flags = {field.name: coerce(field, texts.pop(field.name, "false")) for field in _OF_COMMAND}
+    flags = {field.name: coerce(field, texts.pop(field.name, "false")) for field in _COMMAND_FLAGS}
     return Command(Overrides.read(texts).resolve(), **flags)
 
 

@@ -52,7 +52,7 @@ def check_known(setting: str, value: str, subject: str, known: Iterable[str]) ->
         raise UserError(f"{setting}={value}: {subject} {', '.join(names) or 'nothing'}{nearest(value, names)}")
 
 
-_RULES_OF_MODELS = "trainer.models.model_settings"  # which imports no TensorFlow; nothing here imports it by itself
+_RULES_OF_MODELS = "trainer.models.model_settings"  # imported by name: base/ must not depend on models/
 
 
 def check(config: TrainConfig) -> None:

@@ -24,7 +24,7 @@ class Schedule:
 
     @property
     def left_out(self) -> int:
-        """Returns the number of examples of a pass that fill no whole batch, on which only `fit` trains."""
+        """Returns how many examples of a pass fill no whole step: `fit` trains on them, this package does not."""
         return max(0, self.examples - self.steps_per_epoch * self.examples_per_step)
 
     def total_steps(self, steps: int | None, epochs: int | None) -> int:

@@ -37,7 +37,7 @@ BLOCKS, LAYERS = "blocks", "layers:"  # values of `remat`, the second with names
 AUGMENTATIONS = ("flip", "crop")
 
 
-# One function a group of --help, the first with what a model of one's own needs.
+# One function for each group of --help; the first group has what a model of your own needs.
 _run, _training, _data, _devices, _output, _images = (
     partial(setting, group=group) for group in ("run", "training", "data", "devices", "output", "images and GANs")
 )
@@ -82,7 +82,7 @@ class TrainConfig:
     early_stopping: str = _training("", "stop when this epoch metric, as val_loss, no longer improves")
     patience: int = _training(3, "epochs without improvement before early_stopping", unit="epochs", minimum=1)
     max_minutes: float = _training(
-        0.0, "end, saved and exported, after this training time, restarts included; 0: never", unit="minutes", minimum=0
+        0.0, "save, export and end after this training time, restarts included; 0: never", unit="minutes", minimum=0
     )
     on_nan: str = _training(
         "stop", "at NaN: stop, or go back with half the learning rate, twice at most", choices=("stop", "rollback")
@@ -128,17 +128,17 @@ class TrainConfig:
     shard_optimizer: bool = _devices(False, "shard the optimizer's state over replicas (ZeRO-1), to save memory")
     sync_batch_norm: bool = _devices(True, "batch normalization over the rows of all replicas")
     allow_replica_dependence: bool = _devices(
-        False, "train although the comparison before training finds other numbers on one replica than on two"
+        False, "train even if the comparison before training finds other numbers on one replica than on two"
     )
     steps_per_loop: int = _devices(
         0, "maximum number of steps per tf.function call; 0: as many as take about 3 seconds", unit="steps", minimum=0
     )
 
     checkpoint_every_steps: int = _output(
-        500, "save the state this often, and at the end; 0: only at the end", unit="steps", minimum=0
+        500, "save a checkpoint this often, and at the end; 0: only at the end", unit="steps", minimum=0
     )
     checkpoint_every_minutes: float = _output(
-        0.0, "save the state this often too; 0: by steps only", unit="minutes", minimum=0
+        0.0, "save a checkpoint this often too; 0: by steps only", unit="minutes", minimum=0
     )
     keep_checkpoints: int = _output(3, "newest checkpoints to keep, and the best one", minimum=1)
     save_optimizer: bool = _output(False, "save the optimizer's state in model.keras, so that fit can continue")
@@ -161,10 +161,10 @@ class TrainConfig:
     )
     skip_bad_images: bool = _images(False, "leave out image files that cannot be decoded")
     label_smoothing: float = _images(
-        0.0, "share of each label that a classifier's loss gives to all classes alike", minimum=0, maximum=0.9
+        0.0, "share of each label that a classifier's loss spreads evenly over all classes", minimum=0, maximum=0.9
     )
     mixup: float = _images(
-        0.0, "alpha of Beta, by which a classifier's rows are mixed in pairs; 0: none", minimum=0, maximum=100
+        0.0, "alpha of mixup's Beta distribution, for pairs of a classifier's images; 0: off", minimum=0, maximum=100
     )
     sample_every_steps: int = _images(
         250, "write a sample grid this often, and at the end; 0: only at the end", unit="steps", minimum=0
@@ -227,9 +227,9 @@ class TrainConfig:
         return steps
 
     def rows_per_replica(self, replicas: int) -> int:
-        """Returns the rows of a global batch for one of `replicas`. Raises UserError if the batch does not divide.
+        """Returns how many rows of a global batch each of `replicas` gets. Raises UserError if it does not divide.
 
-        Each of `micro_batches` must get as many rows too, and with mixup a replica an even number.
+        A replica's rows must also divide into micro-batches and, with mixup, into pairs.
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
@@ -263,7 +263,7 @@ class TrainConfig:
         return batch // replicas
 
     def micro_batches_on(self, replicas: int) -> int:
-        """Returns the number of micro-batches of a replica's rows on this many replicas."""
+        """Returns into how many micro-batches each of this many replicas cuts its rows."""
         return max(1, self.virtual_replicas // replicas) if self.virtual_replicas else self.micro_batches
 
 

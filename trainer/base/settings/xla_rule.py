@@ -9,18 +9,18 @@ from trainer.base.settings.train_config import TrainConfig
 
 # A shorter run loses more by compiling, some 10 ms an operation, than its steps gain.
 FEWEST_STEPS, FEWEST_OPERATIONS = 500, 1_000_000
-# The largest step of which several are compiled into one program: starting a larger one costs less than a tenth of it.
+# Steps with more FLOPs are not compiled into one program: starting such a step costs less than a tenth of its time.
 MOST_FLOPS = {"CPU": 5e7, "GPU": 1e12}
 _NODES = 3  # nodes of a traced step per operation that starts a kernel: 2.8 to 4.5 in our recipes
 
 
 def barrier(config: TrainConfig, replicas: int) -> str:
     """Returns why XLA must not compile a step on this many replicas; "" if it may."""
-    parts, shards = config.micro_batches, config.virtual_replicas
+    micro_batches, shards = config.micro_batches, config.virtual_replicas
     barriers = (
         (config.remat, f"XLA may keep what remat={config.remat} computes again"),
         (shards, f"XLA would add the gradients of virtual_replicas={shards} in another order"),
-        (parts > 1, f"XLA would keep all of micro_batches={parts} in memory at once"),
+        (micro_batches > 1, f"XLA would keep all of {micro_batches=} in memory at once"),
         (
             config.shard_optimizer and replicas > 1,
             "XLA has no variables that live within a step, which shard_optimizer needs",
@@ -43,7 +43,7 @@ def reason_against(config: TrainConfig, steps: int, size: Callable[[], int]) -> 
 
 
 def compiles(config: TrainConfig, replicas: int, steps: int, kernels: int) -> bool:
-    """Returns whether a run on GPUs compiles its steps, as far as its settings and counts decide it.
+    """Returns whether a run on GPUs compiles its steps, judged by its settings and counts alone.
 
     kernels: the number of operations of a step that start a kernel.
     """
