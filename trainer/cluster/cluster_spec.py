@@ -1,6 +1,6 @@
 """Reads TF_CONFIG, as Vertex AI sets it, into a Cluster, and sets the variables that TensorFlow reads on GPUs.
 
-Both happen before TensorFlow is imported, and a Cluster that is returned has valid, distinct addresses.
+Both happen before TensorFlow is imported. A Cluster that `read_cluster` returns has valid, distinct addresses.
 
 https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/distributed-training
 """
@@ -107,13 +107,13 @@ def _object(value: Any, part: str) -> dict[str, Any]:
 
 
 def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what is not set yet, on a machine with an NVIDIA driver, and logs what then holds.
+    """Sets the variables below that are not set yet, on a machine with an NVIDIA driver, and logs the values of all.
 
     TF_GPU_THREAD_MODE=gpu_private gives each GPU its own threads that start kernels, so that reading data does not
     delay them; `global` is TensorFlow's own default. The wheel of TensorFlow has no machine code for H100 or later:
     CUDA compiles each kernel at its first use, and keeps the result in CUDA_CACHE_PATH, here the folder `cuda_cache`;
-    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB bounds the scratch memory of a convolution,
-    plain and by XLA, as plans take it to be. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    CUDA_CACHE_DISABLE=1 switches that off. TF_CUDNN_WORKSPACE_LIMIT_IN_MB limits the scratch memory of a convolution,
+    with and without XLA; plans count on this limit. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     """
     if not (shutil.which("nvidia-smi") or Path("/dev/nvidiactl").exists()):
         return
@@ -131,5 +131,5 @@ def set_gpu_environment(cuda_cache: Path, environment: MutableMapping[str, str] 
 
 
 def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the variables among these that are set."""
+    """Returns the variables that `set_gpu_environment` knows and that are set, with their values."""
     return {name: environment[name] for name in _GPU_VARIABLES if name in environment}

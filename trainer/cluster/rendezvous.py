@@ -37,12 +37,13 @@ from trainer.cluster.cluster_spec import Cluster
 
 BEAT_SECONDS = 5.0  # between two heartbeats
 SUSPECT_SECONDS = 20.0  # without a heartbeat: then a peer is the likely cause of an error of TensorFlow
-GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end, and at least for their last message
+GOODBYE_SECONDS = 30.0  # for workers to close their connections at the end; also the least wait for their last message
 LEAVE_SECONDS = 5.0  # for our main thread to end by itself after another worker has failed
 TURN_SECONDS = 0.02  # between two looks for events
 _LONGEST_LINE = 256 * 1024  # bytes; the settings of a run are a few kilobytes
-_ANSWER_SECONDS = 10.0  # that a worker waits for the chief's answer beyond its own limit: they start at different times
-_LOG_SECONDS = 10.0
+# How much longer a worker waits for the chief's answer than the chief for workers: they start at different times.
+_ANSWER_SECONDS = 10.0
+_LOG_SECONDS = 10.0  # between two lines that name the missing workers
 _RETRY_SECONDS = 0.2  # between two tries to connect
 _MOST_NAMES = 8  # of workers on a line
 # Environment variables that must be equal on all workers, though their processors may differ.
@@ -61,9 +62,8 @@ class Link:
         self.connection = connection
         connection.setblocking(True)
         self.index = 0  # of the worker at the other end
-        self.last_message = self.in_step = (
-            time.monotonic()
-        )  # in_step: when its calls last rose, or were as many as ours
+        # in_step: when its calls last rose, or were at least as many as ours.
+        self.last_message = self.in_step = time.monotonic()
         self.calls = 0  # to the devices, according to its newest heartbeat
         self.idle_s = 0.0  # for which its GPUs have been idle
         self.done = False  # a worker has no more work; the chief has written everything
@@ -113,7 +113,7 @@ class Peers:
         self._beat_seconds = min(BEAT_SECONDS, timeout_seconds / 4)
         self._calls = 0
         self._lock, self._over = threading.Lock(), threading.Event()
-        self.stop_reason = ""  # of the chief's watch
+        self.stop_reason = ""  # why the chief tells all workers to end
         for peer in links:  # the first to come may have waited for long
             peer.last_message = peer.in_step = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
@@ -237,7 +237,8 @@ class Peers:
                 self._lost(peer, "its process has ended")
             elif now - peer.last_message > self._silence_seconds:
                 self._lost(peer, f"it sent nothing for {self._silence_seconds:.0f} seconds")
-            elif self._cluster.is_chief and now - peer.in_step > allowed:  # only the chief has work of its own
+            # Workers do not check the chief, which may be behind: it has work of its own, as writing checkpoints.
+            elif self._cluster.is_chief and now - peer.in_step > allowed:
                 self._lost(peer, f"it made no progress for {self._timeout_seconds:.0f} seconds while the others did")
 
     def _lost(self, peer: Link, reason: str) -> None:
@@ -294,7 +295,7 @@ def meet(
     events: SimpleQueue[Event] = SimpleQueue()
     host, port = _endpoint(cluster.addresses[cluster.index])
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:  # which proves that the port is free: TensorFlow would share it silently
+    try:  # this proves that the port is free: TensorFlow would share it silently
         server = socket.create_server((host, port), family=family, backlog=max(128, cluster.workers))
     except OSError as error:
         in_use = error.errno == errno.EADDRINUSE
@@ -315,7 +316,7 @@ def _endpoint(address: str) -> tuple[str, int]:
 
 
 def warn_of_open_ports(cluster: Cluster) -> None:
-    """Logs a warning if others may reach the ports: on a public address, or if TF_CONFIG names only loopback."""
+    """Logs a warning if others may reach the ports: on a public address or, on the chief, a loopback address."""
     host, _ = _endpoint(cluster.addresses[cluster.index])
     with contextlib.suppress(OSError, ValueError):
         addresses = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(host, None)]
@@ -380,7 +381,7 @@ def differing(chief: Mapping[str, Any], worker: Mapping[str, Any]) -> str:
 
 
 def unlike(worker: str, action: str, names: str) -> UserError:
-    """Returns the error for a worker that does not `action` as the chief; names: what differs."""
+    """Returns the error for a worker unlike the chief; action: such as "run the same job"; names: what differs."""
     return UserError(
         printable(
             f"{worker} and the chief do not {action} ({names}): start every worker by the same command, with the same "
@@ -390,7 +391,7 @@ def unlike(worker: str, action: str, names: str) -> UserError:
 
 
 def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, events: "SimpleQueue[Event]") -> Link:
-    """Returns a worker's connection to the chief. Raises UserError if the chief refuses it."""
+    """Returns a worker's connection to the chief. Raises UserError if refused, PlatformFault without an answer."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -404,7 +405,7 @@ def _join(cluster: Cluster, runs: Mapping[str, Any], timeout_seconds: float, eve
                         link.close()
                         raise UserError(line)
             link.close()
-            while not events.empty():  # of this connection
+            while not events.empty():  # left by this connection
                 events.get()
         time.sleep(_RETRY_SECONDS)  # the chief has not started yet, or its port is still that of an earlier run
     raise PlatformFault(f"{cluster.name(0)} did not answer within {timeout_seconds:.0f} seconds (see its log)")

@@ -1,6 +1,6 @@
 """Selects the devices of a run and builds the tf.distribute strategy over them and over all workers.
 
-`Replicas` is what the other rooms know of them: counts, rows, and sums over workers that are the same on each.
+`Replicas` tells the rest of the trainer how many replicas and rows there are, and sums values over all workers.
 """
 
 import json
@@ -39,7 +39,7 @@ class Replicas:
     cluster: Cluster = ONE_MACHINE
     collectives: str | None = None  # how replicas all-reduce: nccl or ring; None for one replica
     micro_batches: int = 1  # into which each update splits a replica's rows
-    virtual: int = 0  # shards of the batch, on any number of replicas; 0: off
+    virtual: int = 0  # fixed shards of the batch (--virtual_replicas); 0: off
     before_sum: Callable[[], None] = lambda: None  # called on all workers before each sum over them; may raise
 
     @property
@@ -87,7 +87,7 @@ class Replicas:
         return self.from_worker(0, value)
 
     def from_worker(self, index: int, value: Any) -> Any:
-        """Returns the `value` of this worker, which must be valid in JSON; every worker must call it."""
+        """Returns the `value` of worker `index`, which must be valid in JSON; every worker must call it."""
         if not self.cluster.several:
             return value
         is_sender = self.cluster.index == index
@@ -116,8 +116,9 @@ class Replicas:
     def _sum(self) -> Any:
         def on_replica(values: Any) -> Any:
             replica = tf.distribute.get_replica_context()
-            counts = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)  # one replica per worker
-            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * counts)
+            # All replicas of a worker have the same values: only its first one counts.
+            is_first = tf.cast(replica.replica_id_in_sync_group == self.first, tf.float64)
+            return replica.all_reduce(tf.distribute.ReduceOp.SUM, values * is_first)
 
         def summed(values: Any) -> Any:
             return self.strategy.experimental_local_results(self.strategy.run(on_replica, args=(values,)))[0]
@@ -132,7 +133,7 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
     """
     devices = local_devices(config, cluster)
     rows = config.rows_per_replica(len(devices) * cluster.workers)
-    # On one machine TensorFlow itself chooses, as `auto` does.
+    # On one machine TensorFlow chooses by itself, as `auto` does.
     collectives = collective_implementation(config.communication if cluster.several else "auto", devices)
     if cluster.several:
         await_silent_workers(config.worker_timeout_seconds)
@@ -150,21 +151,25 @@ def make_replicas(config: TrainConfig, cluster: Cluster = ONE_MACHINE) -> Replic
         strategy = tf.distribute.MirroredStrategy(list(devices))
     else:
         strategy = tf.distribute.get_strategy()
-    summed = collectives if len(devices) * cluster.workers > 1 else None
-    parts, count = config.micro_batches_on(len(devices) * cluster.workers), config.virtual_replicas
-    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, summed, parts, count)
+    used = collectives if len(devices) * cluster.workers > 1 else None
+    micro_batches = config.micro_batches_on(len(devices) * cluster.workers)
+    virtual = config.virtual_replicas
+    return Replicas(strategy, devices, rows, config.global_batch_size, cluster, used, micro_batches, virtual)
 
 
 def collective_implementation(communication: str, devices: Sequence[str]) -> str:
-    """Returns how replicas on such devices sum: `nccl` on GPUs, unless the ring is asked for; else `ring`.
+    """Returns how replicas on these devices all-reduce: `nccl` on GPUs, unless the ring is asked for; else `ring`.
 
-    TensorFlow's own AUTO is the ring, over gRPC through the hosts, between workers with GPUs too.
+    TensorFlow's own AUTO uses the ring, by gRPC through the hosts, even between workers with GPUs.
     """
     return "nccl" if devices[0].startswith("GPU") and communication != "ring" else "ring"
 
 
 def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
-    """Returns this worker's devices, as `GPU:0`, without starting TensorFlow; raises UserError if there are too few."""
+    """Returns this worker's devices, as `GPU:0`, without starting TensorFlow.
+
+    Raises UserError if there are too few, or if the strategy does not fit TF_CONFIG.
+    """
     refuse(
         (
             cluster.several and config.strategy not in ("auto", "multi_worker"),
@@ -195,7 +200,7 @@ def local_devices(config: TrainConfig, cluster: Cluster) -> tuple[str, ...]:
             )
         used = gpus[: count or len(gpus)]
         with suppress(RuntimeError):  # TensorFlow has started already: it can no longer be changed
-            tf.config.set_visible_devices(used, "GPU")  # or it would take memory of the others too
+            tf.config.set_visible_devices(used, "GPU")  # or TensorFlow would take memory of the others too
             for gpu in used:
                 tf.config.experimental.set_memory_growth(gpu, True)
         return tuple(f"GPU:{index}" for index in range(len(used)))

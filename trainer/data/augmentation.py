@@ -70,7 +70,7 @@ def augmentation(config: TrainConfig) -> Change | None:
 
 
 def softening(config: TrainConfig, classes: int) -> Change | None:
-    """Returns a function that softens (x, y) or (x, y, sample_weight); None without label smoothing and mixup.
+    """Returns a function for label smoothing and mixup of (x, y) or (x, y, sample_weight); None if both are off.
 
     It takes floating-point x, (rows, …), and integer labels, and returns y as (rows, classes) in floatx. The weights of
     rows do not change.
@@ -111,14 +111,14 @@ def mixed(values: Any, share: Any) -> Any:
     return partner + tf.reshape(share, (-1, *[1] * size)) * (values - partner)
 
 
-AsFit = Callable[[tuple[Any, ...]], Any]
+AsFit = Callable[[tuple[Any, ...]], Any]  # as Dataset.as_fit: from the parts of rows to what `fit` passes
 
 
 def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
-    """Returns `as_fit` with the weight of each row's class as its sample_weight; classes left out have 1.
+    """Returns `as_fit` with the weight of each row's class added as its sample_weight; other classes have weight 1.
 
-    y: (rows,) or (rows, 1) integers, or (rows, classes) one-hot. Raises UserError for other targets, and as `fit` does
-    for data with a sample_weight.
+    y: (rows,) or (rows, 1) integers, or (rows, classes) one-hot. Raises UserError for other targets and, as `fit`
+    does, for data with a sample_weight.
     """
     if not weights:
         return as_fit

@@ -2,7 +2,7 @@
 
 Each epoch is one order of all examples, cut into steps; a replica takes its rows of each global batch by index. So the
 order of the data is the same on any number of replicas, and a run can start at any step. No order is held in memory:
-row numbers are computed from positions, some thousand at a time, ahead of the steps.
+row numbers are computed from positions, a few thousand at a time, ahead of the steps.
 """
 
 import math
@@ -16,8 +16,8 @@ from trainer.cluster.strategy import Replicas
 from trainer.data.examples import AnyExamples, Examples, InSequence
 from trainer.data.order import RowNumbers
 
-_BLOCK_ROWS = 8192  # whose row numbers are computed at once: they fit into a core's cache
-_STEPS_AHEAD = 2  # of which a device holds the rows
+_BLOCK_ROWS = 8192  # row numbers that are computed at once: they fit into a core's cache
+_STEPS_AHEAD = 2  # steps whose rows are copied to a device in advance
 
 
 def batches(
@@ -29,8 +29,8 @@ def batches(
     Yields the parts (x,), (x, y) or (x, y, sample_weight) with a shape of (local replicas, batches_per_step, rows,
     *example) and the type of the source. Replica r of this worker gets the rows of each global batch that start at
     `replicas.first_row + r * replicas.rows`. `at_once`: the number of steps in one element: (at_once, local replicas,
-    …); examples in memory are then also gathered for all of them at once. `numbers`: of examples in memory it yields
-    the numbers of the rows in `examples.arrays` alone.
+    …); examples in memory are then also gathered for all of them at once. `numbers`: yields the row numbers in
+    `examples.arrays` instead of rows; only for examples in memory.
     """
 
     def share(leaf: Any) -> Any:
@@ -39,7 +39,7 @@ def batches(
         shape = (schedule.batches_per_step, replicas.local, replicas.rows, *leaf.shape[2:])
         return tf.transpose(tf.reshape(local_rows, shape), (1, 0, *range(2, len(shape))))
 
-    def together(steps: tf.data.Dataset) -> tf.data.Dataset:
+    def grouped(steps: tf.data.Dataset) -> tf.data.Dataset:
         return steps.batch(at_once, drop_remainder=True).prefetch(1) if at_once > 1 else steps
 
     if isinstance(examples, InSequence):
@@ -47,19 +47,19 @@ def batches(
         one_pass = examples.anew().batches(schedule.global_batch_size, drop_remainder=True)
         steps = one_pass.batch(schedule.batches_per_step, drop_remainder=True).repeat().skip(first_step)
         shares = steps.map(lambda *parts: tf.nest.map_structure(share, parts), num_parallel_calls=2, deterministic=True)
-        return together(shares.prefetch(4))
+        return grouped(shares.prefetch(4))
     assert isinstance(examples, Examples)
 
-    gathers_together = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
+    gathers_groups = at_once > 1 and bool(examples.arrays) and not examples.ends_epochs
 
     def gather(rows: Any) -> Any:
-        rows = rows[:, tf.newaxis] if gathers_together else share(rows)
+        rows = rows[:, tf.newaxis] if gathers_groups else share(rows)
         return (examples.rows_of_arrays(rows),) if numbers else examples.gather(rows)
 
     def read(first: Any, end: Any) -> tf.data.Dataset:
         rows = row_order(examples, schedule, first, end)
-        if gathers_together:
-            rows = together(rows)
+        if gathers_groups:
+            rows = grouped(rows)
         return rows.map(gather, num_parallel_calls=examples.threads, deterministic=True)
 
     def read_epoch(epoch: Any) -> tf.data.Dataset:
@@ -67,23 +67,24 @@ def batches(
 
     if not examples.ends_epochs:
         steps = read(first_step, tf.int64.max)
-        return steps.prefetch(2) if gathers_together else together(steps.prefetch(4))
+        return steps.prefetch(2) if gathers_groups else grouped(steps.prefetch(4))
     epochs = tf.data.Dataset.range(first_step // schedule.steps_per_epoch, tf.int64.max)
-    return together(epochs.flat_map(read_epoch).prefetch(4))
+    return grouped(epochs.flat_map(read_epoch).prefetch(4))
 
 
 def copied_ahead(steps: tf.data.Dataset, replicas: Replicas) -> Any:
-    """Returns an iterator over what `batches` returns, of which the next steps' rows are on their devices already.
+    """Returns an iterator over what `batches` returns, which copies the rows of the next steps to devices in advance.
 
-    On several replicas a step gets a value of each part for each replica: (1, batches_per_step, rows, *example). Text,
-    which only the host can hold, stays there.
+    On several replicas it gives, for each part, a value per replica: (1, batches_per_step, rows, *example). Text stays
+    on the host, which alone can hold it.
     """
     if any(part.dtype == tf.string for part in tf.nest.flatten(steps.element_spec)):
         return iter(steps)
     if replicas.count == 1:
         return iter(steps.apply(tf.data.experimental.prefetch_to_device(replicas.devices[0], _STEPS_AHEAD)))
     rows = steps.unbatch().map(lambda *parts: tf.nest.map_structure(lambda part: part[tf.newaxis], parts))
-    endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))  # else workers ask
+    # If the rows might end, workers would ask each other before each step whether there are more.
+    endless = rows.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     ahead = tf.distribute.InputOptions(experimental_per_replica_buffer_size=_STEPS_AHEAD)
     return iter(replicas.strategy.distribute_datasets_from_function(lambda _: endless, ahead))
 

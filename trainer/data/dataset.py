@@ -93,7 +93,7 @@ class Dataset:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises the original exception of the examples in place of the UnknownError that TensorFlow makes of it."""
+        """Replaces TensorFlow's errors in the block by the exception of the examples behind them, or by a UserError."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:

@@ -25,14 +25,14 @@ Nest = Any
 Array = npt.NDArray[Any]
 PARTS = ("x", "y", "sample_weight")
 
-HELD_BACK = "held back"  # the name of the order by which rows are split into training and evaluation
+HELD_BACK = "held back"  # the random stream of the order that splits rows into training and evaluation
 _FIRST_ROWS = 8  # rows that each fingerprint reads
 HEAD_ROWS = 16  # rows of a sequence that are read twice and compared before training
 _SAMPLED_ROWS = 1024  # the most rows of a sequence that a fingerprint reads
-SAMPLE_BYTES = 32 * 2**20  # what a fingerprint reads of examples that are not in memory
-WHOLE_BYTES = 2 * 2**30  # size of arrays up to which a fingerprint reads all of them, in a second
+SAMPLE_BYTES = 32 * 2**20  # the most that a fingerprint reads of examples that are not in memory
+WHOLE_BYTES = 2 * 2**30  # arrays up to this size are fingerprinted whole, within a second
 HOST = "CPU:0"  # where TensorFlow gathers rows: a GPU would first copy the whole data set
-_BOUNDARY = 64  # of TensorFlow's tensors, in bytes
+_ALIGNMENT = 64  # of TensorFlow's tensors, in bytes
 
 
 def is_array(value: Any) -> bool:
@@ -93,7 +93,7 @@ def _as_arrays(value: Nest, name: str) -> Nest:
 
 
 def rows_in(parts: Sequence[Nest]) -> int:
-    """Returns the number of rows of all leaves. Raises UserError if they differ, or if there is none."""
+    """Returns the number of rows, which all leaves share. Raises UserError if they differ, or if there are no rows."""
     counts = [
         (f"{name} {tuple(leaf.shape)}", len(leaf) if leaf.ndim else 0)
         for name, part in zip(PARTS, parts, strict=False)
@@ -150,7 +150,7 @@ class AnyExamples(ABC):
 
     @abstractmethod
     def first(self, count: int) -> tuple[Nest, ...]:
-        """Returns the parts of the first rows, at most `count`, as arrays; examples by row number are read again."""
+        """Returns the parts of the first rows, at most `count`, as arrays; `Examples` read them again each time."""
 
     @abstractmethod
     def in_order(self, size: int, takers: int = 1, taker: int = 0) -> tf.data.Dataset:
@@ -186,7 +186,7 @@ class Examples(AnyExamples):
     ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations: here by `read`.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations; by default they call `read`.
 
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
         shape (*rows.shape, *the shape of one example). Where the examples are images, x is (*rows.shape, height, width,
@@ -215,7 +215,7 @@ class Examples(AnyExamples):
         raise NotImplementedError
 
     def rows_of_arrays(self, rows: Any) -> Any:
-        """Returns the numbers that these rows have in `arrays`, if there are any."""
+        """Returns the row numbers in `arrays` of these rows; for examples in memory."""
         return rows
 
     @cached_property
@@ -245,8 +245,8 @@ class Examples(AnyExamples):
         most = max(_FIRST_ROWS, min(self.sampled_rows, SAMPLE_BYTES // row_bytes))
         rows = np.arange(min(_FIRST_ROWS, self.count))
         if self.count > len(rows):
-            keyed = np.random.default_rng(self.count).integers(0, self.count, most)
-            rows = np.unique(np.concatenate([rows, keyed]))
+            drawn = np.random.default_rng(self.count).integers(0, self.count, most)  # the same at each call
+            rows = np.unique(np.concatenate([rows, drawn]))
         return self._arrays(rows)
 
     def _arrays(self, rows: RowNumbers) -> list[Array]:
@@ -254,7 +254,7 @@ class Examples(AnyExamples):
 
 
 class Subset(Examples):
-    """Provides `count` rows of other examples: those from position `first_position` on of an order by the seed."""
+    """Provides `count` rows of other examples, from `first_position` on in an order drawn by the seed."""
 
     def __init__(self, examples: Examples, seed: int, first_position: int, count: int) -> None:
         self._examples, self._seed, self._first, self.count = examples, seed, first_position, count
@@ -283,13 +283,13 @@ class Subset(Examples):
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
         with tf.device(HOST):
-            return self._examples.gather(self._located(rows))
+            return self._examples.gather(self._locate_tensor(rows))
 
     def rows_of_arrays(self, rows: Any) -> Any:
         with tf.device(HOST):
-            return self._examples.rows_of_arrays(self._located(rows))
+            return self._examples.rows_of_arrays(self._locate_tensor(rows))
 
-    def _located(self, rows: Any) -> Any:
+    def _locate_tensor(self, rows: Any) -> Any:
         located = tf.numpy_function(self.located, [tf.cast(rows, tf.int64)], tf.int64, stateful=False)
         return tf.ensure_shape(located, rows.shape)
 
@@ -297,14 +297,14 @@ class Subset(Examples):
 def unfilled(shape: Sequence[int], dtype: Any) -> Array:
     """Returns an uninitialized array for `Examples.read`.
 
-    TensorFlow uses an array that begins at a boundary of 64 bytes as it is; any other it copies, and holds the GIL.
+    TensorFlow uses an array that is aligned to 64 bytes as it is; it copies any other one, while holding the GIL.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
         return np.empty(shape, kind)
     size = math.prod(shape) * kind.itemsize
-    memory = np.empty(size + _BOUNDARY, np.uint8)
-    start = -memory.ctypes.data % _BOUNDARY
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size].view(kind).reshape(shape)
 
 
@@ -385,10 +385,10 @@ def first_not_finite(part: Nest) -> int | None:
 
 
 class InSequence(AnyExamples):
-    """Provides the examples of a tf.data.Dataset, of examples or of batches, which are cut anew, in one fixed order.
+    """Provides the examples of a tf.data.Dataset in its own order. If it gives batches, they are cut anew.
 
-    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite; 0: then raises
-    UserError.
+    unknown_count: the number of examples in an epoch if the data set's length is unknown or infinite. Raises UserError
+    if it is 0 then, or if the data set does not give tensors of fixed shapes.
     """
 
     spec: tuple[Nest, ...] = ()
@@ -416,7 +416,7 @@ class InSequence(AnyExamples):
                 )
         self.shaped_as_first = self.batched and not all(spec.shape[1:].is_fully_defined() for spec in specs)
         if self.shaped_as_first:
-            # timeseries_dataset_from_array leaves lengths open that are all the same: those of the first batch.
+            # timeseries_dataset_from_array leaves lengths undefined, although all batches have those of the first.
             for first in self._source.take(1):
                 self._source = self._source.map(
                     lambda *parts, first=first: tf.nest.map_structure(

@@ -23,15 +23,15 @@ from trainer.data.dataset import Dataset
 from trainer.data.pieces import INDEX
 from trainer.data.sources import is_named
 
-_FILES = 1024  # whose content is sampled, and as many more as the square root of their number
-_BLOCKS, _BLOCK = 2048, 64 * 1024  # of all of them, at least two of each, and bytes of a block: two seconds at most
-_THREADS = 16  # for a network's delays
+_FILES = 1024  # files whose content is sampled, plus the square root of the number of all files
+_BLOCKS, _BLOCK = 2048, 64 * 1024  # blocks of all sampled files, at least two of each; bytes of a block: two seconds
+_THREADS = 16  # so many because files on a network answer late
 
 
 def files_of(config: TrainConfig) -> dict[str, Any]:
-    """Returns the number, bytes and digest of the files of `config.data`, unread, by names for messages.
+    """Returns the number, size and digest of the files of `config.data` by names for messages, without loading them.
 
-    {} for a name or a function. Raises UserError or PlatformFault if a bucket cannot be listed.
+    {} for a built-in name or a function. Raises UserError or PlatformFault if a bucket cannot be listed.
     """
     if is_named(config.data):
         return {}
@@ -50,14 +50,14 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
         return _digested([(INDEX, len(content), hashlib.sha256(content).hexdigest())])
     sizes: dict[str, int] = {}
     if path.is_dir():
-        for parent, folders, names in os.walk(path):  # without links to folders, and what cannot be listed
+        for parent, folders, names in os.walk(path):  # skips links to folders, and folders that cannot be listed
             folders[:] = [name for name in folders if name[0] != "."]
             for file in (os.path.join(parent, name) for name in names if name[0] != "."):
                 if os.path.isfile(file):
                     sizes[os.path.relpath(file, path)] = os.path.getsize(file)
     else:
         sizes[""] = path.stat().st_size
-    # Drawn by their names, the same ones on each machine.
+    # The sampled files are drawn by their names, so that they are the same on each machine.
     sampled = heapq.nsmallest(
         _FILES + math.isqrt(len(sizes)), sizes, key=lambda name: zlib.crc32(name.encode(errors="surrogateescape"))
     )
@@ -83,7 +83,7 @@ def files_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> dict[str, Any]:
-    """Returns a description of files by name, size and content; "sample" names a digest of a part of the content."""
+    """Describes files by number, size and digest. name: "digest", or "sample" if it covers a part of the content."""
     entries = sorted(files)
     text = "\n".join([f"{file}\0{size}\0{content}" for file, size, content in entries])
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
@@ -92,7 +92,7 @@ def _digested(files: Iterable[tuple[str, int, str]], name: str = "digest") -> di
 
 
 def content_of(dataset: Dataset, rows: bool) -> dict[str, Any]:
-    """Returns a description of loaded data, valid in JSON: counts, classes, and with `rows` digests of their rows."""
+    """Describes loaded data, in JSON types: counts, classes and, with `rows`, digests of their rows."""
     content: dict[str, Any] = {}
     for name, examples in (("training", dataset.train), ("evaluation", dataset.evaluation)):
         if examples and examples.has_length:

@@ -1,4 +1,4 @@
-"""Makes datasets of images that are arrays: the digits of the package, those of Keras, idx and .npz files.
+"""Makes datasets from arrays of images: the digits of the package, data sets of Keras, idx and .npz files.
 
 They are resized to the configured size and channels, and those for evaluation are split off.
 
@@ -56,9 +56,9 @@ def numbered_classes(labels: Iterable[int]) -> tuple[str, ...]:
 
 
 def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | None) -> tuple[Arrays, Arrays | None]:
-    """Returns images for both parts: without the second, `evaluation_fraction` of the first is held back, as a copy.
+    """Returns both parts; without `evaluation`, holds back a copy of `evaluation_fraction` of `train` for it.
 
-    Raises UserError for the flag beside a second part.
+    Raises UserError if there are an evaluation part and the flag.
     """
     if evaluation is None and config.evaluation_fraction:
         rows = [part.located(np.arange(part.count)) for part in held_back(config, train)]
@@ -72,7 +72,7 @@ def with_evaluation(config: TrainConfig, train: Arrays, evaluation: Arrays | Non
 
 
 def held_back(config: TrainConfig, examples: Examples) -> tuple[Subset, Subset]:
-    """Returns views: examples to train on, and the `evaluation_fraction` to evaluate, drawn by the seed."""
+    """Splits examples by the seed into those to train on and the `evaluation_fraction` to evaluate; both are views."""
     count = examples.count
     holdout = round(count * config.evaluation_fraction)
     if not 0 < holdout < count:
@@ -189,7 +189,7 @@ def is_idx(path: Path) -> bool:
 
 
 def load_idx(config: TrainConfig, path: Path) -> Dataset:
-    """Returns train-images and train-labels, with t10k-* for evaluation; or one images file, without labels."""
+    """Returns the dataset of a folder with train-* and perhaps t10k-* files, or of one images file without labels."""
     if not path.is_dir():
         return arrays_dataset(config, _read_idx(path, 3), None)
     images, test_images = (file and _read_idx(file, 3) for file in (_find_idx(path, name) for name in _IDX_IMAGES))
@@ -200,7 +200,7 @@ def load_idx(config: TrainConfig, path: Path) -> Dataset:
 
 
 def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is damaged or differs."""
+    """Reads an idx file of unsigned bytes with this many dimensions. Raises UserError if it is not one."""
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
             header = file.read(4 + 4 * dimensions)
@@ -220,9 +220,9 @@ def _read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _find_idx(folder: Path, begins: str) -> Path | None:
-    names = (begins, begins.replace("-", "_"))
-    files = (path for path in folder.iterdir() if path.name.startswith(names) and path.is_file())
+def _find_idx(folder: Path, prefix: str) -> Path | None:
+    prefixes = (prefix, prefix.replace("-", "_"))
+    files = (path for path in folder.iterdir() if path.name.startswith(prefixes) and path.is_file())
     return min(files, default=None)
 
 
@@ -230,7 +230,7 @@ _NPZ_NAMES = (("x_train", "images", "x"), ("y_train", "labels", "y"), ("x_test",
 
 
 def load_npz(config: TrainConfig, path: Path) -> Dataset:
-    """Returns the file's arrays. Raises UserError for pickled objects and damaged files."""
+    """Returns the dataset in a .npz file. Raises UserError for pickled objects and damaged files."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
             members = [*content.files]

@@ -49,7 +49,7 @@ _BITS_PER_SAMPLE, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # of TIFF 6.0
 
 
 class BadImage(Exception):
-    """Represents a file that cannot be decoded; the text is the reason."""
+    """Reports an image that cannot be decoded; the text is the reason."""
 
 
 def decode(source: Path | bytes, size: int, channels: int) -> tuple[npt.NDArray[np.uint8], list[str]]:
@@ -117,7 +117,7 @@ class DecodingReport:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """Returns all of it for Dataset.notes."""
+        """Returns the report in the form of Dataset.notes."""
         skipped = [f"{file}: {why}" for file, why in self.files]
         return {"converted": dict(self.converted), "skipped": skipped, "left_out": dict(self.left_out)}
 
@@ -173,7 +173,7 @@ class Encoded:
 
 
 def encoded_dataset(config: TrainConfig, train: Encoded, evaluation: Encoded | None) -> Dataset:
-    """Decodes all images of a dataset.
+    """Decodes the images of both splits to a dataset.
 
     Raises UserError if images cannot be decoded and may not be skipped, if none is left, or if a class has none left.
     """
@@ -222,7 +222,7 @@ def refuse_empty_classes(config: TrainConfig, class_names: Sequence[str], presen
 
 
 def counted(counts: Counter[str]) -> str:
-    """Returns the counts with their nouns, the largest first."""
+    """Returns the counts in words, the largest first, as in "12 .txt, 3 hidden"."""
     return ", ".join(f"{count:,} {noun}" for noun, count in counts.most_common())
 
 
@@ -261,10 +261,10 @@ def _images_in(path: Path, class_names: tuple[str, ...] | None) -> Encoded:
     left_out = {Path(child.path): Counter[str]() for child in children if child.is_dir()}  # files that are no images
     classes = {child: _images_below(child, counts, set()) for child, counts in left_out.items()}
     others.update(sum(left_out.values(), Counter()))
-    full = [child for child in classes if classes[child]]
-    if flat and full:
-        raise UserError(f"data={path}: images beside class folders ({full[0].name}): move one or the other")
-    if not full:
+    with_images = [child for child in classes if classes[child]]
+    if flat and with_images:
+        raise UserError(f"data={path}: images beside class folders ({with_images[0].name}): move one or the other")
+    if not with_images:
         return Encoded(flat, None, left_out=others)
     if empty := next((child for child in classes if not classes[child]), None):
         raise UserError(
@@ -334,7 +334,7 @@ def is_tfrecord(path: Path) -> bool:
 
 
 def load_tfrecord(config: TrainConfig, path: Path) -> Dataset:
-    """Decodes all records. In a folder, files named val* or test* are used for evaluation."""
+    """Returns the dataset of all records; in a folder, files named val* or test* are for evaluation."""
     files, evaluation = find_records(path)
     held_out = read_records(config, evaluation) if evaluation else None
     return encoded_dataset(config, read_records(config, files), held_out)

@@ -96,7 +96,7 @@ class PieceRows(Examples):
 
 
 def load(config: TrainConfig, path: Path) -> Dataset:
-    """Reads the pieces of `path` into memory if they fit into data_memory_mib (verified), otherwise row by row."""
+    """Returns the dataset in `path`: read into memory and verified if it fits into data_memory_mib, else row by row."""
     index = read_index(path)
     train, evaluation = (open_split(path, index, split) for split in SPLITS)
     if train is None:
@@ -108,7 +108,7 @@ def load(config: TrainConfig, path: Path) -> Dataset:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Returns the content of pieces.json, whose entries are then sound. Raises UserError if it is damaged."""
+    """Returns the content of pieces.json and checks its entries. Raises UserError if it is damaged."""
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
         if index["format"] != FORMAT or index["complete"] is not True:

@@ -51,7 +51,7 @@ Piece = Callable[[DecodingReport], Arrays | None]  # decodes a piece; returns No
 
 @dataclass(frozen=True)
 class Source:
-    """Holds the pieces of each split. The fingerprint changes with everything that would change a piece."""
+    """Holds the pieces of each split, and a fingerprint of everything that would change a piece."""
 
     splits: Mapping[str, Sequence[Piece]]
     class_names: tuple[str, ...]  # empty: classes are called by their numbers
@@ -95,7 +95,7 @@ def source_of(config: TrainConfig, per_piece: int) -> Source:
 
 
 def prepare(config: TrainConfig, folder: Path, piece_mib: int, on_piece: Callable[[int, int], None]) -> dict[str, Any]:
-    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, all)`.
+    """Writes the pieces, and pieces.json at the end; returns its content. Calls `on_piece(done, total)`.
 
     Raises UserError if the source cannot be read, or has images that cannot be decoded and must not be skipped.
     """

@@ -61,7 +61,7 @@ class _Items(Examples):
         return tf.nest.pack_sequence_as(self.spec, shaped)
 
     def _fill(self, leaves: list[Array], rows: RowNumbers) -> None:
-        """Copies the rows, (n,), to the arrays, (n, …) of each leaf: a seventh of the time of np.array(list)."""
+        """Copies the rows, (n,), into `leaves`, (n, …) each; np.array(list) would take seven times as long."""
         raise NotImplementedError
 
     def _example(self, number: int) -> tuple[Nest, ...]:
@@ -116,7 +116,7 @@ class NumberedBatches(_Items):
 
     A row number is that of a batch times the batch size, plus a position in the batch. `on_epoch_begin` is called once
     an epoch, before its first batch is read, and `on_epoch_end` when all have been read; a resumed run first calls both
-    for each epoch before.
+    for each epoch before. whole_batches: leaves out a smaller last batch.
     """
 
     kind = "batch"
@@ -165,12 +165,11 @@ class NumberedBatches(_Items):
 
 
 def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, trains: bool = True) -> Dataset:
-    """Returns the dataset of what the function in `config.data` returns. Raises UserError if that is no data.
+    """Calls the user's data function and makes a dataset of what it returns. Raises UserError if that is no data.
 
     trains: whether it will be trained on, for which batches must have the run's size; otherwise every row is kept.
-
     Images for a built-in model are resized and converted as those of any source; all other data stay as they are.
-    Raises UserError, too, if two readings of the first examples of a tf.data.Dataset differ.
+    Raises UserError also if two readings of the first examples of a tf.data.Dataset differ.
     """
     returned = function(config)
     if isinstance(returned, Dataset):
@@ -186,7 +185,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         parts = [*train, *(None,) * (2 - len(train)), *(evaluation or (None, None))]
         if len(parts) == 4:
             return arrays_dataset(config, *parts)
-    trains = trains or evaluation is not None  # then the first part is not what another command uses
+    trains = trains or evaluation is not None  # other commands then use the second part
     training = _examples(config, train, trains=trains)
     holdout = None if evaluation is None else _examples(config, evaluation, trains=False)
     if holdout is None and config.evaluation_fraction:
@@ -214,11 +213,11 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
                 "function, give its shuffle a seed and draw nothing at random in it (augmentation belongs into the "
                 "model, or --augment), or a resumed run and other workers would train on other numbers"
             )
-        log.info(  # with the count last, as to count the rows of batches shuffles them once more
+        log.info(  # the count comes last, because counting the rows of batches shuffles them once more
             f"data={config.data}: a tf.data.Dataset, of {training.count:,} examples, is read in its own order{cut}, by "
             "every worker from its start: a run that resumes at step N first reads and drops N steps"
         )
-        # After `shuffle(…)`, `take` and `skip` would evaluate rows that are trained on in the next epoch.
+        # After a `shuffle` that differs each time, `take` and `skip` would evaluate rows that another epoch trains on.
         if isinstance(holdout, InSequence) and not _equal_rows(holdout.first(HEAD_ROWS), holdout.read_head()):
             raise UserError(
                 f"data={config.data}: two readings of the examples for evaluation give other rows, as the shuffle "
@@ -229,7 +228,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
 
 
 def _differs(examples: AnyExamples, read_again: Callable[[int], Any]) -> bool:
-    """Returns whether two readings of the first rows differ: a resumed run would train on other numbers."""
+    """Returns whether two readings of the first rows differ; a resumed run would then train on other numbers."""
     return not examples.arrays and not _equal_rows(examples.first(HEAD_ROWS), read_again(HEAD_ROWS))
 
 
@@ -241,7 +240,7 @@ def _equal_rows(rows: Any, others: Any) -> bool:
 def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns the data for training, and the data for evaluation or None."""
     of_keras = isinstance(returned, list) and all(isinstance(part, tf.data.Dataset) for part in returned)
-    if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:  # a list: of Keras's subset="both"
+    if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:  # Keras returns a list for subset="both"
         train, evaluation = returned
         whole = [isinstance(part, tuple) or _is_source(part) for part in returned]
         if all(whole) or (_is_source(train) and evaluation is None):
@@ -257,7 +256,7 @@ def _is_source(value: Any) -> bool:
 
 
 def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | InSequence:
-    """Returns the examples of what a function returned for training, or for evaluation. Raises UserError if none."""
+    """Makes examples of what a function returned for training or evaluation. Raises UserError if that is no data."""
     origin = f"data={config.data}"
     if isinstance(value, (Examples, InSequence)):
         return value

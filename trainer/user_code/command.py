@@ -18,13 +18,14 @@ from trainer.base.errors import FAULT, INTERRUPTED, PlatformFault, UserError
 from trainer.base.log import log, start_logging
 from trainer.user_code.mistakes import as_user_mistake
 
-_OF_THE_JOB = ("TF_CONFIG", "CLUSTER_SPEC", "AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
+# Variables of a job that a command which it starts does not inherit.
+_JOB_VARIABLES = ("TF_CONFIG", "CLUSTER_SPEC", "AIP_MODEL_DIR", "AIP_CHECKPOINT_DIR", "AIP_TENSORBOARD_LOG_DIR")
 
 
 def command(again: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[..., int]]:
-    """Makes a command of a function of the arguments: its errors end it as `run_command` says.
+    """Returns a decorator for a function of command-line arguments that makes it end as `run_command` does.
 
-    Without arguments it takes those of this process.
+    The decorated function takes the arguments of this process if it is called without any. again: see `run_command`.
     """
 
     def decorate(work: Callable[[Sequence[str]], int]) -> Callable[..., int]:
@@ -93,11 +94,11 @@ def quiet_start() -> Iterator[None]:
 def start_command(
     words: Sequence[str], log_file: Path, more: Mapping[str, str] = MappingProxyType({}), *, on_gpus: bool = False
 ) -> subprocess.Popen[bytes]:
-    """Starts `python -m WORDS` without the cluster and the folders of this job, and unless `on_gpus` without GPUs.
+    """Starts `python -m WORDS` outside of this job's cluster and folders, and without GPUs unless `on_gpus`.
 
-    more: what its environment has besides.
+    Its output goes to `log_file`; more: other environment variables to set.
     """
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THE_JOB}
+    inherited = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
     environment = {**inherited, **({} if on_gpus else {"CUDA_VISIBLE_DEVICES": "-1"}), **more}
     with log_file.open("wb") as output:
         return subprocess.Popen([sys.executable, "-m", *words], stdin=subprocess.DEVNULL, stdout=output,

@@ -42,7 +42,7 @@ class Evaluated(Protocol):
     def test_step(self, data: Any) -> Mapping[str, Any]:
         """Evaluates a batch on one device, outside of a step; returns scalars by name, which are reported as val_….
 
-        `data`: as that of train_step, without `batches_per_step`: (rows, …) of each part, the last batch smaller.
+        `data`: as in train_step, without `batches_per_step`: (rows, …) of each part, the last batch smaller.
         Results of the model's `metrics` are those of all batches together; other scalars are averaged over rows.
         """
 
@@ -68,7 +68,7 @@ class Generates(Protocol):
     def averaged_generator(self) -> keras.Model:
         """Returns the same network at each call, with its current weights: (rows, latent_dim) -> images in [-1, 1].
 
-        Of a model with `generated_classes` it takes [noise, labels], the latter (rows,) int32.
+        If the model has `generated_classes`, the network takes [noise, labels], with labels (rows,) int32.
         """
 
 
@@ -137,13 +137,12 @@ def results_of(model: Any, updated: Collection[int]) -> dict[str, Any]:
     updated: the ids of the variables that steps update. Keras's own loss tracker is not updated if a train_step or
     test_step returns its loss without it.
     """
-    names: dict[bool, set[str]] = {True: set(), False: set()}
+    in_use, idle = set[str](), set[str]()
     for metric in model.metrics:
-        names[any(id(variable) in updated for variable in metric.variables)] |= scalars_of(
-            {metric.name: metric.result()}
-        ).keys()
-    idle = names[False] - names[True]
-    results = {name: value for name, value in model.get_metrics_result().items() if name not in idle}
+        is_updated = any(id(variable) in updated for variable in metric.variables)
+        (in_use if is_updated else idle).update(scalars_of({metric.name: metric.result()}))
+    left_out = idle - in_use
+    results = {name: value for name, value in model.get_metrics_result().items() if name not in left_out}
     # A metric may return its variable, as in Keras's guide: its value is read here, in the scope of the caller.
     return {name: value.value if isinstance(value, keras.Variable) else value for name, value in results.items()}
 
@@ -153,7 +152,7 @@ def numbers_of(results: Mapping[str, Any]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, value in results.items():
         values = np.asarray(value, np.float64)
-        names = [f"{name}_{place}" for place in range(values.size)] if values.ndim else [name]
+        names = [f"{name}_{index}" for index in range(values.size)] if values.ndim else [name]
         numbers |= dict(zip(names, values.ravel().tolist(), strict=True))
     return numbers
 

@@ -36,7 +36,7 @@ from trainer.base.settings.train_config import TrainConfig
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = tuple(path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_file|^<")
-_installed_by_user: set[str] = set()  # folders or files: a job's package may be installed among the libraries
+_installed_by_user: set[str] = set()  # the user's folders and files, which a job may install among the libraries
 
 _BLOCK = re.compile(r"(Traceback )?\(most recent call last\)")
 # What TensorFlow raises for a machine, a network or a driver; the operation that meets it may be anybody's.
@@ -85,7 +85,10 @@ def as_user_mistake(error: BaseException) -> UserError | None:
 
 
 def where_raised(error: BaseException) -> tuple[str, BaseException] | None:
-    """Returns the user's `file:line in function` that raised `error` or an earlier one, and which; None if none did."""
+    """Returns where the user's code raised `error` or one of its causes, and that exception; None if it raised none.
+
+    The place is text: `file:line in function`.
+    """
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -108,25 +111,26 @@ def _stacks(error: BaseException) -> Iterator[list[_Frame]]:
     if isinstance(error, SyntaxError) and error.filename:
         yield [(error.filename, error.lineno or 1, "")]
     if "OpError" in names:
+        # A Traceback is of a Python function in the graph; other blocks say where an operation was created.
         heads = [*_BLOCK.finditer(text)]
         ends = [*(head.start() for head in heads), len(text)][1:]
         blocks = [(bool(head[1]), text[head.end() : end]) for head, end in zip(heads, ends, strict=True)]
-        yield from (_in_text(block) for raised, block in reversed(blocks) if raised)
+        yield from (_frames_in_text(block) for raised, block in reversed(blocks) if raised)
         if names & {*_OF_THE_PLATFORM}:
             return
-        yield from (_in_text(block) for raised, block in reversed(blocks) if not raised)
+        yield from (_frames_in_text(block) for raised, block in reversed(blocks) if not raised)
     elif text.startswith(IN_USER_CODE):
-        yield _in_text(text)
+        yield _frames_in_text(text)
     frames = traceback.walk_tb(error.__traceback__)
-    yield _below_us([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames])
+    yield _without_callers([(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames])
 
 
-def _in_text(text: str) -> list[_Frame]:
-    return _below_us([(file, int(line), function) for file, line, function in FRAME.findall(text)])
+def _frames_in_text(text: str) -> list[_Frame]:
+    return _without_callers([(file, int(line), function) for file, line, function in FRAME.findall(text)])
 
 
-def _below_us(frames: list[_Frame]) -> list[_Frame]:
-    """Returns the frames below the first one of this package: a script or a test that called it made no mistake."""
+def _without_callers(frames: list[_Frame]) -> list[_Frame]:
+    """Returns the frames from the first one of this package on: the script or test that called it made no mistake."""
     first = next((at for at, frame in enumerate(frames) if os.path.abspath(frame[0]).startswith(_OURS)), 0)
     return frames[first:]
 

@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
     def add_boolean(
         self, name: str, help: str, *, group: Any = None, others: Iterable[str] = (), **options: Any
     ) -> None:
-        """Declares a flag that is true as --NAME and false as --no_NAME; --NAME=WORD takes a boolean or one of `others`."""
+        """Declares a flag: --NAME means true, --no_NAME false; --NAME=WORD takes a boolean word or one of `others`."""
         self._booleans[name] = {*BOOLEAN_WORDS, *others}
         options = {"type": boolean, "default": False, **options}
         (group or self).add_argument(f"--{name}", nargs="?", const="true", metavar="BOOL", help=help, **options)

@@ -51,7 +51,7 @@ class TransferLimits:
 
 
 LIMITS = TransferLimits()
-_TURN_SECONDS = 0.1
+_POLL_SECONDS = 0.1  # between two looks whether a request has ended or is cancelled
 _START = uuid.uuid4().hex  # identifies this process: another machine may have the same name and process number
 _FIELDS = "nextPageToken,items(name,size,crc32c,generation,contentEncoding)"
 _LIST, _READ = "list its objects (roles/storage.objectViewer)", "read it (roles/storage.objectViewer)"
@@ -80,7 +80,7 @@ class Conflict(PlatformFault):
     """Reports an object that another process changes while it is replaced."""
 
 
-@dataclass(frozen=True, slots=True)  # a bucket may have a million
+@dataclass(frozen=True, slots=True)  # a bucket may have a million objects
 class Remote:
     """Describes an object as it was listed; `generation` identifies this exact content."""
 
@@ -100,12 +100,12 @@ class Remote:
 
 
 def connect(limits: TransferLimits | None = None) -> "Gcs":
-    """Returns the process's client. Raises UserError without credentials."""
+    """Returns the client of this process for these limits. Raises UserError without credentials."""
     return _connect(os.environ.get("STORAGE_EMULATOR_HOST", ""), limits or LIMITS)
 
 
 @functools.lru_cache(maxsize=4)
-def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":
+def _connect(_emulator: str, limits: TransferLimits) -> "Gcs":  # another emulator needs another client
     return Gcs(limits)
 
 
@@ -116,14 +116,15 @@ class Gcs:
         # Otherwise the client requests each bucket's metadata, which an account that may only read objects cannot get.
         os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
         self.limits = limits
-        self.client: Any = None  # of google-cloud-storage, for what this class does not do
+        self.client: Any = None  # google-cloud-storage's own, for what this class does not do
         self.log_in()
         from google.api_core.retry import Retry
         from google.cloud.storage.retry import DEFAULT_RETRY
 
         delays = {"initial": min(1.0, limits.pause), "maximum": limits.pause}
-        self._temporary = DEFAULT_RETRY.with_delay(**delays).with_timeout(limits.retry)
-        self._refused = Retry(is_refused_token, timeout=limits.retry, **delays)
+        self._retry_temporary = DEFAULT_RETRY.with_delay(**delays).with_timeout(limits.retry)
+        self._retry_refused = Retry(is_refused_token, timeout=limits.retry, **delays)
+        # `_request` retries, not the client.
         self._once = {"retry": None, "timeout": (limits.connect, limits.read)}
 
     def log_in(self) -> None:
@@ -225,9 +226,9 @@ class Gcs:
     def upload(self, content: Path | bytes, address: Address, replaced: int = 0, strict: bool = False) -> int:
         """Uploads a file or bytes and returns the new generation. `replaced`: the generation to replace, 0 for none.
 
-        Before it replaces another generation, it compares the content: if that is the same already, as after a lost
-        response, nothing is written. Raises Conflict if another process has written the object meanwhile; with
-        `strict`, if it is of another generation than `replaced`.
+        If the object has another generation, its content is compared first: nothing is written if it is the same, as
+        after a lost response. Raises Conflict if another process has written the object meanwhile; with `strict`, if
+        the object has any generation but `replaced`.
         """
         size = content.stat().st_size if isinstance(content, Path) else len(content)
         if isinstance(content, Path) and size <= _IN_MEMORY:
@@ -250,7 +251,8 @@ class Gcs:
 
         blob = self._blob(address)
         blob.metadata = writer()
-        retries = {"retry": self._temporary} if size > self.limits.piece else {}  # the client sends it in several parts
+        # The client sends a large object in several requests, and retries each.
+        retries = {"retry": self._retry_temporary} if size > self.limits.piece else {}
         # Opened for each attempt, because an abandoned one may still be reading.
         with open(content, "rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
             try:
@@ -285,7 +287,7 @@ class Gcs:
         """Sends a request, with retries while they may help, and returns its answer. `needed`: see `explained`."""
         seconds = self.limits.read + moved_bytes / self.limits.rate
         with explained(str(address), needed):
-            retried: Callable[..., T] = self._refused(self._temporary(in_time))
+            retried: Callable[..., T] = self._retry_refused(self._retry_temporary(in_time))
             return retried(work, seconds, cancelled)
 
 
@@ -331,7 +333,7 @@ def in_time(work: Callable[[], T], seconds: float, cancelled: threading.Event = 
 
     threading.Thread(target=run, name="request", daemon=True).start()
     deadline = time.monotonic() + seconds
-    while not wait([outcome], timeout=_TURN_SECONDS).done:
+    while not wait([outcome], timeout=_POLL_SECONDS).done:
         if cancelled.is_set():
             raise Cancelled
         if time.monotonic() > deadline:

@@ -19,6 +19,7 @@ from trainer.base.log import log
 # https://docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/cloud-storage-fuse
 MOUNT = "/gcs/"
 
+# Addresses in another form than gs://, as gcs://, gs:/ or https://storage.googleapis.com/.
 _INTENDED = re.compile(
     r"(?:gc?s:(?=.*/)/*|https?://storage\.(?:cloud\.google|googleapis)\.com/+)(.*)", re.DOTALL | re.IGNORECASE
 )
@@ -101,7 +102,7 @@ def make_writable(folder: Path, name: str) -> None:
 
 
 def keep_others_out(folder: Path, flag: str, shown: str) -> None:
-    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if another process has it.
+    """Locks `folder` until this process ends. Raises UserError, naming `flag` and `shown`, if another one has.
 
     Where the file system has no locks, as in some network folders, nothing is locked.
     """
@@ -154,10 +155,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> None:
-    """Writes a file atomically: a reader sees the old content or the new, never a part. Raises UserError as `writing`.
+    """Writes a file atomically: a reader sees the old content or the new, never a part.
 
     content: text, bytes, or a function that writes to the path that it is given. Several processes may write the same
-    file; the last one wins. Surrogate escapes in text become the bytes of the file name that they stand for.
+    file; the last one wins. Surrogate escapes in text become the bytes of the file name that they stand for. Raises
+    UserError as `writing` does.
     """
     part = path.with_name(f".{path.name}.{os.uname().nodename}-{os.getpid()}.part")
     with writing(path):
@@ -174,7 +176,7 @@ def write_whole(path: Path, content: str | bytes | Callable[[Path], None]) -> No
 
 
 def remove_parts(folder: Path) -> None:
-    """Removes what processes of this machine that have ended left of files that they were writing in `folder`."""
+    """Removes unfinished files from `folder` if the processes of this machine that wrote them have ended."""
     start = f"{os.uname().nodename}-"
     for part in folder.glob(".*.part"):
         owner = part.name.removesuffix(".part").rpartition(start)[2]

@@ -33,12 +33,13 @@ _NETWORK = re.compile(
 
 
 def credentials(anew: bool = False) -> Any:
-    """Returns the credentials of Python programs. Raises google.auth.exceptions.GoogleAuthError without any login.
+    """Returns Google credentials for Python's client libraries. Raises GoogleAuthError (google.auth) without any login.
 
     `anew`: reads the login again, as after a refused token.
     """
     if anew:
         _credentials.cache_clear()
+    # Cached for as long as these variables stay the same.
     variables = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_CONFIG", "CLOUDSDK_CORE_ACCOUNT", "GCE_METADATA_HOST",
                  "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")  # fmt: skip
     return _credentials(*(os.environ.get(name, "") for name in variables))
@@ -75,7 +76,7 @@ def _credentials(*_environment: str) -> Any:
                 if self.token is not refused and self.valid:
                     return
                 try:
-                    # Without the log of gcloud, which would hold the token.
+                    # gcloud's log file would hold the token.
                     process = subprocess.run(
                         ["gcloud", "auth", "print-access-token", "--quiet"],
                         env={**os.environ, "CLOUDSDK_CORE_DISABLE_FILE_LOGGING": "1"},
@@ -111,13 +112,13 @@ def gcloud_account() -> str:
 
 @contextmanager
 def gcloud_environment() -> Iterator[dict[str, str]]:
-    """Yields the environment of one gcloud command: with a token of the other login if gcloud has none.
+    """Yields the environment for a gcloud command, with a token of application default credentials if it has no login.
 
-    The token is in a file that only this user may read, and that is removed when the command has ended. Raises
-    google.auth.exceptions.GoogleAuthError if there is a login that gives no token.
+    The token is in a file that only this user may read, and that is removed at the end of the block. Raises
+    google.auth.exceptions.GoogleAuthError if application default credentials give no token.
     """
-    stated = any(gcloud_property("auth", key) for key in ("access_token_file", "credential_file_override"))
-    if stated or gcloud_account() or not _has_default_credentials():
+    configured = any(gcloud_property("auth", key) for key in ("access_token_file", "credential_file_override"))
+    if configured or gcloud_account() or not _has_default_credentials():
         yield dict(os.environ)
         return
     with tempfile.TemporaryDirectory(prefix="gcloud-") as folder:  # of mode 0700
@@ -125,7 +126,7 @@ def gcloud_environment() -> Iterator[dict[str, str]]:
         from google.auth.transport.requests import Request
 
         login = credentials()
-        if not login.valid:  # it expires soon
+        if not login.valid:  # it has expired, or will soon
             login.refresh(Request())
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
             opened.write(str(login.token))

@@ -27,11 +27,11 @@ from trainer.base.storage.local_files import Address, expanded, output_address, 
 
 Item = TypeVar("Item")
 
-SECONDS = 15  # for all checks together
+SECONDS = 15  # for all checks of `preflight` together
 _LIMITS = dataclasses.replace(LIMITS, retry=6, pause=2, connect=3, read=3)
 _FORBIDDEN = re.compile(r"[\\\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes, the limits of Linux file systems
-_LOG_SECONDS = 30.0
+_LOG_SECONDS = 30.0  # between two lines of progress
 
 
 def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
@@ -105,7 +105,7 @@ def listing(address: Address) -> list[Remote]:
 
 @contextmanager
 def naming(local: Path, address: Address | None) -> Iterator[None]:
-    """Replaces the local copy's path by the address in errors of the block: the user does not know the copy."""
+    """Replaces the path of the local copy by the address in errors of the block: users do not know of the copy."""
     try:
         yield
     except (UserError, PlatformFault) as error:
@@ -133,9 +133,9 @@ class Staged:
             _refuse_names(self.objects, self.local, self._setting)
 
     def fetch(self, is_needed: Callable[[str], bool] = lambda below: True, quiet: bool = False) -> Path:
-        """Downloads objects, removes files without an object, and returns the local copy.
+        """Downloads objects, removes local files that have no object, and returns the local copy.
 
-        is_needed: returns for a name below the folder whether the object is downloaded.
+        is_needed: returns whether to download an object, from its name below the address.
         """
         chosen = {below: remote for below, remote in self.objects.items() if is_needed(below)}
         kept, parts = {str(self.local / name) for name in self.objects}, self.home / "parts"
@@ -154,7 +154,7 @@ class Staged:
                 shutil.rmtree(parts, ignore_errors=True)  # of a process that was killed
                 parts.mkdir()
                 self.local.parent.mkdir(exist_ok=True)
-                # What no object has goes, also a file in place of a folder and the other way round.
+                # Remove files that have no object, also a file where a folder is needed and the other way round.
                 if not self.local.is_dir() and str(self.local) not in kept:
                     self.local.unlink(missing_ok=True)
                 for folder, _, files in os.walk(self.local, topdown=False):
@@ -183,7 +183,7 @@ class Staged:
                 with transfer_bar(self._setting, size, len(missing), quiet) as advance:
 
                     def transfer(below: str, cancelled: threading.Event) -> None:
-                        part = parts / hashlib.sha256(below.encode()).hexdigest()  # no folder, and not too long
+                        part = parts / hashlib.sha256(below.encode()).hexdigest()  # a short name without folders
                         self._gcs.download(chosen[below], part, advance, cancelled)
                         whole = self.local / below
                         whole.parent.mkdir(parents=True, exist_ok=True)
