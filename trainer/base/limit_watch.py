@@ -146,7 +146,7 @@ class LimitWatch:
         ran_s = self._at - self._began
         for seconds, limit, text in ((ran_s, limits.over_s, limits.over), (idle_s, limits.idle_s, limits.idle)):
             if limit and seconds >= limit / 2:
-                self._warn_once(f"half of the time is over until this job ends itself: {text}")
+                self._warn_once(f"halfway to a limit at which this job ends itself: {text}")
                 reason = text if seconds >= limit else reason
         return reason
 

@@ -127,7 +127,7 @@ def weighted_by_class(as_fit: AsFit, weights: Mapping[int, float]) -> AsFit:
     def weighted(parts: tuple[Any, ...]) -> Any:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(as_fit(parts))
         if sample_weight is not None:
-            raise UserError("class_weight: the data have a sample_weight, and fit takes one of both: drop one")
+            raise UserError("class_weight: the data have a sample_weight, and fit takes only one of the two: drop one")
         shape = None if y is None or tf.nest.is_nested(y) else y.shape
         if shape is not None and shape.rank == 2 and shape[1] > 1:
             labels = tf.argmax(y, axis=1, output_type=tf.int32)

@@ -186,7 +186,7 @@ class Examples(AnyExamples):
     ends_epochs = False  # whether all rows of an epoch must be read before `order` is called for the next one
 
     def gather(self, rows: Any) -> tuple[Nest, ...]:
-        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, as TensorFlow operations; by default they call `read`.
+        """Returns (x,), (x, y) or (x, y, sample_weight) of these rows, by TensorFlow operations; here they call `read`.
 
         rows: an integer tensor of any shape with numbers from 0 to below `count`. Each part is a nest of tensors, of
         shape (*rows.shape, *the shape of one example). Where the examples are images, x is (*rows.shape, height, width,

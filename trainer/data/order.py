@@ -29,13 +29,13 @@ def shuffled(positions: RowNumbers, count: int, seed: int, stream: str, passes: 
     The order is a function of (seed, stream, pass). positions: (n,) from 0 to below `count`; passes: one number, or
     (n,), from 0. Time and memory depend on the number of positions alone, for any `count` below 2**62.
     """
-    numbers, which = np.unique(np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True)
+    numbers, pass_of_position = np.unique(np.atleast_1d(np.asarray(passes, np.int64)), return_inverse=True)
     # A key for each round and pass: (rounds, passes).
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest(), "little")
-    of_passes = _mixed(numbers.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
-    keys = _mixed(of_passes + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _GOLDEN)
+    pass_keys = _mixed(numbers.astype(np.uint64) * _GOLDEN + np.array([key], np.uint64))
+    keys = _mixed(pass_keys + np.arange(_ROUNDS, dtype=np.uint64)[:, None] * _GOLDEN)
     if len(numbers) > 1:
-        keys = keys[:, which.reshape(positions.shape)]
+        keys = keys[:, pass_of_position.reshape(positions.shape)]
     rows = _permuted(positions.astype(np.uint64), count, keys)
     while len(outside := np.flatnonzero(rows >= np.uint64(count))):
         rows[outside] = _permuted(rows[outside], count, keys[:, outside] if len(numbers) > 1 else keys)

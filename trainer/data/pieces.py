@@ -73,9 +73,10 @@ class PieceRows(Examples):
         """
         flat = rows.ravel()
         images = unfilled((flat.size, math.prod(self.image_shape)), np.uint8)
-        which = np.searchsorted(self._starts, flat, side="right") - 1
-        offsets = ((flat - self._starts[which]) * images.shape[1]).tolist()
-        for number, places in groupby(np.argsort(which, kind="stable").tolist(), which.tolist().__getitem__):
+        file_of_row = np.searchsorted(self._starts, flat, side="right") - 1
+        offsets = ((flat - self._starts[file_of_row]) * images.shape[1]).tolist()
+        by_file = np.argsort(file_of_row, kind="stable").tolist()
+        for number, places in groupby(by_file, file_of_row.tolist().__getitem__):
             file = self._images[number]
             try:
                 with open(file.path, "rb", buffering=0) as content:
@@ -132,11 +133,11 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
 
     Raises UserError for a file that is not as its entry says.
     """
-    images, labels_of = list[ArrayFile](), list[ArrayFile]()
+    image_files, label_files = list[ArrayFile](), list[ArrayFile]()
     entries = [entry for entry in index["splits"].get(split, ()) if entry["files"]]
     for entry in entries:
         count = entry["examples"]
-        kinds: Any = (images, (count, *index["image_shape"]), np.dtype(np.uint8)), (labels_of, (count,), LABEL)
+        kinds: Any = (image_files, (count, *index["image_shape"]), np.dtype(np.uint8)), (label_files, (count,), LABEL)
         for (name, sha256), (files, shape, dtype) in zip(entry["files"].items(), kinds, strict=False):
             path = folder / name
             try:
@@ -153,13 +154,13 @@ def open_split(folder: Path, index: Mapping[str, Any], split: str) -> PieceRows 
             if header != (shape, False, dtype) or size != start + math.prod(shape) * dtype.itemsize:
                 raise _damaged(path, f"has {size:,} bytes of {header[2]} {header[0]}: {dtype} {shape} is required")
             files.append(ArrayFile(path, sha256, shape, dtype, start))
-    if not images:
+    if not image_files:
         return None
     labels = None
     if labelled((len(entry["files"]) > 1 for entry in entries), f"data={folder}", "files"):
-        read = np.concatenate([file.read() for file in labels_of])
+        read = np.concatenate([file.read() for file in label_files])
         labels = checked_labels(read, f"data={folder}", len(index["class_names"]) or MOST_CLASSES)
-    return PieceRows(images, labels, index["image_shape"])
+    return PieceRows(image_files, labels, index["image_shape"])
 
 
 def _damaged(file: Path, why: str) -> UserError:

@@ -267,7 +267,7 @@ def _examples(config: TrainConfig, value: Any, *, trains: bool) -> Examples | In
         if trains and batches.batch_size != size:
             raise UserError(
                 f"{origin}: the batches of its PyDataset have {batches.batch_size} rows, but global_batch_size is "
-                f"{size}: use --global_batch_size={batches.batch_size}, or make them so"
+                f"{size}: use --global_batch_size={batches.batch_size}, or make batches of {size}"
             )
         if batches.left_out:
             log.info(f"{origin}: the last batch has only {batches.left_out} rows and is not trained on")

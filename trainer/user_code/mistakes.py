@@ -72,8 +72,8 @@ def as_user_mistake(error: BaseException) -> UserError | None:
     if raised is None:
         value = OUT_OF_RANGE.search(str(error))
         return value and UserError(
-            f"the data hold a number that the model has no place for: {value[0]}: a class is below the number of "
-            "outputs, a token below the input_dim of its Embedding, and none is negative: change the data or the model"
+            f"the data hold a number that the model does not allow: {value[0]}: classes must be from 0 to below the "
+            "number of outputs, tokens from 0 to below the input_dim of their Embedding: change the data or the model"
         )
     place, cause = raised
     text = message_of(cause)

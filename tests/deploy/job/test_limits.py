@@ -165,7 +165,7 @@ def test_a_script_that_stalls_ends_as_stopped(
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": "unpacked/ours", "TRAINER_LIMITS": limits.text, **plan}
     done = run([sys.executable, "-S", "-c", WATCHES.replace("GRACE\n", f"{grace}\n")], env=environment)
     assert done.returncode == 0, done.stderr
-    assert "half of the time is over" in done.stdout
+    assert "halfway to a limit" in done.stdout
     result = json.loads((tmp_path / "job" / "result.json").read_text())
     assert (result["state"], result["error"], result["steps"]) == ("stopped", limits.idle, 5)
     assert Path("saved").exists() == (handler == "save")

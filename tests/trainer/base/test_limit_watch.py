@@ -39,7 +39,7 @@ def test_a_stall_is_ended_at_the_limit_and_told_of_at_half(monkeypatch: pytest.M
     job.spend(7200, 4.0, 9.9)
     assert job.planted.now == 600 + 1800
     reason = "all GPUs were below 10 % for 30 minutes (--stop_if_idle)"
-    told = [f"half of the time is over until this job ends itself: {reason}", f"stops: {reason}", "end"]
+    told = [f"halfway to a limit at which this job ends itself: {reason}", f"stops: {reason}", "end"]
     assert (job.watch.reason, job.done) == (reason, told)
     monkeypatch.setattr(job.watch, "saves", lambda: True)
     job.look_again(10 * GRACE_S)

@@ -243,7 +243,7 @@ def test_class_weights_that_cannot_be_read_are_refused(flag: str, line: str) -> 
 
 @pytest.mark.parametrize(("model", "data", "line"), [
     ("regression", "arrays", "class_weight: the targets are not one class each"),
-    ("classifier", "weighted_classes", "class_weight: the data have a sample_weight, and fit takes one of both"),
+    ("classifier", "weighted_classes", "class_weight: the data have a sample_weight, and fit takes only one"),
 ])  # fmt: skip
 def test_data_without_class_weights_are_refused(model: str, data: str, line: str) -> None:
     with refused(line):

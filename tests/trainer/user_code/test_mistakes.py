@@ -77,9 +77,7 @@ def test_the_traceback_is_printed_if_asked_for(tmp_path: Path, capsys: Capture) 
 ])  # fmt: skip
 def test_a_number_beyond_the_models_is_a_mistake_in_the_data(model: str, value: str, small_config: Make) -> None:
     config = small_config(f"--model=tests.{model}", "--data=tests.mistakes:numbers_to_7", "--global_batch_size=64")
-    with pytest.raises(
-        UserError, match=f"hold a number that the model has no place for: .*{re.escape(value)}: a class"
-    ):
+    with pytest.raises(UserError, match=f"hold a number that the model does not allow: .*{re.escape(value)}: classes"):
         run_job(config)
 
 

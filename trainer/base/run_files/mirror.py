@@ -232,7 +232,7 @@ class Mirror:
                     log.warning(f"{error.filename}: deleted before it could be uploaded")
                 except Conflict as error:
                     self.rejection = UserError(f"{error}: wait until it has ended, or use another --job_dir")
-                except (RefusedToken, PlatformFault, OSError) as error:  # which may pass
+                except (RefusedToken, PlatformFault, OSError) as error:  # these may pass
                     log.warning(f"{error} (retrying in {_RETRY_SECONDS} s)")
                     with self._changed:
                         self._changed.wait(_RETRY_SECONDS)  # a join or a new task ends the wait

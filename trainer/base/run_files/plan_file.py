@@ -87,7 +87,7 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Holds linear functions of a micro-batch's rows, whose maximum is the peak memory in bytes.
+    """Holds linear functions of a micro-batch's rows by kind of device; their maximum is the peak memory in bytes.
 
     worst_order: factor by which the peak may grow if independent operations run in another order, or by which the
     measured peak at the fewest rows was above the lines.

@@ -317,43 +317,43 @@ class OwnSettings:
     def settings(self) -> type[TrainConfig]:
         """Returns TrainConfig with a field for each setting. Raises UserError if a parameter cannot be a setting."""
         parameters: dict[str, tuple[Parameter, tuple[str, ...]]] = {}  # parameter and functions by the setting's name
-        for function, of_function in self._read[0].items():
+        for function, of_function in self._parameters_and_failures[0].items():
             for parameter in of_function:
                 ours = parameter.name.removeprefix("no_")
                 if hasattr(TrainConfig, ours) or parameter.name in ("help", "print_config", "verbose"):
                     raise UserError(
-                        f"{self._shown(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
+                        f"{self._flag(function)}: its setting {parameter.name} has the name of a flag of the trainer: "
                         f"read config.{ours}, or rename the parameter"
                     )
                 first, functions = parameters.get(parameter.name, (parameter, ()))
                 if functions and str(parameter) != str(first):
                     raise UserError(
-                        f"{self._shown(functions[0])} and {self._shown(function)} both have a setting {first.name}, as "
+                        f"{self._flag(functions[0])} and {self._flag(function)} both have a setting {first.name}, as "
                         f"{first} and as {parameter}: give it one type and default, or two names"
                     )
                 parameters[parameter.name] = (first, (*functions, function))
-        groups = tuple(" and ".join(map(self._shown, functions)) for _, functions in parameters.values())
+        groups = tuple(" and ".join(map(self._flag, functions)) for _, functions in parameters.values())
         return _subclass(tuple(parameters.values()), groups)
 
     def hint(self, name: str) -> str:
         """Returns a hint why `name` is not known as a setting, for the end of an error line; "" if there is none."""
-        parameters, unreadable = self._read
+        parameters, unreadable = self._parameters_and_failures
         if unreadable:
-            reasons = "; ".join(f"{self._shown(function)}: {why}" for function, why in unreadable.items())
+            reasons = "; ".join(f"{self._flag(function)}: {why}" for function, why in unreadable.items())
             return f" (settings of your own functions are not known: {reasons})"
         if models := [model for model, names in settings_of_models().items() if name in names]:
-            return f" ({name} is a setting of {', '.join(models)}, not of {self._shown('model')})"
-        own = [self._shown(function) for function in parameters if self.named[function] not in MODELS]
+            return f" ({name} is a setting of {', '.join(models)}, not of {self._flag('model')})"
+        own = [self._flag(function) for function in parameters if self.named[function] not in MODELS]
         return f" (settings of {' and '.join(own)} are the parameters after a `*`)" if own else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values without settings of other built-in models: a recipe with another --model has them."""
+        """Returns the values without settings of other built-in models; a recipe has some if --model replaces its own."""
         names = {field.name for field in dataclasses.fields(self.settings)}
         others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
         return {name: value for name, value in values.items() if name not in others}
 
     @cached_property
-    def _read(self) -> tuple[dict[str, list[Parameter]], dict[str, str]]:
+    def _parameters_and_failures(self) -> tuple[dict[str, list[Parameter]], dict[str, str]]:
         """Returns the parameters by function and, for functions that cannot be read, the reasons by function."""
         parameters: dict[str, list[Parameter]] = {}
         unreadable: dict[str, str] = {}
@@ -367,12 +367,12 @@ class OwnSettings:
                 )
             if isinstance(path, str) and is_dotted(path):
                 try:
-                    parameters[function] = read_parameters(path, self._shown(function), self.first)
+                    parameters[function] = read_parameters(path, self._flag(function), self.first)
                 except Unreadable as error:
                     unreadable[function] = str(error)
         return parameters, unreadable
 
-    def _shown(self, function: str) -> str:
+    def _flag(self, function: str) -> str:
         return f"{function}={self.named[function]}"
 
 

@@ -74,11 +74,11 @@ class Overrides:
     @cached_property
     def own(self) -> OwnSettings:
         """Returns the settings of the functions that the flags or the recipe name."""
-        named = {"model": TrainConfig.model, **self._in_recipe, **self.values}
+        named = {"model": TrainConfig.model, **self._recipe_content, **self.values}
         return OwnSettings({name: named[name] for name in FUNCTIONS if name in named}, self.first)
 
     @cached_property
-    def _in_recipe(self) -> dict[str, Any]:
+    def _recipe_content(self) -> dict[str, Any]:
         name = self.values.get("recipe", "")
         if not name:
             return {}
@@ -98,7 +98,7 @@ class Overrides:
     def recipe(self) -> dict[str, Any]:
         """Returns the settings of the recipe that no flag replaces; {} without a recipe."""
         origin = f"recipe={self.values.get('recipe', '')}"
-        settings = coerce_all(self.own.settings, self.own.without_others(self._in_recipe), origin)
+        settings = coerce_all(self.own.settings, self.own.without_others(self._recipe_content), origin)
         _check_length(settings, origin)
         lengths = LENGTHS if any(self.values.get(name) is not None for name in LENGTHS) else ()
         replaced = {*self.values, *lengths}
