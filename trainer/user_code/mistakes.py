@@ -39,7 +39,7 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|__autograph_generated_f
 _installed_by_user: set[str] = set()  # the user's folders and files, which a job may install among the libraries
 
 _BLOCK = re.compile(r"(Traceback )?\(most recent call last\)")
-# What TensorFlow raises for a machine, a network or a driver; the operation that meets it may be anybody's.
+# Errors that TensorFlow raises for a machine, a network or a driver, whoever wrote the operation that meets them.
 _OF_THE_PLATFORM = (
     "AbortedError", "CancelledError", "DataLossError", "DeadlineExceededError", "InternalError",
     "ResourceExhaustedError", "UnavailableError", "UnknownError",

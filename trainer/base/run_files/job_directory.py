@@ -97,7 +97,7 @@ def open_job_dir(
 
     `--job_dir` has precedence; without it the folders that Vertex AI sets (AIP_*) are used. `make=False` only returns
     the paths, for a worker that writes nothing; `lock=False` leaves the lock to the process that will run there. Raises
-    UserError if the directory is missing in the settings, not writable, in use, damaged, or of another run.
+    UserError if no directory is set, or if it is not writable, in use, damaged, or of another run.
     """
     remotes: dict[Path, Address] = {}
 

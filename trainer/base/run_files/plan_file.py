@@ -25,7 +25,8 @@ from trainer.base.storage.staging import cache_home
 
 PLAN_FORMAT = 10  # version of plan.json's format
 _PACKAGES = ("tensorflow", "keras", "numpy")
-# Settings that change neither the memory nor the work of a row.
+# Settings that a plan does not depend on: those that a resumed run may change, except remat, and others that change
+# neither the memory nor the work of a row.
 _NO_EFFECT = (MAY_CHANGE - {"remat"}) | {
     "global_batch_size", "seed", "learning_rate", "fine_tune_learning_rate", "evaluation_batch_size", "dropout",
     "gradient_penalty_weight", "warmup_steps", "virtual_replicas",

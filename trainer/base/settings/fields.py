@@ -247,7 +247,7 @@ def boolean(text: str) -> bool:
 
 
 def flag_values(arguments: Sequence[str], names: Sequence[str]) -> dict[str, str]:
-    """Returns the texts of these flags by name, without parsing the command line, whose other flags depend on them."""
+    """Returns the texts of these flags by name, before the command line is parsed: its other flags depend on them."""
     values = {}
     for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         flag, equals, value = underscored(argument).partition("=")

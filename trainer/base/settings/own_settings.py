@@ -347,7 +347,7 @@ class OwnSettings:
         return f" (settings of {' and '.join(own)} are the parameters after a `*`)" if own else ""
 
     def without_others(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values without settings of other built-in models; a recipe has some if --model replaces its own."""
+        """Returns the values without settings of other built-in models: the recipe may be for another model."""
         names = {field.name for field in dataclasses.fields(self.settings)}
         others = {*values} - names and {name for names in settings_of_models().values() for name in names} - names
         return {name: value for name, value in values.items() if name not in others}
@@ -417,7 +417,7 @@ def functions_taking(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     """Returns the settings that a resumed run must not change, by name.
 
-    A setting that only functions take which may change themselves, as callbacks, may change too.
+    A setting of a function that may change, such as callbacks, may change too, unless a fixed function also takes it.
     """
     may_change = {
         field.name
