@@ -27,7 +27,8 @@ def shortened(text: str, most: int = 300) -> str:
 def without_frames(text: str) -> str:
     """Returns the cause in an error's text, after the last frame of a traceback; the whole text if it has no frames."""
     frames = [*FRAME.finditer(text)]
-    return text[frames[-1].end() :].partition("\n\n")[2] or text if frames else text
+    cause = text[frames[-1].end() :].partition("\n\n")[2] if frames else ""
+    return cause or text
 
 
 def reason(error: BaseException) -> str:

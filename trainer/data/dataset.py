@@ -97,8 +97,8 @@ class Dataset:
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
-            first = [isinstance(part, InSequence) and part.shaped_as_first for part in (self.train, self.evaluation)]
-            if any(first) and "not compatible with expected shape" in str(error):
+            sequences = [part for part in (self.train, self.evaluation) if isinstance(part, InSequence)]
+            if any(part.shaped_as_first for part in sequences) and "not compatible with expected shape" in str(error):
                 raise UserError(
                     f"data={self.name}: a batch of its tf.data.Dataset has other lengths than the first one, "
                     f"{self.shape}: pad them, by padded_batch or to_tensor(shape=…)"

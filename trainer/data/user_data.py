@@ -182,6 +182,7 @@ def own_dataset(config: TrainConfig, function: Callable[[TrainConfig], Any], *, 
         return replace(returned, drawn=_differs(returned.train, returned.train.first))
     train, evaluation = _pair(returned)
     if config.model in MODELS and isinstance(train, tuple) and is_array(train[0]):
+        # Images and labels for training, then for evaluation.
         parts = [*train, *(None,) * (2 - len(train)), *(evaluation or (None, None))]
         if len(parts) == 4:
             return arrays_dataset(config, *parts)
@@ -241,7 +242,7 @@ def _pair(returned: Any) -> tuple[Any, Any]:
     """Returns the data for training, and the data for evaluation or None."""
     of_keras = isinstance(returned, list) and all(isinstance(part, tf.data.Dataset) for part in returned)
     if (isinstance(returned, tuple) or of_keras) and len(returned) == 2:  # Keras returns a list for subset="both"
-        train, evaluation = returned
+        train, evaluation = returned  # or (x, y), if the two are not whole examples
         whole = [isinstance(part, tuple) or _is_source(part) for part in returned]
         if all(whole) or (_is_source(train) and evaluation is None):
             return train, evaluation

@@ -41,8 +41,8 @@ def step_name(step: int) -> str:
 
 def step_of(name: str) -> int:
     """Returns the step in a name that `step_name` made, without suffix; -1 for any other name."""
-    number = name.removeprefix(STEP_PREFIX)
-    return int(number) if number != name and number.isdecimal() else -1
+    digits = name.removeprefix(STEP_PREFIX)
+    return int(digits) if digits != name and digits.isdecimal() else -1
 
 
 class RunInfo(TypedDict, total=False):

@@ -49,7 +49,7 @@ class Overrides:
     @classmethod
     def read(cls, texts: Mapping[str, str], first: str = "") -> "Overrides":
         """Converts the texts of flags to typed overrides. Raises UserError for a text that does not fit its field."""
-        overrides = cls(texts, first)
+        overrides = cls(texts, first)  # the texts are enough to find the functions and their settings
         return overrides.replace(**coerce_all(overrides.own.settings, texts, "flags"))
 
     @classmethod

@@ -233,11 +233,12 @@ class TrainConfig:
         """
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
-            flag, lower = f"virtual_replicas={count}", 1 << max(count.bit_length() - 1, 1)
+            flag = f"virtual_replicas={count}"
+            power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 that is not above it
             refuse(
                 (
                     count < 2 or count & (count - 1),
-                    f"{flag} is no power of 2, by which sums are added in pairs: take {lower}",
+                    f"{flag} is no power of 2, by which sums are added in pairs: take {power}",
                 ),
                 (
                     count % replicas,

@@ -44,7 +44,7 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
     addresses += [(name, output_address(path, name), True) for name, path in outputs.items()]
     checks = [(f"{name}={address}", address, written) for name, address, written in addresses if address]
 
-    def run() -> None:
+    def check_all() -> None:
         for setting, address, written in checks:
             try:
                 gcs = connect(_LIMITS)
@@ -62,7 +62,7 @@ def preflight(inputs: dict[str, str], outputs: dict[str, str]) -> None:
 
     if checks:
         try:
-            in_time(run, SECONDS)  # also ends a look-up of credentials
+            in_time(check_all, SECONDS)  # also ends a look-up of credentials
         except TooSlow:
             raise PlatformFault(
                 f"{checks[0][0]}: no response within {SECONDS:.0f} seconds: check the network and the credentials"
