@@ -234,7 +234,7 @@ class TrainConfig:
         count, batch = self.virtual_replicas, self.global_batch_size
         if count:
             flag = f"virtual_replicas={count}"
-            power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 that is not above it
+            power = 1 << max(count.bit_length() - 1, 1)  # the largest power of 2 up to it, at least 2
             refuse(
                 (
                     count < 2 or count & (count - 1),
